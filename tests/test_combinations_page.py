@@ -27,13 +27,14 @@ SIZES = {
 }
 SLOTS = {
     "score": "attention.score", "normalize": "attention.normalize", "mix": "attention.mix",
-    "mix_scores": "attention.mix_scores", "gate": "attention.gate", "position": "position",
+    "mix_qkv": "attention.mix_qkv", "mix_scores": "attention.mix_scores", "gate": "attention.gate", "position": "position",
     "norm_type": "norm_type", "activation": "hidden_act",
 }  # fmt: skip
 # what a choice has to bring with it
 NEEDS: dict[str, dict[str, Any]] = {
     "model.attention.score: relative": {"position": "relative"},
     "model.position: relative": {"attention.score": "relative"},
+    "model.attention.gate: differential": {"num_key_value_heads": 2},
 }
 PLAIN = ("dot_product", "softmax", "none", "sinusoidal", "layer_norm", "relu")  # says nothing beyond a plain model
 OTHERS: dict[str, dict[str, Any]] = {

@@ -346,6 +346,32 @@ def test_layers_start_otherwise_and_leave_other_draws() -> None:
     assert torch.equal(torch.randn(3), after)
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [attention for attention, _ in CASES.values() if "multi_token" not in str(attention)]
+    + [{"mix_qkv": "interleaved"}],
+    ids=str,
+)
+def test_no_mixer_crosses_a_document(attention: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 11, "hidden_size": E, "num_attention_heads": H, "head_dim": D}
+    model = moved(
+        fr.LanguageModel(fr.ModelConfig(**sizes, document_token_id=0, attention=fr.AttentionConfig(**attention)))
+    )
+    ids = torch.tensor([[1, 2, 3, 4, 0, 5, 6, 7]])
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(ids).logits[:, 4:], model(ids[:, 4:]).logits, atol=1e-5)
+
+
+def test_multi_token_attention_names_what_it_does_not_go_with() -> None:
+    for keys, other in (
+        ({"memory_length": 4}, "memory_length"),
+        ({"document_token_id": 0}, "document_token_id"),
+        ({"position": "alibi"}, "position"),
+    ):
+        with pytest.raises(ConfigError, match=rf"mix_scores: .*model\.{other}"):
+            fr.ModelConfig(vocab_size=11, attention=fr.AttentionConfig(mix_scores="multi_token"), **keys)
+
+
 # -- identities ------------------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ for job in jobs:
     if name + ".read" in given:
         tokenizer = transformers.AutoTokenizer.from_pretrained(work + "/" + name)
         actual[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
-    if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"]["causal"] != "as_published":
+    if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"].get("causal") != "as_published":
         wrote = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
         actual[name + ".text"] = wrote[:, ids.shape[1]:].contiguous()
 assert not [name for name in sys.modules if name.partition(".")[0] == "fullrank"]
@@ -144,6 +144,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                      "input": fr.InputConfig(kind="tensor_train", rank=3)},
                     {"score": "random_synthesizer", "mix": "random"}),
     "multilinear": ({}, MULTILINEAR),
+    "mixers": ({"position": "rotary"},
+               {"mix_qkv": "interleaved", "mix_scores": "talking_heads", "mix": "differential", "gate": "elementwise"}),
+    "mixers of tokens": ({"position": "rotary"},
+                         {"mix_qkv": "knocking", "mix_scores": "multi_token", "mix": "dynamic", "gate": "exclusive"}),
     "decayed": ({"memory_length": 3, "position": "none"}, MULTILINEAR | {"output_map": "decayed"}),
 }  # fmt: skip
 

@@ -126,6 +126,8 @@ def gpt2_that_reorders():
         (bert_with, {**B, "layers": []}, "a list of layer numbers"),
         (bert_with, {**B, "layers": [True]}, "a list of layer numbers"),
         (bert_with, {"mix": "positionwise"}, "mix"),
+        (bert_with, {"mix": "differential"}, "mix 'differential' is more than a matrix"),
+        (bert_with, {"mix": "dynamic"}, "mix 'dynamic' is more than a matrix"),
         (bert_with, {"normalize": "softmx"}, "normalize"),
         (bert_with, {"cross_head": 1.5}, "cross_head"),
         (lambda: bert_with(_attn_implementation_internal="flex_attention"), {"cross_head": 0.1},
@@ -143,6 +145,19 @@ def test_what_cannot_be_injected_is_named(make, given, message):
         fr.inject(model, **given)
     assert set(model.state_dict()) == before
     assert not hasattr(model.config, "fullrank")
+
+
+def test_low_rank_mixing_leaves_an_injected_model_as_it_is(bert):
+    """Until it learns: the identity is exact, and then weights are mixed by I + U V^T."""
+    ids = torch.arange(1, 6)[None]
+    with torch.no_grad():
+        before = bert(ids).logits
+        mixed = fr.inject(bert, mix={"name": "low_rank", "rank": 1})
+        assert torch.allclose(mixed(ids).logits, before, atol=1e-6)
+        for name, parameter in mixed.named_parameters():
+            if name.endswith("fullrank.mix.right"):
+                parameter.fill_(0.5)
+        assert not torch.allclose(mixed(ids).logits, before, atol=1e-3)
 
 
 def test_injected_once_and_removed_as_a_whole(bert):

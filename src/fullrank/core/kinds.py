@@ -177,13 +177,16 @@ class WeightedConfig(AttentionConfig, built_in=True):
         "none",
         "exchange of queries, keys and values between heads, before the scores",
         needs={
-            "interleaved": "score=dot_product, mix_scores=none|talking_heads, mix!=dynamic, gate!=exclusive, pattern=full"
+            "interleaved": "score=dot_product, mix_scores=none|talking_heads, mix!=dynamic, gate!=exclusive, pattern=full, "
+            "model.position!=alibi|t5"
         },
     )
     mix_scores: MixScores = key(
         "none",
         "exchange of scores between heads and tokens, before the softmax",
-        needs={"multi_token": "score=dot_product, model.memory_length=0, model.position!=alibi|t5"},
+        needs={
+            "multi_token": "score=dot_product, model.memory_length=0, model.position!=alibi|t5, model.document_token_id=null"
+        },
     )
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     qk_norm: bool = key(False, "RMS norms over each head's queries and keys, before rotary positions (Qwen3)")

@@ -145,6 +145,7 @@ class InterleavedHeads(ProjectedMixing):
             runs=None if layout.runs is None else tuple((start * count, size * count) for start, size in layout.runs),
             window=None if layout.window is None else layout.window * count,
             farthest=None if layout.farthest is None else layout.farthest * count + count - 1,
+            documents=None if layout.documents is None else layout.documents.repeat_interleave(count, dim=1),
         )
         parts = map(lay, (heads.query, heads.scored, heads.keys, heads.values))
         return Heads(*parts), places
