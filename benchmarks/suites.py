@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import injection
+import mixers
 import mixing
 import multilinear
 import output_loss
@@ -29,6 +30,14 @@ SUITES = {
             comparisons=mixing.growth,
             rounds=3,
             each_length=True,
+        ),
+        Suite(
+            "mixers",
+            "a layer with each mixer of heads against the same layer without one, over plain SDPA",
+            lengths=(512, 1024, 2048),
+            quick=(64, 128, 256),
+            comparisons=mixers.comparisons,
+            rounds=5,
         ),
         Suite(
             "relative",
