@@ -6,10 +6,14 @@ model type that it has.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
+import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +26,7 @@ from tiny_families import CAUSAL, FAMILIES, ROTARY, SEQ2SEQ, Inputs, stir  # noq
 
 import fullrank as fr  # noqa: E402
 from fullrank import kernels  # noqa: E402
+from fullrank.hf import families  # noqa: E402
 
 # with a soft-cap, sinks, or a position bias: what our kernels do not compute
 OWN_RULES = {"gemma2", "gpt_oss", "granite_swa", "t5"}
@@ -293,3 +298,51 @@ def test_spectra_and_weights_of_a_model_without_injection(name):
             torch.testing.assert_close(layer.weights, weights)
     assert fr.analysis.spectrum(model, inputs["input_ids"]) is not None
     assert model.state_dict().keys() == before.keys()
+
+
+def read_classes(path: Path) -> Iterable[tuple[str, set[str], bool]]:
+    """Name, attributes set by __init__ and whether forward names the interface: of each class that has a forward of its own."""
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def read_attributes(node: ast.ClassDef) -> set[str]:
+        names: set[str] = set()
+        for base in node.bases:
+            if isinstance(base, ast.Name) and base.id in classes:
+                names |= read_attributes(classes[base.id])
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                names |= set(re.findall(r"self\.(\w+) = ", ast.unparse(part)))
+        return names
+
+    for node in classes.values():
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "forward":
+                yield node.name, read_attributes(node), "ALL_ATTENTION_FUNCTIONS" in ast.unparse(part)
+
+
+@pytest.mark.full
+def test_the_tables_name_every_class_that_calls_the_interface(monkeypatch):
+    """By the sources of the installed transformers; a new release whose classes differ turns it red."""
+    root = Path(transformers.__file__).parent / "models"
+    wrong, count = [], 0
+    for path in root.glob("*/modeling_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "ALL_ATTENTION_FUNCTIONS" not in text:
+            continue
+        file = SimpleNamespace(ALL_ATTENTION_FUNCTIONS={})
+        if "eager_attention_forward" in text:
+            file.eager_attention_forward = None
+        module = f"transformers.models.{path.parent.name}.{path.stem}"
+        monkeypatch.setitem(sys.modules, module, file)
+        for name, attributes, calls in read_classes(path):
+            kind = type(name, (torch.nn.Module,), {"__module__": module, "forward": lambda self: None})
+            stand_in = kind()
+            for attribute in attributes - {"training"}:
+                setattr(stand_in, attribute, torch.nn.Identity())
+            expected = calls and hasattr(file, "eager_attention_forward") and name not in families._REFUSED
+            count += expected
+            if families.is_attention(stand_in) != expected:
+                wrong.append(f"{module}.{name}: calls {calls}")
+    assert not wrong
+    assert count > 300

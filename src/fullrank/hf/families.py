@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +21,20 @@ _LAYOUTS: dict[str, tuple[str | None, int | None]] = {
     "PersimmonAttention": ("query_key_value", None),
     "CodeGenAttention": ("qkv_proj", 4),
     "GPTBigCodeAttention": (None, None),
+    "MultiHeadAttention": (None, None),  # CTRL
     "Sam2MultiScaleAttention": (None, None),  # queries are pooled after the projection
 }
+# in files with the interface, beside classes that are on it
+_OFF = """
+    AriaCrossAttention BailingHybridDeltaAttention BigBirdPegasusBlockSparseAttention BigBirdPegasusSelfAttention
+    ClapAudioSelfAttention ConditionalDetrMHAttentionMap DeepseekOcr2SamVisionAttention
+    DeepseekOcr2SamVisionSdpaAttention DetrMHAttentionMap EvollaSequenceAlignerCrossAttention Gemma3nAudioAttention
+    Gemma4AudioAttention GitSelfAttention Glm5NextTextLinearAttention InformerProbSparseAttention
+    KimiLinearDeltaAttention LongT5LocalAttention LongT5TransientGlobalAttention MaskFormerDetrMHAttentionMap
+    MiniMaxLightningAttention PPFormulaNetVisionAttention PegasusXGlobalLocalAttention SamHQVisionAttention
+    SamHQVisionSdpaAttention SamVisionAttention SamVisionSdpaAttention UnlimitedOcrSamVisionAttention
+    UnlimitedOcrSamVisionSdpaAttention
+""".split()  # noqa: SIM905
 # on the interface, but sparse, or with weights that are not those of heads over keys
 _REFUSED = """
     AXK2Attention ConditionalDetrDecoderCrossAttention ConditionalDetrDecoderSelfAttention DeepseekV32Attention
@@ -59,12 +70,20 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
 
 
 def is_attention(module: nn.Module) -> bool:
-    """True for a module whose forward pass calls an attention function of the interface."""
+    """True for a module whose forward pass calls an attention function of the interface.
+
+    Those of transformers are named Attention, project their queries by a submodule of a known name, and stand in a file with the
+    interface; the tables above have the exceptions. Other classes are described by `inject(interface=...)`.
+    """
     kind = _computing_class(module)
     if kind.__name__ in _described:
         return True
-    calls = "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(vars(kind)["forward"]).__code__.co_names
-    return calls and kind.__name__ not in _REFUSED and hasattr(sys.modules[kind.__module__], "eager_attention_forward")
+    if not kind.__module__.startswith("transformers.") or kind.__name__ in (*_OFF, *_REFUSED):
+        return False
+    file = vars(sys.modules[kind.__module__])
+    is_named = "Attention" in kind.__name__ or kind.__name__ == "LongcatFlashMLA"
+    has_queries = kind.__name__ in _LAYOUTS or find_projection(module)[0] is not None
+    return is_named and has_queries and {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"} <= file.keys()
 
 
 def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
@@ -197,5 +216,5 @@ def _explain_refusal(model: nn.Module) -> str:
     return (
         f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
         "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is "
-        "refused; describe a class that has an eager_attention_forward in its file with interface="
+        "refused, or a class outside of transformers; describe one that has an eager_attention_forward in its file with interface="
     )
