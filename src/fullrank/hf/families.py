@@ -72,8 +72,8 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
 def is_attention(module: nn.Module) -> bool:
     """True for a module whose forward pass calls an attention function of the interface.
 
-    Those of transformers are named Attention, project their queries by a submodule of a known name, and stand in a file with the
-    interface; the tables above have the exceptions. Other classes are described by `inject(interface=...)`.
+    Those of transformers are named Attention, project their queries by a submodule of a known name, and stand in a file with
+    the interface; the tables above have the exceptions. Other classes are described by `inject(interface=...)`.
     """
     kind = _computing_class(module)
     if kind.__name__ in _described:
@@ -216,5 +216,5 @@ def _explain_refusal(model: nn.Module) -> str:
     return (
         f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
         "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is "
-        "refused, or a class outside of transformers; describe one that has an eager_attention_forward in its file with interface="
+        "refused, or not of transformers; describe a class that has an eager_attention_forward in its file with interface="
     )
