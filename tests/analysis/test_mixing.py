@@ -10,7 +10,9 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.mixing import mixing
+from fullrank.core import registry
 from fullrank.core.errors import InputError
+from fullrank.core.stages import Mixing
 
 IDS = torch.randint(50, (3, 7), generator=torch.Generator().manual_seed(0))
 
@@ -73,3 +75,18 @@ def test_injected_models_and_models_without_mixing() -> None:
     assert found.layer == 1
     np.testing.assert_allclose(found.matrix, 1 / 3, atol=1e-7)
     assert found.distance == pytest.approx(2**0.5, abs=1e-6)  # I minus a projection of rank one
+
+
+def test_a_registered_mixing_that_states_no_needs() -> None:
+    """Its matrix is the same at all positions, though a mixing by default reads the query."""
+
+    @fr.register("mix", "test_static")
+    class Static(Mixing):
+        def matrix(self, query: torch.Tensor | None) -> torch.Tensor:
+            return 2 * torch.eye(3, dtype=torch.float64)
+
+    try:
+        layers = mixing(model("test_static"), IDS)
+    finally:
+        registry.unregister("mix", "test_static")
+    assert [(layer.distance, layer.variation) for layer in layers] == [(pytest.approx(3**0.5), None)] * 2

@@ -66,8 +66,8 @@ def mixing(
         for layers in loaded.attentions(rows_of(input_ids)):
             for number, matrices in mixings.items():
                 traced = layers[number].mixing
-                if traced is not None and traced.dim() == 4:
-                    matrices.append(traced.flatten(0, 1))
+                if traced is not None:
+                    matrices.append(traced.flatten(0, 1) if traced.dim() == 4 else traced)
     return tuple(_measure_layer(number, matrices) for number, matrices in mixings.items())
 
 
