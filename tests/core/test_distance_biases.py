@@ -39,7 +39,7 @@ def config(position: str, **changes: Any) -> fr.ModelConfig:
 def test_slopes_of_alibi(heads: int, slopes: list[float]) -> None:
     """The numbers of the paper (§3) for powers of two; for others those of the power below, then every other one between."""
     position = Alibi(config("alibi", num_attention_heads=heads))
-    found = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[:, 0]
+    found = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[0]
     assert torch.allclose(found, torch.tensor(slopes, dtype=torch.float64), atol=1e-15)
 
 
@@ -115,16 +115,25 @@ def test_a_layer_adds_the_bias_of_each_distance(position: str, where: str, mix: 
     assert torch.allclose(layer(x, source, placed), out, atol=1e-12)
 
 
+STAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sigsoftmax, A": {"normalize": "sigsoftmax", "mix": "position_independent"},
+    "B": {"mix": "position_wise"},
+}
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("where", layouts())
-def test_the_fused_kernel_equals_the_definition(position: str, where: str) -> None:
+@pytest.mark.parametrize("stages", STAGES)
+def test_every_kernel_equals_the_definition(position: str, where: str, stages: str) -> None:
     """Outputs and every gradient, that of T5's table too."""
     layout = layouts()[where]
     queries, keys = layout.shape
     found: dict[str, dict[str, Tensor]] = {}
-    for kernel in ("sdpa", "reference", "auto"):
+    for kernel in ("reference", "auto", "native", *(["sdpa"] if stages == "plain" else [])):
         torch.manual_seed(1)
-        model = moved(fr.LanguageModel(config(position)).double())
+        attention = fr.AttentionConfig(**STAGES[stages])
+        model = moved(fr.LanguageModel(config(position, attention=attention)).double())
         source = torch.randn(2, keys, E, dtype=torch.float64, requires_grad=True)
         x = source[:, keys - queries :]
         with fr.kernel(kernel):
@@ -133,19 +142,25 @@ def test_the_fused_kernel_equals_the_definition(position: str, where: str) -> No
         tensors = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         found[kernel] = {"out": out.detach(), "x": source.grad, **tensors}
     assert ("position.relative_attention_bias" in found["reference"]) == (position == "t5")
-    for name, expected in found["reference"].items():
-        for kernel in ("sdpa", "auto"):
-            assert torch.allclose(found[kernel][name], expected, atol=1e-12), (kernel, name)
+    for name, expected in found.pop("reference").items():
+        for kernel, tensors in found.items():
+            assert torch.allclose(tensors[name], expected, atol=1e-12), (kernel, name)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_engines_say_why_they_leave_mixed_heads_to_the_definition(position: str) -> None:
+@pytest.mark.parametrize("where", layouts())
+def test_mixed_heads_are_fast_where_rows_have_the_same_positions(position: str, where: str) -> None:
     model = fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix="position_wise")))
-    attend, heads = model.blocks[0].attention.attend, torch.randn(1, H, N, D)
-    layout = model.position.place(fr.Layout.of(N), torch.zeros(1, N, E))
-    problem = attend.problem(fr.core.stages.Heads(heads, heads, heads, heads), layout, attend.mix.matrix(heads))
-    assert fr.kernels.KERNELS["native"].declines(problem) == "positions add biases to the scores"
-    assert fr.kernels.KERNELS["triton"].reason(problem) is not None
+    attend, (queries, keys) = model.blocks[0].attention.attend, layouts()[where].shape
+    query, key = torch.randn(2, H, queries, D), torch.randn(2, H, keys, D)
+    layout = model.position.place(layouts()[where], torch.zeros(2, keys, E))
+    problem = attend.problem(fr.core.stages.Heads(query, query, key, key), layout, attend.mix.matrix(query))
+    reason = fr.kernels.KERNELS["native"].declines(problem)
+    if where in ("both sides", "padding"):
+        assert reason == "relative scores and biases need causal keys whose positions are the same in all sequences"
+    else:
+        assert reason is None
+    assert fr.kernels.KERNELS["triton"].refuses(problem) == "it computes no relative scores and no biases of distances"
 
 
 @pytest.mark.parametrize("position", POSITIONS)

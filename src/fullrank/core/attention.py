@@ -122,7 +122,7 @@ class WeightedValues(Attend):
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         """The scores before the mask, (B, H, N, M)."""
         scores: Tensor = self.score(*self._select_heads(heads), layout)
-        scores = scores if layout.score_bias is None else scores + layout.score_bias
+        scores = scores if layout.distance_bias is None else scores + layout.expand_bias()
         return scores.expand(heads.values.shape[0], -1, -1, -1)
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -231,7 +231,7 @@ class Attention(nn.Module):
             layout = Layout.of(*shape, causal=source is x, device=x.device)
         if layout.shape != shape:
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
-        if self.position in ("alibi", "t5") and layout.score_bias is None:
+        if self.position in ("alibi", "t5") and layout.distance_bias is None:
             raise ValueError(
                 f"model.position {self.position}: a layer needs a layout that its model's position has placed"
             )

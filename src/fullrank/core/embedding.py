@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -325,6 +326,12 @@ class Rotary(nn.Module):
         return (wide * cos + wide.roll(self.head_dim // 2, dims=-1) * sin).to(heads.dtype)
 
 
+def list_distances(spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    """All distances (T,) within `spans`, the smallest first."""
+    pieces = [torch.arange(low, high + 1, device=device) for low, high in spans]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
 def encode_distances(
     layout: Layout, width: int, clamp_length: int | None, like: Tensor, rows: int | None = None
 ) -> Tensor:
@@ -334,8 +341,7 @@ def encode_distances(
     table that will be read again.
     """
     spans = layout.spans if rows is None else ((layout.spans[0][0], layout.spans[0][0] + rows - 1),)
-    pieces = [torch.arange(low, high + 1, device=like.device) for low, high in spans]
-    distances = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    distances = list_distances(spans, like.device)
     if clamp_length is not None:
         distances = distances.clamp(-clamp_length, clamp_length)
     return sines_then_cosines(distances, width, like)
@@ -535,13 +541,11 @@ class DistanceBias(Position):
     """
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
-        """distances (..), query minus key position -> b (H, ..); not `causal`: queries see later keys, too."""
+        """distances (T,), query minus key position -> b (T, H); not `causal`: queries see later keys, too."""
         raise NotImplementedError
 
     def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
-        distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
-        bias = self.bias(distances, layout.causal, like)
-        return replace(layout, score_bias=bias[None] if distances.dim() == 2 else bias.transpose(0, 1))
+        return replace(layout, distance_bias=self.bias(list_distances(layout.spans, like.device), layout.causal, like))
 
 
 @register("position", "alibi")
@@ -563,8 +567,7 @@ class Alibi(DistanceBias):
         power = 1 << (self.num_heads.bit_length() - 1)
         head = torch.arange(self.num_heads, device=like.device, dtype=wide)
         exponent = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)
-        slopes = (self.scale * 2 ** (-8 * exponent)).view(-1, *[1] * distances.dim())
-        return -slopes * distances.abs().to(wide)
+        return -self.scale * 2 ** (-8 * exponent) * distances.abs().to(wide)[:, None]
 
 
 def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
@@ -606,4 +609,4 @@ class T5Bias(DistanceBias):
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
         rows = bucket_distances(distances, len(self.relative_attention_bias), self.longest, causal)
-        return F.embedding(rows, self.relative_attention_bias).movedim(-1, 0)
+        return F.embedding(rows, self.relative_attention_bias)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .errors import InputError
 
@@ -31,7 +32,7 @@ class Layout:
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
     keys have no gaps, so that it is M - 1.
     documents (B, M): the number of the document of each key; a query sees keys of its own only. None: there is one document.
-    score_bias (1 or B, H, N, M): what positions add to the scores of every layer (ALiBi, T5).
+    distance_bias (T, H): what positions add to the scores of every layer at the distances in `spans` (ALiBi, T5).
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
     scores; clamp_length: distances beyond it count as it; rotation: the tables of `Rotary` for the last keys: where a model
     makes or holds them once for all its layers.
@@ -47,7 +48,7 @@ class Layout:
     stride: int | None = None
     farthest: int | None = None
     documents: Tensor | None = None
-    score_bias: Tensor | None = None
+    distance_bias: Tensor | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
     clamp_length: int | None = None
@@ -170,6 +171,13 @@ class Layout:
         for (_, before), (low, _) in pairwise(spans):
             row = torch.where(distances >= low, row - (low - before - 1), row)
         return row.clamp(0, None if self.window is None else self.distances - 1)
+
+    def expand_bias(self) -> Tensor:
+        """What `distance_bias` adds to each score, (1 or B, H, N, M)."""
+        assert self.distance_bias is not None
+        distances = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
+        bias = F.embedding(self.distance_rows(distances), self.distance_bias).movedim(-1, -3)
+        return bias if bias.dim() == 4 else bias[None]
 
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.

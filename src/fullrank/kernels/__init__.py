@@ -32,10 +32,10 @@ _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
 
 def _attend_fused(problem: Problem) -> Tensor:
     layout = problem.layout
-    causal = layout.plain_causal and not layout.unrestricted and layout.score_bias is None
+    causal = layout.plain_causal and not layout.unrestricted and layout.distance_bias is None
     mask = None if causal or layout.unrestricted else layout.visible()
-    if layout.score_bias is not None:
-        mask = layout.score_bias.masked_fill(~layout.visible(), float("-inf")).to(problem.query.dtype)
+    if layout.distance_bias is not None:
+        mask = layout.expand_bias().masked_fill(~layout.visible(), float("-inf")).to(problem.query.dtype)
     return F.scaled_dot_product_attention(
         problem.query,
         problem.keys,

@@ -16,6 +16,7 @@ Halves are computed in fp32. Limits: no double backward, no functorch transforms
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core import draws
-from fullrank.core.engine import Problem
+from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
 from fullrank.kernels.vocabulary import mark_constant, refuse_second_order
@@ -66,10 +67,9 @@ def find_obstacle(problem: Problem) -> str | None:
         return "the keys that a query sees at a stride are no interval"
     if layout.documents is not None:
         return "the keys that a query sees differ between the documents of a text"
-    if layout.score_bias is not None:
-        return "positions add biases to the scores"
-    if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):
-        return f"{'a window needs' if problem.distances is None else 'relative scores need'} {_SAME_POSITIONS}"
+    reads_distances = problem.distances is not None or layout.distance_bias is not None
+    if (reads_distances or layout.narrow) and (layout.runs is None or not layout.causal):
+        return f"{'relative scores and biases need' if reads_distances else 'a window needs'} {_SAME_POSITIONS}"
     return None if fits(problem) else "the shapes do not fit each other"
 
 
@@ -78,6 +78,7 @@ def differentiable(problem: Problem) -> list[Tensor]:
     tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing]
     if problem.distances is not None:
         tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
+    tensors.append(problem.layout.distance_bias)
     return [tensor for tensor in tensors if tensor is not None]
 
 
@@ -157,13 +158,32 @@ def available() -> bool:
 def declines(problem: Problem) -> str | None:
     if problem.values.dtype not in _DTYPES:
         return "the dtype must have 16, 32 or 64 bits"
-    if problem.distances is not None and problem.layout.key_mask is not None:
-        return f"relative scores need {_SAME_POSITIONS}"
+    reads_distances = problem.distances is not None or problem.layout.distance_bias is not None
+    if reads_distances and problem.layout.key_mask is not None:
+        return f"relative scores and biases need {_SAME_POSITIONS}"
     return find_obstacle(problem)
+
+
+def read_bias_as_distances(problem: Problem) -> Problem:
+    """The same call with a relative score in place of biases of distances, in one dimension more:
+
+    s Q.K + b(p) = s ([Q, 0] . [K, 0] + ([Q, 0] + v) . R(p)),   v = [0, 1],  R(p) = [0, b(p) / s]
+    """
+    table = problem.layout.distance_bias
+    assert table is not None
+    heads, width = problem.query.shape[1], problem.query.shape[3]
+    keys = F.pad((table / problem.scale).T[..., None], (width, 0))  # (H, T, D + 1)
+    zero = keys.new_zeros(heads, width + 1)
+    query, of_keys, values = (F.pad(part, (0, 1)) for part in (problem.query, problem.keys, problem.values))
+    distances = Distances(keys, zero, F.pad(zero[:, 1:], (0, 1), value=1.0))
+    layout = dataclasses.replace(problem.layout, distance_bias=None)
+    return dataclasses.replace(problem, query=query, keys=of_keys, values=values, distances=distances, layout=layout)
 
 
 def attend(problem: Problem) -> Tensor:
     """(B, H, N, D)."""
+    if problem.layout.distance_bias is not None:
+        return attend(read_bias_as_distances(problem))[..., : problem.values.shape[-1]]
     dtype, width = problem.values.dtype, problem.values.shape[-1]
     query, mixing, position, table, base = problem.query, problem.mixing, None, None, None
     if problem.distances is not None:

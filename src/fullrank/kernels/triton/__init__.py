@@ -67,8 +67,8 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks onl
 
 
 def refuses(problem: Problem) -> str | None:
-    if problem.distances is not None:
-        return "it computes no relative scores"
+    if problem.distances is not None or problem.layout.distance_bias is not None:
+        return "it computes no relative scores and no biases of distances"
     query = problem.query
     if query.dtype not in _DTYPES or not _runs_on(query.device):
         given = f"{query.dtype} on {query.device}".removeprefix("torch.")
