@@ -47,7 +47,7 @@ def zeroed(weights: torch.Tensor) -> Iterator[None]:
         weights.copy_(values)
 
 
-@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average", "low_rank", "dynamic"])
 def test_ablation_is_a_zeroed_output_projection(mix: str) -> None:
     torch.manual_seed(1)
     model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix)))).train()

@@ -100,13 +100,18 @@ def kept(model: fr.LanguageModel, tokens: int) -> int:
         cache = model(torch.zeros(2, tokens, dtype=torch.int64), cache=model.new_cache()).cache
     layers = [layer if isinstance(layer, tuple) else vars(layer).values() for layer in cache.layers]
     values = [value for layer in layers for value in layer]
+    values += [note for layer in cache.layers for note in getattr(layer, "notes", ())]
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) // 2
 
 
 @pytest.mark.parametrize("made", [
     multilinear(), multilinear("relative"), multilinear(output_map="decayed", decays=4),
     fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none"),
-], ids=["pairs", "with positions", "decayed", "multi-head"])  # fmt: skip
+    fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none",
+                   attention=fr.AttentionConfig(mix_qkv={"name": "interleaved", "pseudo_heads": 3})),
+    fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none",
+                   attention=fr.AttentionConfig(mix_scores="multi_token", mix="dynamic")),
+], ids=["pairs", "with positions", "decayed", "multi-head", "interleaved", "with notes"])  # fmt: skip
 def test_the_bytes_of_a_cache(made: fr.ModelConfig) -> None:
     model, found = fr.LanguageModel(made), size(made, 8)["bytes"]
     for tokens in (1, 2, 7):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED
-from fullrank.core.stages import Mixing
+from fullrank.core.stages import Heads as HeadTensors
+from fullrank.core.stages import Mixing, mix_heads
 from fullrank.core.trace import LayerTrace
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
@@ -126,8 +127,30 @@ class KeptHeads(Mixing):
             return torch.diag(keep)
         return matrix * keep
 
+    @property
+    def reason(self) -> str | None:  # type: ignore[override]
+        return self.mix.reason
+
+    @property
+    def _at_the_end(self) -> bool:
+        """The mixing is more than a matrix: outputs are left out instead of weights."""
+        return self.reason is not None or type(self.mix).finish is not Mixing.finish
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
+        return self.mix.remember(x, scored)
+
+    def matrix_of(self, heads: HeadTensors) -> Tensor | None:
+        matrix = self.mix.matrix_of(heads)
+        if self._at_the_end:
+            return matrix
+        keep = self.keep.to(heads.values if heads.query is None else heads.query)
+        return torch.diag(keep) if matrix is None else matrix * keep
+
+    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: HeadTensors) -> Tensor:
+        return self.mix.mix_weights(weights, matrix, heads) if self._at_the_end else mix_heads(weights, matrix)
+
     def finish(self, out: Tensor) -> Tensor:
-        return self.mix.finish(out)
+        return self.mix.finish(out) * self.keep.to(out)[:, None, None] if self._at_the_end else out
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:

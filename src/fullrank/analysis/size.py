@@ -237,6 +237,13 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     return {"total": sum(counts.values()), **counts}
 
 
+def _count_notes(layer: Attention) -> int:
+    """Numbers that stages which mix heads remember of each token."""
+    x = torch.zeros(1, 1, layer.hidden_size, device=layer.project.value.weight.device)
+    scored = torch.zeros(1, layer.project.num_heads, 1, layer.project.head_dim)
+    return sum(note.numel() for note in layer.attend.remember(x, scored) if note is not None)
+
+
 def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
     """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
     token_numbers = text_numbers = 0
@@ -246,7 +253,8 @@ def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
         if isinstance(attend, MultiLinear) and attend.decayed is not None:
             text_numbers += 2 * attend.decayed.weight.shape[0] * numbers
         elif not attend.sees_future:
-            token_numbers += (1 + layer.project.reads_keys) * numbers
+            token_numbers += (1 + layer.project.reads_keys) * numbers * layer.project.mix_qkv.pseudo_heads
+            token_numbers += _count_notes(layer)
     return {"cache_per_token_fp32": 4 * token_numbers, "state_per_text_fp32": 4 * text_numbers}
 
 
