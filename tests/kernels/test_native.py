@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from calls import call, check, equation, exact, needs_compiler
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.kernels import KERNELS
+from fullrank.core.cache import Buffer
+from fullrank.kernels import KERNELS, native
 from fullrank.kernels.native import attend, differentiable
 
 DOUBLE, SINGLE = torch.float64, torch.float32
+READY = native._ready
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +178,39 @@ class TestAutograd:
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             attend(problem)
         assert 0 < max(sizes) < 90 * 100
+
+
+@pytest.mark.parametrize("mixing", ["none", "B"])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("size", "dtype"), [(41, SINGLE), (48, SINGLE), (29, DOUBLE)])
+def test_keys_of_a_cache_are_read_in_place(
+    size: int, dtype: torch.dtype, batch: int, heads: int, mixing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of the last 30 keys, amid others; the same bits as from copies."""
+    problem = call(fr.Layout.of(7, 30), mixing, batch=batch, heads=heads, size=size, dtype=dtype)
+    parts = []
+    with torch.no_grad():
+        for heads_of_all in (problem.keys, problem.values):
+            before = torch.full((batch, heads, 9, size), torch.nan, dtype=dtype)
+            seen, buffer = Buffer(before, lanes=16).append(before, heads_of_all[:, :, :11].detach())
+            seen, buffer = buffer.append(seen, heads_of_all[:, :, 11:].detach())
+            parts.append(seen[:, :, -30:])
+        cached = replace(problem, keys=parts[0], values=parts[1])
+        out = attend(cached)
+        assert torch.equal(out, attend(problem))
+        monkeypatch.setattr(native, "_ready", refuse_keys)
+        assert torch.equal(out, attend(cached))
+
+
+def refuse_keys(tensor: Tensor) -> Tensor:
+    assert tensor.shape[2] != 30
+    return READY(tensor)
+
+
+def test_numbers_of_others_behind_keys_are_not_read() -> None:
+    problem = call(fr.Layout.of(7, 30), size=41, dtype=SINGLE)
+    with torch.no_grad():
+        wide = [torch.full((2, 3, 30, 48), torch.nan) for _ in range(2)]
+        for room, tensor in zip(wide, (problem.keys, problem.values), strict=True):
+            room[..., :41] = tensor
+        assert torch.equal(attend(replace(problem, keys=wide[0][..., :41], values=wide[1][..., :41])), attend(problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .errors import InputError
 from .layout import Layout, State, find_positions, read_mask
 
 _SMALLEST_BUFFER = 64  # tokens
+_LANES = 16  # numbers of a vector of the C++ kernel, in fp32
 
 
 def take_rows(tensor: Tensor | None, index: Tensor) -> Tensor | None:
@@ -22,37 +23,49 @@ def take_rows(tensor: Tensor | None, index: Tensor) -> Tensor | None:
 
 
 class Buffer:
-    """Storage (B, H, C, D) whose first `used` tokens are taken; C doubles when it is full.
+    """Storage (B, H, C, D or more) whose first `used` tokens are taken; new storage has twice the room of what is seen.
 
-    Several caches may share one storage. Each sees its own first tokens only. The cache that sees all taken tokens may write
-    behind them, any other copies first: so a cache stays a value, also where two texts go on from one.
+    Several caches may share one storage. Each sees some tokens of its own side by side. The cache that sees the last taken
+    token may write behind it, any other copies first: so a cache stays a value, also where two texts go on from one.
+    lanes: on a CPU a row takes a multiple of so many numbers, the rest of them zeros, so that a kernel reads it in place.
     """
 
-    def __init__(self, storage: Tensor, used: int) -> None:
-        self.storage, self.used = storage, used
+    def __init__(self, storage: Tensor, used: int = -1, lanes: int = 1) -> None:
+        self.storage, self.used, self.lanes = storage, used, lanes
 
-    def append(self, length: int, new: Tensor) -> tuple[Tensor, Buffer]:
-        """The first `length` tokens, then new ones (B, H, N, D), as a view (B, H, length + N, D), and its buffer."""
-        buffer, end = self, length + new.shape[2]
+    def append(self, old: Tensor, new: Tensor) -> tuple[Tensor, Buffer]:
+        """Seen tokens (B, H, M, D), then new ones (B, H, N, D), as a view (B, H, M + N, D), and its buffer."""
+        buffer, width = self, new.shape[3]
+        start = (old.storage_offset() - self.storage.storage_offset()) // max(1, self.storage.stride(2))
         # a tensor made in inference mode must not be written outside of it
         frozen = self.storage.is_inference() and not torch.is_inference_mode_enabled()
-        if self.used != length or end > self.storage.shape[2] or frozen:
-            batch, heads, _, width = self.storage.shape
-            storage = new.new_empty(batch, heads, max(2 * length, end, _SMALLEST_BUFFER), width)
-            storage[:, :, :length] = self.storage[:, :, :length]
-            buffer = Buffer(storage, length)
-        buffer.storage[:, :, length:end] = new
+        room = self.storage.shape[2] - start
+        if self.used != start + old.shape[2] or room < old.shape[2] + new.shape[2] or frozen:
+            buffer, start = self.copy(old, new.shape[2]), 0
+        end = start + old.shape[2] + new.shape[2]
+        buffer.storage[:, :, buffer.used : end, :width] = new
         buffer.used = end
-        return buffer.storage[:, :, :end], buffer
+        return buffer.storage[:, :, start:end, :width], buffer
+
+    def copy(self, old: Tensor, more: int) -> Buffer:
+        """A buffer that begins with seen tokens (B, H, M, D), with room for `more` at least."""
+        batch, heads, length, width = old.shape
+        idle = -width % self.lanes if old.device.type == "cpu" else 0
+        room = max(2 * length, length + more, _SMALLEST_BUFFER)
+        storage: Any = old.new_empty(batch, heads, room, width + idle)
+        storage[..., width:] = 0
+        storage.ends_in_zeros = True  # a kernel asks the base of the views for it
+        storage[:, :, :length, :width] = old
+        return Buffer(storage, length, self.lanes)
 
 
-def _join(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tuple[Tensor | None, Buffer | None]:
+def join_tokens(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tuple[Tensor | None, Buffer | None]:
     """Old tokens, then new ones; concatenated without a buffer, with gradients, in compiled code and for another dtype."""
     if old is None or new is None:
         return None, None
     if buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or old.dtype != new.dtype:
         return torch.cat((old.to(new.dtype), new), dim=2), None
-    return buffer.append(old.shape[2], new)
+    return buffer.append(old, new)
 
 
 class KeyValues(NamedTuple):
@@ -80,11 +93,12 @@ class KeyValues(NamedTuple):
     ) -> KeyValues:
         """Append new keys, values (B, H, N, D) and notes to those of `past`; relative: keys of distances for the next call."""
         if past is None:  # buffers without space: the next call allocates some
-            return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)), notes)
-        joined_keys, key_buffer = _join(past.keys, past.buffers[0], keys)
-        joined_values, value_buffer = _join(past.values, past.buffers[1], values)
+            of_keys = None if keys is None else Buffer(keys, lanes=_LANES)
+            return cls(keys, values, relative, (of_keys, Buffer(values, lanes=_LANES)), notes)
+        joined_keys, key_buffer = join_tokens(past.keys, past.buffers[0], keys)
+        joined_values, value_buffer = join_tokens(past.values, past.buffers[1], values)
         assert joined_values is not None
-        joined_notes = tuple(_join(old, None, new)[0] for old, new in zip(past.notes, notes, strict=True))
+        joined_notes = tuple(join_tokens(old, None, new)[0] for old, new in zip(past.notes, notes, strict=True))
         return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer), joined_notes)
 
     @property
@@ -100,6 +114,10 @@ class KeyValues(NamedTuple):
         keys = None if self.keys is None else choose(self.keys)
         notes = tuple(None if note is None else choose(note) for note in self.notes)
         return KeyValues(keys, choose(self.values), self.relative, notes=notes)
+
+    def last(self, limit: int) -> KeyValues:
+        """The last `limit` tokens, with their buffers."""
+        return self.select(lambda part: part[:, :, -limit:])._replace(buffers=self.buffers)
 
     def rows(self, index: Tensor) -> KeyValues:
         return self.select(lambda heads: heads.index_select(0, index))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValues, Past, take_rows
+from .cache import Buffer, KeyValues, Past, join_tokens, take_rows
 from .errors import InputError
 from .layout import Layout, Run, State, find_last_runs, find_positions, join_runs
 
@@ -25,7 +25,8 @@ class LayerMemory:
     hidden (B, M, E): inputs of the layer, detached; None for an empty memory.
     runs: positions of these tokens as runs of consecutive ones, oldest first; None where rows differ in length.
     positions (B, M), mask (B, M): the same for rows that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice. buffer: where new
+    inputs may be written behind `hidden` then.
     skipped: tokens of all segments at which the layer was skipped.
     """
 
@@ -35,6 +36,7 @@ class LayerMemory:
     mask: Tensor | None = None
     heads: KeyValues | None = None
     skipped: int = 0
+    buffer: Buffer | None = None
 
     @property
     def tokens(self) -> int:
@@ -52,13 +54,13 @@ class LayerMemory:
             runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
-            heads=_take_last_heads(self.heads, limit),
+            heads=None if self.heads is None else self.heads.last(limit),
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
         hidden, positions, mask = (take_rows(part, index) for part in (self.hidden, self.positions, self.mask))
         heads = None if self.heads is None else self.heads.rows(index)
-        return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads)
+        return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads, buffer=None)
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,10 @@ class Segment:
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
             runs = find_last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
-            hidden = _take_last_tokens(memory.hidden, new, limit)
-            return LayerMemory(hidden, runs, heads=_take_last_heads(heads, limit), skipped=memory.skipped)
+            if heads is None:
+                return LayerMemory(_take_last_tokens(memory.hidden, new, limit), runs, skipped=memory.skipped)
+            hidden, buffer = _append_tokens(memory, new)
+            return LayerMemory(hidden[:, -limit:], runs, None, None, heads.last(limit), memory.skipped, buffer)
         joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)
         positions, mask = self._join(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
@@ -214,8 +218,14 @@ class Segment:
         return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
 
 
-def _take_last_heads(heads: KeyValues | None, limit: int) -> KeyValues | None:
-    return None if heads is None else heads.select(lambda part: part[:, :, -limit:])
+def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | None]:
+    """The tokens of a memory and new ones (B, N, E), as a view, and its buffer."""
+    if memory.hidden is None:
+        return new, Buffer(new[:, None])
+    buffer = memory.buffer or Buffer(memory.hidden[:, None])
+    joined, after = join_tokens(memory.hidden[:, None], buffer, new[:, None])
+    assert joined is not None
+    return joined[:, 0], after
 
 
 def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:

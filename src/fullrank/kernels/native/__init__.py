@@ -196,10 +196,13 @@ def attend(problem: Problem) -> Tensor:
     tokens = visible.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
+    keys, values = (
+        (problem.keys, problem.values) if _lie_ready(problem) else map(_ready, (problem.keys, problem.values))
+    )
     given = Arguments(
         query=_ready(query),
-        keys=_ready(problem.keys),
-        values=_ready(problem.values),
+        keys=keys,
+        values=values,
         mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
@@ -224,6 +227,30 @@ def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
     idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
+
+
+def _find_room(heads: Tensor, width: int) -> int | None:
+    """Rows from one head of (B, H, M, D) to the next, each of `width` numbers; None where they do not lie so."""
+    batch, count, rows, _ = heads.shape
+    apart = rows * width
+    if batch * count > 1:
+        apart = heads.stride(1) if count > 1 else heads.stride(0)
+    regular = batch == 1 or heads.stride(0) == count * apart
+    dense = heads.stride(3) == 1 and (rows == 1 or heads.stride(2) == width)
+    return apart // width if regular and dense and apart % width == 0 and apart >= rows * width else None
+
+
+def _lie_ready(problem: Problem) -> bool:
+    """True if keys and values are part of a cache, and can be read in place: zeros stand behind keys up to whole vectors."""
+    keys, values = problem.keys, problem.values
+    if keys.dtype not in (torch.float32, torch.float64) or needs_grad(problem) or torch.compiler.is_compiling():
+        return False
+    width = keys.shape[3] + -keys.shape[3] % (8 if keys.dtype == torch.float64 else 16)
+    room = _find_room(keys, width)
+    if room is None or room != _find_room(values, width):
+        return False
+    # what stands behind values is cut off from the output
+    return width == keys.shape[3] or getattr(keys._base, "ends_in_zeros", False)
 
 
 def _table_rows(layout: Layout) -> Tensor:
@@ -273,7 +300,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
         *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
         ("seed", ctypes.c_uint64),
-        ("first_text", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("first_text", "K")),
         *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
         *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
@@ -289,13 +316,14 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
     narrow = queries <= 16 or 32 < queries <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
     number, first_text = (0, 0) if seed is None else seed.tolist()
     arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
-    assert all(array is None or array.is_contiguous() for array in arrays.values())
+    assert all(array is None or array.is_contiguous() or name in ("keys", "values") for name, array in arrays.items())
     call = _Call(
         B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(narrow),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
-        first_text=first_text, scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
+        first_text=first_text, K=_find_room(given.keys, width), scale=scale,
+        kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip
     if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):

@@ -30,9 +30,9 @@ template <class T, int C> struct Block {
         return (const T*)p + ((b * H + h) * length + n) * D;
     }
 
-    // asks for rows of (B, H, M, D) at some keys ahead of their use
+    // asks for rows of keys or values at some keys ahead of their use
     void fetch_rows(const void* source, const Rows& r, int64_t h, int64_t start, int64_t keys) const {
-        if (h < H) fetch(at(source, r.text, h, from + start, M), keys * D);
+        if (h < H) fetch(at(source, r.text, h, from + start, call.K), keys * D);
     }
 
     // to[d][row] of rows of (B, H, N, D), times a number; rows beyond the text are zero
@@ -88,7 +88,7 @@ template <class T, int C> struct Block {
     // scores of one head at some keys, [key][row], masked with -inf
     void score(const Rows& r, int64_t h, int64_t start, int64_t keys) {
         T* s = weights + (h * room + start) * W;
-        scores<T, C>(at(call.keys, r.text, h, from + start, M), D, (int)keys, query_block + h * D * W, D, s);
+        scores<T, C>(at(call.keys, r.text, h, from + start, call.K), D, (int)keys, query_block + h * D * W, D, s);
         if (call.T) {
             turn(call.position, r, h, (T)call.scale, position_block);
             int64_t low, high;
@@ -264,7 +264,7 @@ template <class T, int C> struct Block {
             if (call.dropped) drop(k, keys, nullptr, 0);
             for (int64_t h = 0; h < H; ++h) {
                 fetch_rows(call.values, r, h + 1, k, keys);
-                product<T>(p + h * stride, W, 1, at(call.values, r.text, h, from + k, M), D, keys, out_block + h * W * D, D,
+                product<T>(p + h * stride, W, 1, at(call.values, r.text, h, from + k, call.K), D, keys, out_block + h * W * D, D,
                            (int)W, (int)D);
             }
         }

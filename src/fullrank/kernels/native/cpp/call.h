@@ -15,8 +15,9 @@ struct Call {
     int64_t sigsoftmax, dropped;  // dropped: a weight is dropped where 32 random bits are below it
     uint64_t seed;
     int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
+    int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
     double scale, kept_scale;
-    const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M, D) twice
+    const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M of K, D) twice
     const void *position, *table;                       // (B, H, N, D), (H, T, D)
     const int32_t *first, *end, *own, *base;            // (N,) three times, (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                              // (B, M) or null

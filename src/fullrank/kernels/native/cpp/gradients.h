@@ -33,7 +33,7 @@ template <class T, int C> struct Gradients {
                 if (!call.T) block.score(r, h, k, keys);
                 block.fetch_rows(call.keys, r, h + 1, k, keys);
                 block.weigh_again(r, h, k, keys);
-                scores<T, C>(block.at(call.values, r.text, h, block.from + k, M), D, (int)keys, out_block + h * D * W, (int)D,
+                scores<T, C>(block.at(call.values, r.text, h, block.from + k, call.K), D, (int)keys, out_block + h * D * W, (int)D,
                              cotangents + h * head + k * W);
             }
             of_values(r, k, d_values);
@@ -116,7 +116,7 @@ template <class T, int C> struct Gradients {
                 }
             fetch(d_keys + (h * M + block.from + k) * D, 6 * D);
             block.fetch_rows(call.keys, r, h + 1, k, keys);
-            product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, M), D, keys, block.out_block + h * W * D, D,
+            product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, call.K), D, keys, block.out_block + h * W * D, D,
                        (int)W, (int)D);
             product<T>(s, 1, W, block.at(call.query, r.text, h, r.row, N), D, (int)r.count,
                        d_keys + (h * M + block.from + k) * D, D, keys, (int)D);
