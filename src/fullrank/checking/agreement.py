@@ -1,12 +1,13 @@
-"""Agreement of two ways to compute the same, of any model: padding, other lengths, packing, cache."""
+"""Agreement of two ways to compute the same, of any model: other rows, other lengths, padding, packing, a cache."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,119 +15,126 @@ from torch import Tensor
 
 from fullrank.checking.calls import (
     IMPLEMENTATIONS,
+    NOTHING_MOVES,
+    PLAIN,
     Call,
     CannotRun,
+    Step,
     find_implementation,
     open_cache,
     read_pieces,
     reorder_cache,
     running,
 )
-from fullrank.checking.copies import mode
-from fullrank.checking.report import Finding, inapplicable, judge
+from fullrank.checking.copies import WithoutDropout, list_tensors, mode
+from fullrank.checking.layers import Part, Reading, find_layers
+from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
 from fullrank.checking.subject import ROWS, Subject, agree
 
-Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
-DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
-_SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
-
-# for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
-# rounding moves far smaller.
-_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+ORDER = [1, 0, 0]  # rows as beam search may leave them
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """Largest error that rounding may cause in a number of size 1."""
-    return _TOLERANCES[dtype]
+@dataclass(frozen=True)
+class Comparison:
+    """A reading, and another one whose logits it has to have. name: of the code path."""
+
+    name: str
+    reading: Reading
+    expected: Reading
 
 
-def rounding(dtype: torch.dtype) -> str:
-    """The reason of `tolerance`."""
-    return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
+def compare(
+    subject: Subject, model: Any, looked_at: str, comparisons: list[Comparison], *, remark: str = "", noise: float = 0.0,
+    is_exact: bool = False, divide: Callable[[Tensor], Tensor] | None = None, path: str = "",
+) -> Finding:  # fmt: skip
+    """Passes where all logits are those expected, up to rounding; the worst is named, and the layer where they come apart.
 
-
-def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
-
-    The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
-    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
+    noise: what rounding to fp32 moves in a model that is not ours, which may compute parts so; is_exact: it has to compute
+    the same twice. divide: by the size of logits.
     """
-    sizes = logits[logits.isfinite()].abs().float()
-    moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
-    moved = moved[moved.isfinite() & (moved > 0)]
-    far = 1000 * float(moved[:: 1 + len(moved) // 100_000].median()) if len(moved) else math.inf
-    near = sizes[sizes <= far]
-    size = (float(near.max()) if len(near) else min(far, 1.0)) or 1.0
-    is_plain = len(near) == logits.numel()
-
-    def divide(values: Tensor) -> Tensor:
-        values = (values.float() if values.dtype.itemsize == 2 else values) / size
-        return values if is_plain else values.nan_to_num(math.nan).asinh()
-
-    return divide
-
-
-def largest(values: Tensor, expected: Tensor) -> float:
-    """max |values - expected|; NaN if one of them is not finite where the other is."""
-    if values.numel() == 0:
-        return 0.0
-    off = (values - expected).abs()
-    worst = float(off.max())
-    if math.isnan(worst):
-        worst = float(off.masked_fill(torch.isclose(values, expected, 0.0, 0.0, equal_nan=True), 0.0).max())
-    return worst
-
-
-def compare_pairs(subject: Subject, looked_at: str, pairs: list[Pair], remark: str = "", noise: float = 0.0) -> Finding:
-    """Passes where every tensor equals the expected one, up to rounding; the worst is named.
-
-    noise: what rounding to fp32 moves in a model that is not ours, which may compute parts so.
-    """
-    worst, name = 0.0, ""
-    for description, values, expected in pairs:
-        divide = divide_by_size(expected)
-        share = largest(divide(values), divide(expected))
-        if not share <= worst:
-            worst, name = share, description
-        if math.isnan(worst):
-            break
+    worst, name, apart = 0.0, "", list[Comparison]()
     limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
-    if not subject.ours and subject.dtype == torch.float64:
+    if not subject.ours and subject.dtype == torch.float64 and not is_exact:
         limit = tolerance(torch.float32)
         reason = f"{rounding(torch.float32)}; a model that is not ours may compute parts so in float64, too"
         if 3 * noise > limit:
             limit, reason = min(3 * noise, 10 * limit), f"three times the model's own rounding to float32, {noise:.1e}"
-    return judge(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
+    for one in comparisons:
+        to_shares = divide or divide_by_size(one.expected.logits)
+        share = largest(to_shares(one.reading.logits), to_shares(one.expected.logits))
+        if not share <= limit:
+            apart.append(one)
+        if not share <= worst:
+            worst, name = share, one.name
+        if math.isnan(worst):
+            break
+    if not apart:
+        return judge(looked_at, worst, limit, reason, remark=remark, path=path)
+    layers = name_layers(model, apart, limit)
+    return judge(looked_at, worst, limit, reason, remark=f"worst: {name}", path=path, layers=layers)
 
 
-def compare_in_both_precisions(check: Callable[..., Finding]) -> Callable[..., Finding]:
-    """The check in fp64, and in fp32 what cannot be computed in fp64 or shows a leak there, which has to show twice."""
+def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
+    """Where the first of these comes apart whose positions can be told from other sizes of the model."""
+    sizes = {0, 2, 3, *(size for tensor in list_tensors(model) for size in tensor.shape)}
+    for one in apart:
+        if not sizes & {one.reading.part.length, one.expected.part.length}:
+            with contextlib.suppress(Exception):  # a difference is one, even where nobody can explain it
+                return find_layers(model, one.expected, one.reading, limit)
+    return ()
 
-    @functools.wraps(check)
-    def run(subject: Subject, **options: Any) -> Finding:
-        try:
-            finding = check(subject, **options)
-        except CannotRun:
-            raise
-        except Exception:
-            if subject.single is None:
-                raise
-            return check(subject.single, **options)
-        difference = finding.difference or 0.0
-        if subject.single is None or difference <= _SHOWS:
-            return finding
-        with contextlib.suppress(Exception):
-            other = check(subject.single, **options)
-            if not math.isfinite(difference):
-                return other
-            if other.verdict == "passes":
-                return replace(other, remark=DOUBLE_ONLY)
+
+def independent_rows(subject: Subject, *, training: bool) -> Finding:
+    """All tokens of a row are changed; the logits of the other rows may not change."""
+    call, comparisons = PLAIN[training], list[Comparison]()
+    with running(subject, call) as run, WithoutDropout():
+        texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
+        last, logits = len(texts) - 1, run(texts)
+        for row, others in ((0, slice(1, None)), (last, slice(last))):
+            changed = texts.clone()
+            changed[row] = subject.change(texts)[row]
+            part = Part(len(texts), subject.length, chosen=others)
+            expected = Reading(part.select(logits), part, partial(run, texts))
+            comparisons.append(Comparison(f"rows beside row {row}", Reading.of(partial(run, changed), part), expected))
+        looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
+        return compare(subject, run.model, looked_at, comparisons, is_exact=True, path=call.name)
+
+
+def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
+    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
+    ids, call, comparisons = subject.long_ids, PLAIN[training], list[Comparison]()
+    if training and subject.ours:
+        from fullrank.checking.definition import build_without_chance  # it imports a compiler
+
+        subject = replace(subject, model=build_without_chance(subject))
+    size = ids.shape[1]
+    # the length that no size of the model equals comes first: layers are recognised by it
+    powers = (1 << i for i in reversed(range(size.bit_length())))
+    lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
+    lengths.pop(size, None)
+    with running(subject, call) as run, WithoutDropout():
+        whole, read_whole = run(ids), partial(run, ids)
+        if largest(run(ids, seed=2), whole) > tolerance(subject.dtype):
+            why = "random numbers are drawn beside those of dropout, and of other ones for another length"
+            return inapplicable(why)
+        if bool((whole == whole[:1]).all()):
+            return inapplicable(NOTHING_MOVES)
+        for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
+            alone = Reading.of(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
+            part = Part(ROWS, size, 0, end, chosen=slice(rows))
+            name = f"{rows} row{'s' * (rows > 1)} of {end} tokens"
+            comparisons.append(Comparison(name, alone, Reading(part.select(whole), part, read_whole)))
+        shown = ", ".join(map(str, sorted(lengths)))
+        looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
+        path = f"texts of other lengths{', training' * training}"
+        finding = compare(subject, run.model, looked_at, comparisons, path=path)
+    if finding.verdict == "passes":
         return finding
+    return replace(
+        finding, leaks=f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
+    )
 
-    return run
 
-
-@compare_in_both_precisions
 def padding(subject: Subject) -> Finding:
     """A text in a padded batch has the logits that it has alone, whatever stands in the padding.
 
@@ -134,23 +142,34 @@ def padding(subject: Subject) -> Finding:
     """
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
-    ids, masks, pairs = subject.ids, subject.masks(), list[Pair]()
-    with torch.no_grad(), mode(subject.model, training=False):
-        plain = subject.logits(ids)
-        for side, mask in masks.items():
-            real, options = mask.bool(), subject.positions_of(mask)
-            texts = torch.where(real, ids, subject.change(ids))
-            batch, other = (subject.logits(given, mask, **options) for given in (ids, texts))
-            if side != "left" or subject.pads_left:
-                alone = [subject.logits(ids[:, real[row]])[row] for row in range(ROWS)]
-                pairs += [(f"text {r}, padding: {side}", batch[r][real[r]], alone[r]) for r in range(ROWS)]
-            if not subject.has_state and not agree(batch[real], plain[real]):  # the mask is not for nothing
-                pairs.append((f"what stands in the padding: {side}", other[real], batch[real]))
-    looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(masks)}, beside each alone"
+    ids, masks, comparisons = subject.ids, subject.masks(), list[Comparison]()
     remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
-    if not any("stands in" in name for name, _, _ in pairs):
-        remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
-    return compare_pairs(subject, looked_at, pairs, remark)
+    is_used = False
+    with running(subject, PLAIN[0]) as run:
+        plain = run(ids)
+        for side, mask in masks.items():
+            real = mask.bool()
+            others = torch.where(real, ids, subject.change(ids))
+            read, read_others = (partial(run, texts, mask) for texts in (ids, others))
+            batch, changed = read(), read_others()
+            is_seen = not subject.has_state and not agree(batch[real], plain[real])  # the mask is not for nothing
+            is_used = is_used or is_seen
+            for row in range(ROWS):
+                start, end = int(real[row].int().argmax()), int(real[row].sum())
+                end += start
+                part = Part(ROWS, subject.length, start, end, chosen=slice(row, row + 1))
+                padded = Reading(part.select(batch), part, read)
+                if side != "left" or subject.pads_left:
+                    alone = Part(ROWS, end - start, chosen=slice(row, row + 1))
+                    expected = Reading.of(partial(run, ids[:, start:end]), alone)
+                    comparisons.append(Comparison(f"text {row}, padding: {side}", padded, expected))
+                if is_seen:
+                    reading = Reading(part.select(changed), part, read_others)
+                    comparisons.append(Comparison(f"what stands in the padding: {side}", reading, padded))
+        if not is_used:
+            remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
+        looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(masks)}, beside each alone"
+        return compare(subject, run.model, looked_at, comparisons, remark=remark)
 
 
 def packing(subject: Subject) -> Finding:
@@ -159,64 +178,102 @@ def packing(subject: Subject) -> Finding:
         return inapplicable("vectors are not packed")
     if subject.first_position is None:
         return inapplicable("forward takes no position_ids that could begin again at a document")
-    text, half, limit = subject.ids[:1], subject.length // 2, tolerance(subject.dtype)
+    text, half, findings = subject.ids[:1], subject.length // 2, dict[str, Finding]()
     places = torch.arange(subject.length, device=text.device)[None]
     positions = places - half * (places >= half) + subject.first_position
-    other, moved, remark = subject.change(text, places < half), dict[str, float](), ""
+    other, options = subject.change(text, places < half), dict[str, Any](position_ids=positions)
+    part = Part(1, subject.length, half)
+    looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
 
-    def measure(call: Call, **more: Tensor) -> None:
-        """How far another first document moves the second, where the model can be called so."""
+    def look(call: Call) -> None:
         with contextlib.suppress(Exception), running(subject, call) as run:
-            logits, changed = (run(ids, position_ids=positions, **more) for ids in (text, other))
-            divide = divide_by_size(logits)
-            if not logits.isnan().any():
-                moved[call.name] = largest(divide(changed)[:, half:], divide(logits)[:, half:])
+            first, second = (Reading.of(partial(run, ids, **options), part) for ids in (text, other))
+            seen = Comparison("the second document sees the first", second, first)
+            finding = compare(subject, run.model, looked_at, [seen], is_exact=True, path=call.name)
+            if math.isfinite(finding.difference or 0.0):
+                findings[call.name] = finding
 
     for attention in dict.fromkeys(("", *IMPLEMENTATIONS) if find_implementation(subject.model) else ("",)):
         call = Call(attention or "evaluation", attention=attention)
-        measure(call)
-        measure(call.in_training())
-    if not any(share <= limit for share in moved.values()):
+        look(call)
+        look(call.in_training())
+    if all(finding.verdict == "fails" for finding in findings.values()):
         return inapplicable("position_ids that begin again do not separate documents in this model")
-    worst = max(moved, key=lambda name: moved[name])
-    if moved[worst] > limit:
-        remark = f"{worst}: the second document sees the first"
-    elif subject.mask_form is not None:
-        measure(Call("masked"), **{subject.mask_name: torch.ones_like(text)})
-        if moved.get("masked", 0.0) > limit:
+    worst = max(findings.values(), key=lambda finding: finding.difference or 0.0)
+    if worst.verdict == "fails":
+        remark = f"{worst.path}: the second document sees the first"
+        return replace(worst, remark=remark, leaks=remark)
+    if subject.mask_form is not None:
+        options[subject.mask_name] = torch.ones_like(text)
+        look(Call("masked"))
+        if findings.get("masked", worst).verdict == "fails":
             remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
-    looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
-    finding = judge(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark, path=worst)
-    return replace(finding, leaks=remark) if finding.verdict == "fails" else finding
+            return replace(worst, remark=remark)
+    return worst
 
 
-@compare_in_both_precisions
 def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-    ids, length, half = subject.ids, subject.length, subject.length // 2
+    length, half = subject.length, subject.length // 2
     with torch.no_grad(), mode(subject.model, training=False):
-        logits, step = subject.logits(ids), open_cache(subject, subject.model, pieces=False)
-        pairs = [("token by token", read_pieces(ids, list(range(length + 1)), step), logits)]
+        logits, step = subject.logits(subject.ids), open_cache(subject, subject.model, pieces=False)
+        comparisons = compare_pieces(subject, "token by token", step, list(range(length + 1)), logits)
         with contextlib.suppress(CannotRun):
             step = open_cache(subject, subject.model)
             for bounds in ([0, half, length], [0, 1, length - 2, length]):
-                pairs.append(("in pieces", read_pieces(ids, bounds, step), logits))
+                comparisons += compare_pieces(subject, "in pieces", step, bounds, logits)
         if not subject.has_state and (subject.translates or not subject.fixed):
-            order = torch.tensor([1, 2, 0, 0], device=ids.device)  # rows in another order, as beam search leaves them
-            state = reorder_cache(subject.model, step(ids[:, :half], None)[1], order)
-            if state is not None:
-                pairs.append(("as beams", step(ids[order, half : half + 1], state)[0][:, 0], logits[order, half]))
-        names = ", ".join(dict.fromkeys(name for name, _, _ in pairs))
+            with contextlib.suppress(CannotRun):
+                comparisons.append(compare_step(subject, "as beams", step, [0, half], half + 1, logits, order=ORDER))
+        names = ", ".join(dict.fromkeys(one.name for one in comparisons))
         looked_at = f"logits with the cache, {names}, beside one pass"
-        finding = compare_pairs(subject, looked_at, pairs)
+        divide = divide_by_size(logits)
+        finding = compare(subject, subject.model, looked_at, comparisons, divide=divide)
         if finding.verdict == "fails" and not subject.ours and subject.single is not None:
-            divide = divide_by_size(logits)
-            noise = largest(divide(subject.single.logits(ids).to(logits)), divide(logits))
-            finding = compare_pairs(subject, looked_at, pairs, noise=noise)
+            noise = largest(divide(subject.single.logits(subject.ids).to(logits)), divide(logits))
+            finding = compare(subject, subject.model, looked_at, comparisons, divide=divide, noise=noise)
     config = subject.model.config.decoder if subject.translates else None
     if finding.verdict == "fails" and config is not None and config.released_decoding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
         return replace(finding, remark=f"{finding.remark}; {why}")
     return finding
+
+
+def compare_pieces(subject: Subject, name: str, step: Step, bounds: list[int], logits: Tensor) -> list[Comparison]:
+    """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
+    pieces, comparisons = read_pieces(subject.ids, bounds, step), list[Comparison]()
+    for number, end in enumerate(bounds[1:], start=1):
+        piece = pieces[:, bounds[number - 1] : end]
+        comparisons.append(compare_step(subject, name, step, bounds[:number], end, logits, piece))
+    return comparisons
+
+
+def compare_step(
+    subject: Subject, name: str, step: Step, before: list[int], end: int, logits: Tensor,
+    piece: Tensor | None = None, order: list[int] | None = None,
+) -> Comparison:  # fmt: skip
+    """Tokens up to `end` after the cache of pieces before, whose rows are chosen by `order`. piece: their logits, if known."""
+    ids, start, rows = subject.ids, before[-1], order or list(range(ROWS))
+
+    def read_before() -> Any:
+        state = None
+        for first, last in itertools.pairwise(before):
+            state = step(ids[:, first:last], state)[1]
+        return state
+
+    def read_piece() -> Tensor:
+        state = read_before()
+        if order:
+            state = reorder_cache(subject.model, state, torch.tensor(order, device=ids.device))
+        return step(ids[rows, start:end], state)[0]
+
+    def read_whole() -> Tensor:
+        read_before()  # calls of modules count alike
+        return subject.logits(ids)
+
+    part = Part(ROWS, subject.length, start, end, chosen=order)
+    alone = Part(len(rows), end - start, past=start)
+    reading = Reading.of(read_piece, alone) if piece is None else Reading(piece, alone, read_piece)
+    return Comparison(name, reading, Reading(part.select(logits), part, read_whole))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import duplicate, find_dtype, list_arguments, mode, stand_in
+from fullrank.checking.copies import duplicate, find_dtype, list_arguments, mode, move_copy, stand_in
 from fullrank.checking.subject import ROWS, Subject, take_turns
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, logits_in
@@ -71,6 +71,8 @@ class Call:
 
     def choose_texts(self, subject: Subject) -> Subject:
         """The subject with the texts of this call."""
+        if self.compiled or self.attention:  # a compiler may not see which words are selected
+            subject = replace(subject, selects=False)
         if self.length:
             subject = subject.with_length(self.length)
         return subject.with_special_tokens() if self.special else subject
@@ -146,24 +148,23 @@ def attend_by(model: Any, name: str) -> Iterator[None]:
 
 
 class Run:
-    """Runs a model by a call: ids (B, N) to logits (B, N, V), 0 at padding, divided by the size of other logits.
+    """Runs a model by a call: ids (B, N) to logits (B, N, V), 0 at padding.
 
-    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. divide: by which
-    size; None: as they are.
+    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call.
     """
 
     def __init__(self, subject: Subject, call: Call, model: Any) -> None:
         self.subject, self.call, self.model = subject, call, model
         self.mask = subject.masks()[call.mask] if call.mask else None
         self.step = open_cache(subject, model) if call.cache else None
-        self.divide: Callable[[Tensor], Tensor] | None = None
 
-    def __call__(self, ids: Tensor, **options: Any) -> Tensor:
+    def __call__(self, ids: Tensor, mask: Tensor | None = None, *, seed: int | None = None, **options: Any) -> Tensor:
         subject, call, size = self.subject, self.call, 1 if self.call.rows == 1 else len(ids)
-        mask = None if self.mask is None else take_turns(self.mask, len(ids))
+        mask = self.mask if mask is None else mask
         if mask is not None:
+            mask = take_turns(mask, len(ids))
             options |= subject.positions_of(mask)
-        with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
+        with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=seed or call.seed):
             if self.step is not None:
                 logits = read_pieces(ids, [0, subject.length // 2, subject.length], self.step)
             else:
@@ -172,9 +173,7 @@ class Run:
                     part_mask = None if mask is None else mask[rows]
                     parts.append(subject.logits(ids[rows], part_mask, model=self.model, **options).detach())
                 logits = torch.cat(parts)
-        if mask is not None:
-            logits = logits.masked_fill(~mask.bool()[..., None], 0.0)
-        return logits if self.divide is None else self.divide(logits)
+        return logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0)
 
 
 @contextmanager
@@ -198,10 +197,10 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
             stack.callback(torch.compiler.reset)
             model = torch.compile(model, backend="aot_eager")
         if call.autocast is not None:
-            model = subject.copy_model()
+            model = move_copy(subject.own)
             stack.enter_context(torch.autocast(subject.ids.device.type, call.autocast))
         if call.dtype is not None:
-            model = subject.copy_model().to(call.dtype)
+            model = move_copy(subject.own).to(call.dtype)
         if call.scaled:
             model = scale_copy(model)
         yield Run(subject, call, model)
@@ -295,11 +294,13 @@ def step_own(subject: Subject, model: Any, ids: Tensor, state: Any) -> tuple[Ten
 
 
 def reorder_cache(model: Any, state: Any, order: Tensor) -> Any:
-    """The state of a step after rows were chosen, as beam search does; None for a cache that cannot."""
+    """The state of a step after rows were chosen, as beam search does; CannotRun for a cache that cannot."""
     cache: Any = state[0] if isinstance(state, tuple) and state else None
     if hasattr(cache, "reorder"):  # of ours
         return cache.reorder(order), *state[1:]
     if hasattr(cache, "reorder_cache"):  # of Hugging Face
         cache.reorder_cache(order)
         return state
-    return (model._reorder_cache(cache, order), *state[1:]) if hasattr(model, "_reorder_cache") else None
+    if not hasattr(model, "_reorder_cache"):
+        raise CannotRun("its cache cannot choose rows")
+    return model._reorder_cache(cache, order), *state[1:]

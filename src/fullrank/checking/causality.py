@@ -1,10 +1,10 @@
-"""Search for attention to later tokens and to other rows, by perturbation and by gradient."""
+"""Search for attention to later tokens, by perturbation, by gradient, and after training on random tokens."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,28 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.agreement import (
-    Pair,
-    compare_in_both_precisions,
-    compare_pairs,
-    divide_by_size,
-    largest,
-    rounding,
-    tolerance,
-)
 from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call, CannotRun, Run, running
-from fullrank.checking.copies import WithoutDropout, duplicate, list_tensors, mode
-from fullrank.checking.definition import build_without_chance
+from fullrank.checking.copies import WithoutDropout, duplicate, mode
 from fullrank.checking.layers import (
-    Positions,
-    Rows,
+    Part,
+    Reading,
     find_layer_by_compiler,
     find_layers,
     find_layers_by_gradient,
     is_float,
 )
-from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.subject import ROWS, SHORT, Subject, random_ids
+from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
+from fullrank.checking.subject import SHORT, Subject, random_ids
 from fullrank.core.errors import one_line
 
 _AT_ONCE = 20_000_000  # logits of a batch
@@ -64,26 +54,21 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
         return inapplicable("later tokens are seen with the parameters as they are")
     try:
         subject = call.choose_texts(subject)
-        if call.dtype is not None or call.autocast is not None:
-            return find_leak(subject, call)
         if not call.gradients:
-            return compare_in_both_precisions(find_leak)(subject, call=call)
-        cuts = spread(subject.length, len(SEEDS))
-        for seed, cut in zip(SEEDS, cuts, strict=False):
-            finding = compare_in_both_precisions(find_leak)(subject, call=replace(call, seed=seed), cuts=[cut])
+            return find_leak(subject, call)
+        for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
+            finding = find_leak(subject, replace(call, seed=seed), [cut])
             if finding.verdict == "fails":
                 break
         return finding
-    except CannotRun:
-        raise
     except Exception as error:
-        if call.is_plain:
+        if call.is_plain or isinstance(error, CannotRun):
             raise
-        return inapplicable(f"it cannot be run so: {type(error).__name__}: {one_line(error)}")
+        raise CannotRun(f"it cannot be run so: {type(error).__name__}: {one_line(error)}") from error
 
 
 def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Finding:
-    """`search_by_perturbation` in one precision."""
+    """`search_by_perturbation` with one seed. cuts: positions from which on tokens are changed."""
     cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
@@ -93,54 +78,59 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
     if call.scaled:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
     with running(subject, call) as run:
-        texts, logits = batch_texts(subject, run, cuts)
-        again = largest(run(texts), logits)
+        rows, texts = len(subject.ids), repeat_texts(subject, call, cuts)
+        logits = run(texts)
+        if bool(logits.isnan().any()):
+            raise FloatingPointError("logits are NaN")
+        divide = divide_by_size(logits)
+
+        def read(ids: Tensor) -> Tensor:
+            return divide(run(ids))
+
+        logits = divide(logits)
+        again = largest(read(texts), logits)
         if again > limit:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
             return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
-        rows = len(subject.ids)
         if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
-            noise = largest(run(texts.roll(rows, 0)).roll(-rows, 0), logits)
+            noise = largest(read(texts.roll(rows, 0)).roll(-rows, 0), logits)
             if noise > limit:
                 limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
-        shares, moves = measure_cuts(subject, run, texts, logits, cuts)
+        shares, moves = measure_cuts(subject, read, texts, logits, cuts)
         if moves == 0.0:
             return inapplicable(NOTHING_MOVES)
         ranked = sorted(shares, key=lambda cut: (math.isnan(shares[cut]), shares[cut]), reverse=True)
         # in half precision one rounding may choose another expert: a leak is seen from several cuts
         cut = ranked[min(2, len(ranked) - 1) if dtype.itemsize == 2 else 0]
-        is_number = math.isfinite(shares[cut])
-        if not (call.is_plain or is_number):
-            return inapplicable(f"{call.name}: logits are not finite")
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
-        if finding.verdict == "passes" or not is_number:
+        if not math.isfinite(shares[cut]):
+            return finding if call.is_plain else inapplicable(f"{call.name}: logits are not finite")
+        if finding.verdict == "passes":
             return finding
         if call.is_plain or call.cache or call.training not in subject.leaking:
-            cut, layers = explain(subject, run, cut, limit)
+            if not (call.mask or subject.fixed or call.compiled):
+                cut = find_cut_of_a_text(subject, call, read, cut, limit)
             if not cut:
                 remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
                 return replace(finding, verdict="passes", difference=0.0, remark=remark)
-            finding = replace(finding, layers=layers)
-        if call.is_plain:
-            subject.leaking.add(call.training)
-        leaks = describe_cut(subject, cut)
-        return replace(finding, leaks=leaks, remark=leaks)
+            with suppress(Exception):  # a leak is a leak, even one that nobody can explain
+                finding = replace(finding, layers=name_leaking_layers(subject, run, cut, limit))
+    if call.is_plain:
+        subject.leaking.add(call.training)
+    leaks = describe_cut(subject, cut)
+    return replace(finding, leaks=leaks, remark=leaks)
 
 
-def batch_texts(subject: Subject, run: Run, cuts: list[int]) -> tuple[Tensor, Tensor]:
-    """The texts as often as they are read at once, and their logits, in units of their size."""
-    logits = run(subject.ids)
-    if bool(logits.isnan().any()):
-        raise FloatingPointError("logits are NaN")
-    run.divide = divide_by_size(logits)
-    most = 1 if run.call.compiled else _AT_ONCE // (logits[..., 0].numel() * subject.vocab_size)
-    times = max(1, min(math.ceil(len(cuts) / len(subject.ids)), most))
-    texts = subject.ids.repeat(times, *[1] * (subject.ids.dim() - 1))
-    return texts, run.divide(logits) if times == 1 else run(texts)
+def repeat_texts(subject: Subject, call: Call, cuts: list[int]) -> Tensor:
+    """The texts, as often as they are read at once with a cut in each."""
+    ids = subject.ids
+    most = 1 if call.compiled else _AT_ONCE // (len(ids) * subject.length * subject.vocab_size)
+    times = max(1, min(math.ceil(len(cuts) / len(ids)), most))
+    return ids.repeat(times, *[1] * (ids.dim() - 1))
 
 
 def measure_cuts(
-    subject: Subject, run: Run, texts: Tensor, logits: Tensor, cuts: list[int]
+    subject: Subject, read: Callable[[Tensor], Tensor], texts: Tensor, logits: Tensor, cuts: list[int]
 ) -> tuple[dict[int, float], float]:
     """The largest change of logits before each cut, and of any logits after one."""
     shares, moves = dict.fromkeys(cuts, 0.0), 0.0
@@ -151,8 +141,7 @@ def measure_cuts(
         variants = [subject.change(texts, later)]
         if subject.kind == "module" and subject.reads_tokens and not subject.has_example:  # 0 may be padding
             variants.append(torch.where(later, 0, texts))
-        for variant in variants:
-            changed = run(variant)
+        for changed in map(read, variants):
             for row, cut in enumerate(part):
                 share = largest(changed[row, :cut], logits[row, :cut])
                 moves = max(moves, largest(changed[row, cut:], logits[row, cut:]))
@@ -161,18 +150,19 @@ def measure_cuts(
     return shares, moves
 
 
-def explain(subject: Subject, run: Run, cut: int, least: float) -> tuple[int, tuple[str, ...]]:
-    """A cut before which some text alone sees later tokens, 0 where only rows see each other; and the layers that leak."""
-    call = run.call
-    if not (call.mask or subject.fixed or call.compiled):
-        # an expert drops entries in the order of its tokens, and so does its dropout
-        with WithoutDropout() if call.training else ExitStack():
-            cuts = (one for one in (cut, *spread(subject.length, 6)) if leaks_alone(subject, run, one, least))
-            cut = next(cuts, 0)
-    try:
-        return cut, find_leaking_layers(subject, run, cut, least) if cut else ()
-    except Exception:  # a leak is a leak, even one that nobody can explain
-        return cut, ()
+def find_cut_of_a_text(subject: Subject, call: Call, read: Callable[[Tensor], Tensor], cut: int, least: float) -> int:
+    """A cut before which some text alone sees later tokens, and no other row of its batch is changed; 0 where there is none."""
+    # an expert drops entries in the order of its tokens, and so does its dropout
+    with WithoutDropout() if call.training else ExitStack():
+        logits = read(subject.ids)
+        for one in dict.fromkeys((cut, *spread(subject.length, 6))):
+            changed = subject.change_from(one)
+            for row in range(len(changed)):
+                texts = subject.ids.clone()
+                texts[row] = changed[row]
+                if largest(read(texts)[row, :one], logits[row, :one]) > least:
+                    return one
+    return 0
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
@@ -181,110 +171,24 @@ def describe_cut(subject: Subject, cut: int) -> str:
     return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
 
 
-def leaks_alone(subject: Subject, run: Run, cut: int, least: float) -> bool:
-    """One text changes before the cut where no other row of its batch changes."""
-    logits, changed = run(subject.ids), subject.change_from(cut)
-    for row in range(len(changed)):
-        texts = subject.ids.clone()
-        texts[row] = changed[row]
-        if largest(run(texts)[row, :cut], logits[row, :cut]) > least:
-            return True
-    return False
-
-
-def find_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
+def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
     """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
     texts, changed, start, stop = subject.ids, subject.change_from(cut), 0, subject.length
     if run.call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
     if run.call.compiled:  # nobody looks into compiled code
-        divide, run = run.divide, Run(subject, run.call, subject.model)
-        run.divide = divide
+        run = Run(subject, run.call, subject.model)
+    part = Part(1 if run.call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
 
     def read(ids: Tensor) -> Tensor:
-        return run(torch.cat((texts[:, :start], ids[:, start:stop], texts[:, stop:]), 1))[:, start:cut]
+        return run(torch.cat((texts[:, :start], ids[:, start:stop], texts[:, stop:]), 1))[:, start:stop]
 
+    right, wrong = (Reading.of(partial(read, ids), part) for ids in (texts, changed))
     if run.call.compiled:
-        return find_layer_by_compiler(run.model, lambda: largest(read(changed), read(texts)) > least)
-    view = Positions(1 if run.call.rows == 1 else len(texts), stop - start, 0, cut - start, start)
-    return find_layers(run.model, partial(read, texts), partial(read, changed), view, least)
+        return find_layer_by_compiler(run.model, right, wrong, least)
+    return find_layers(run.model, right, wrong, least)
 
 
-def independent_rows(subject: Subject, *, training: bool) -> Finding:
-    """All tokens of a row are changed; the logits of the other rows may not change."""
-    call = PLAIN[training]
-    looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
-    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
-    with running(subject, call) as run, WithoutDropout():
-        texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
-        run.divide = divide_by_size(run(texts))
-        last = len(texts) - 1
-        for row, others in ((0, slice(1, None)), (last, slice(last))):
-            changed = texts.clone()
-            changed[row] = subject.change(texts)[row]
-            right, wrong = (partial(read_rows, run, ids, others) for ids in (texts, changed))
-            moved = largest(wrong(), right())
-            if not moved <= limit:
-                layers = find_layers(run.model, right, wrong, Rows(len(texts), others), limit)
-                return judge(
-                    looked_at, moved, limit, reason, remark=f"other rows see row {row}", path=call.name, layers=layers
-                )
-    return judge(looked_at, moved, limit, reason, path=call.name)
-
-
-def read_rows(run: Run, ids: Tensor, chosen: slice) -> Tensor:
-    return run(ids)[chosen]
-
-
-@compare_in_both_precisions
-def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
-    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
-    ids, call = subject.long_ids, PLAIN[training]
-    if training and subject.ours:
-        subject = replace(subject, model=build_without_chance(subject))
-    size, pairs = ids.shape[1], dict[tuple[int, int], Pair]()
-    # the length that no size of the model equals comes first: layers are recognised by it
-    powers = (1 << i for i in reversed(range(size.bit_length())))
-    lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
-    lengths.pop(size, None)
-    with running(subject, call) as run, WithoutDropout():
-        whole = run(ids)
-        run.call = replace(call, seed=2)
-        if largest(run(ids), whole) > tolerance(subject.dtype):
-            return inapplicable(
-                "random numbers are drawn beside those of dropout, and of other ones for another length"
-            )
-        run.call = call
-        if bool((whole == whole[:1]).all()):
-            return inapplicable(NOTHING_MOVES)
-        for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
-            name = f"{rows} row{'s' * (rows > 1)} of {end} tokens"
-            pairs[end, rows] = (name, run(ids[:rows, :end].contiguous()), whole[:rows, :end])
-        shown = ", ".join(map(str, sorted(lengths)))
-        looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
-        finding = compare_pairs(subject, looked_at, list(pairs.values()))
-        if finding.verdict == "passes":
-            return finding
-        leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
-        run.divide, least = divide_by_size(whole), finding.tolerance or 0.0
-        sizes = {*range(ROWS + 1), *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
-        apart = (
-            end
-            for (end, rows), (_, alone, expected) in pairs.items()
-            if rows > 1 and end not in sizes and largest(run.divide(alone), run.divide(expected)) > least
-        )
-        if end := next(apart, 0):  # positions are recognised by these lengths
-            right, wrong = (partial(read_start, run, ids[:, :length], end) for length in (end, size))
-            views = Positions(ROWS, size, 0, end), Positions(ROWS, end, 0, end)
-            finding = replace(finding, layers=find_layers(run.model, right, wrong, views[0], least, views[1]))
-    return replace(finding, path=f"texts of other lengths{', training' * training}", leaks=leaks)
-
-
-def read_start(run: Run, ids: Tensor, end: int) -> Tensor:
-    return run(ids)[:, :end]
-
-
-@compare_in_both_precisions
 def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it.
 
@@ -341,7 +245,7 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
         return finding
     layers: tuple[str, ...] = ()
     if training not in subject.leaking:
-        after = Positions(len(ids), subject.length, worst, subject.length)
+        after = Part(len(ids), subject.length, worst)
         with suppress(Exception), torch.enable_grad():
             run = lambda: (read()[:, :worst] * weights[:, :worst]).sum()  # noqa: E731
             layers = find_layers_by_gradient(subject.model, run, after, limit * whole)
@@ -370,5 +274,5 @@ def check_on_random_tokens(subject: Subject) -> Finding:
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
-    subject = replace(subject, model=model.eval(), dtype=torch.float32, is_sliced=False)
+    subject = replace(subject, model=model.eval(), dtype=torch.float32, selects=False)
     return find_leak(subject, Call(f"after {step} steps of training on random tokens"))

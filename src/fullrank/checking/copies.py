@@ -183,3 +183,21 @@ class WithoutDropout(TorchFunctionMode):
             args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])  # the fifth is the probability
             options = {name: value for name, value in options.items() if name != "dropout_p"}
         return function(*args, **options)
+
+
+class OnlyWords(TorchFunctionMode):
+    """Inside, a product that gives a number for each word of a vocabulary gives those of some words."""
+
+    def __init__(self, words: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.words, self.vocab_size = words, vocab_size
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.linear and len(args[1]) == self.vocab_size:
+            args = (args[0], *(None if one is None else one[self.words] for one in args[1:]))
+        elif function in _PRODUCTS and args[1].shape[-1] == self.vocab_size:
+            args = (args[0], args[1][..., self.words])
+        return function(*args, **(kwargs or {}))
+
+
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)

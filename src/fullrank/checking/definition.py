@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.agreement import Pair, compare_pairs, largest
 from fullrank.checking.calls import read_pieces
 from fullrank.checking.copies import duplicate, mode
-from fullrank.checking.report import Finding, inapplicable, judge
+from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
@@ -55,7 +54,7 @@ def memory(subject: Subject) -> Finding:
     config: ModelConfig = subject.model.config
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
-    length, ids, pairs = subject.length, subject.ids, list[Pair]()
+    length, ids, worst, place = subject.length, subject.ids, 0.0, ""
     without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
     model, whole = rebuild(subject, with_memory(without, length)), rebuild(subject, without)
     if config.same_length:  # each token sees as many, wherever segments end
@@ -69,12 +68,16 @@ def memory(subject: Subject) -> Finding:
     with mode(model, training=False), mode(whole, training=False):
         with torch.no_grad():
             expected = whole(ids).logits
+        divide = divide_by_size(expected)
         for bounds, cached in itertools.product(cuts, (True, False)):
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
                 logits = read_pieces(ids, bounds, step)
-            pairs.append((f"cut at {bounds[1:-1]}{', keys cached' * cached}", logits, expected))
+            share = largest(divide(logits), divide(expected))
+            if not share <= worst and not math.isnan(worst):
+                worst, place = share, f"worst: cut at {bounds[1:-1]}{', keys cached' * cached}"
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
-    return compare_pairs(subject, looked_at, pairs)
+    finding = judge(looked_at, worst, tolerance(subject.dtype), rounding(subject.dtype), remark=place)
+    return finding if finding.verdict == "fails" else replace(finding, remark="")
 
 
 def check_plain_start(subject: Subject) -> Finding:

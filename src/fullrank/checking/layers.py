@@ -13,54 +13,67 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from fullrank.checking.report import divide_by_size, largest
+
 MOST_LAYERS = 16  # that are named
 OWN_FORWARD = "the model's own forward"
-View = Callable[[Tensor], Tensor | None]  # the part of a tensor that is looked at; None where that cannot be said
 ModuleCall = tuple[str, int]  # a module's name, and which of its calls
 Edit = Callable[[ModuleCall, list[Tensor]], list[Tensor] | None]
 
 
 @dataclass(frozen=True)
-class Positions:
-    """View of the positions from `start` to `end` of texts (rows, length). past: positions before them, in a cache."""
+class Part:
+    """Positions from `start` to `end` of the chosen rows of texts (rows, length). past: tokens before them, in a cache."""
 
     rows: int
     length: int
-    start: int
-    end: int
+    start: int = 0
+    end: int | None = None
     past: int = 0
+    chosen: slice | list[int] | None = None
 
-    def __call__(self, tensor: Tensor) -> Tensor | None:
-        """All of a tensor without positions, as every position may read it.
+    def select(self, logits: Tensor) -> Tensor:
+        rows = logits if self.chosen is None else logits[self.chosen]
+        return rows[:, self.start : self.end]
 
-        None for attention weights, which have two dimensions of that size, and blocks of positions, which have none.
+    def view(self, tensor: Tensor) -> Tensor | None:
+        """This part of what a module is given or gives; all of a tensor without rows or positions, as all may read it.
+
+        None for attention weights, which have two dimensions of positions, and blocks of positions, which have none.
         """
-        shape = tensor.shape
+        shape, is_one = tensor.shape, self.length == 1
+        if tensor.dim() > 1 and shape[0] == self.rows * self.length and not is_one:  # (B N, ..)
+            tensor = tensor.unflatten(0, (self.rows, self.length))
+        is_whole = self.start == 0 and self.end in (None, self.length)
+        view = tensor if is_one or (is_whole and self.chosen is not None) else self.narrow(tensor)
+        if self.chosen is None or view is None or view.dim() == 0 or view.shape[0] % self.rows:
+            return view
+        return view.unflatten(0, (self.rows, -1))[self.chosen].flatten(0, 1)  # also of (B H, ..)
+
+    def narrow(self, tensor: Tensor) -> Tensor | None:
+        """All rows of the positions."""
+        shape, end = tensor.shape, self.length if self.end is None else self.end
         for past in {0, self.past}:
             dims = [dim for dim, size in enumerate(shape) if size == past + self.length]
             if dims:
-                size = past + self.end - self.start
-                return tensor.narrow(dims[0], self.start, size) if len(dims) == 1 else None
+                return tensor.narrow(dims[0], self.start, past + end - self.start) if len(dims) == 1 else None
         if tensor.dim() > 2 and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
-            return tensor[:, self.start : self.end]
-        if tensor.dim() > 1 and shape[0] == self.rows * self.length:  # (B N, ..)
-            return tensor.reshape(self.rows, self.length, -1)[:, self.start : self.end]
+            return tensor[:, self.start : end]
         has_positions = tensor.dim() > 0 and tensor.numel() > self.rows * shape[-1]
         return None if has_positions else tensor
 
 
 @dataclass(frozen=True)
-class Rows:
-    """View of some rows of a batch of `count`."""
+class Reading:
+    """Logits of a part of texts, and how to read them again: read() gives the logits of all."""
 
-    count: int
-    chosen: slice
+    logits: Tensor
+    part: Part
+    read: Callable[[], Tensor]
 
-    def __call__(self, tensor: Tensor) -> Tensor | None:
-        """All of a tensor without rows, as every row may read it."""
-        if tensor.dim() == 0 or tensor.shape[0] % self.count:
-            return tensor
-        return tensor.unflatten(0, (self.count, -1))[self.chosen]  # also of (B N, ..)
+    @classmethod
+    def of(cls, read: Callable[[], Tensor], part: Part) -> Reading:
+        return cls(part.select(read()), part, read)
 
 
 @dataclass
@@ -132,47 +145,47 @@ def are_apart(tensor: Tensor | None, expected: Tensor | None) -> bool:
 
 
 @torch.no_grad()  # some modules give a parameter out as it is
-def find_layers(
-    model: nn.Module, right: Callable[[], Tensor], wrong: Callable[[], Tensor], view: View, least: float,
-    view_of_right: View | None = None,
-) -> tuple[str, ...]:  # fmt: skip
+def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
     """Modules by which the logits of `wrong` come to differ from those of `right`; none where they do not.
 
-    A module is one of them if its output differs in the view, it is the first to differ, and putting back its right output
+    A module is one of them if its output differs in the part, it is the first to differ, and putting back its right output
     changes the difference of logits (a later layer that leaks too may make it larger): an output that is not used is nobody's
     fault. If its input differs already, the module that calls it is the one. Then the next one is looked for with the first
-    put right. least: differences of logits that count. view_of_right: the view of `right`, where it is another one.
+    put right. least: the difference that counts, as a share of logits.
     """
-    expected, names, mended = observe(model, right), list[str](), list[ModuleCall]()
-    view_of_right = view_of_right or view
+    expected, names, mended = observe(model, right.read), list[str](), list[ModuleCall]()
+    logits = right.part.select(expected.result)
+    divide = divide_by_size(logits)
 
     def differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
-        return any(are_apart(view(one), view_of_right(other)) for one, other in zip(tensors, others, strict=False))
+        pairs = zip(map(wrong.part.view, tensors), map(right.part.view, others), strict=False)
+        return any(are_apart(tensor, other) for tensor, other in pairs)
 
     def mend(call: ModuleCall, tensors: list[Tensor], among: list[ModuleCall]) -> list[Tensor] | None:
         if call not in among:
             return None
         edited = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         for tensor, other in zip(edited, expected.outputs[call], strict=False):
-            into, source = view(tensor), view_of_right(other)
+            into, source = wrong.part.view(tensor), right.part.view(other)
             if into is not None and source is not None and into.shape == source.shape:
                 into.copy_(source)
         return edited
 
     def run_mended(among: list[ModuleCall]) -> tuple[ModuleCalls, float]:
-        calls = observe(model, wrong, partial(mend, among=among))
-        off = (calls.result - expected.result).abs()
+        calls = observe(model, wrong.read, partial(mend, among=among))
+        off = (divide(wrong.part.select(calls.result)) - divide(logits)).abs()
         return calls, float(off.sum()) if float(off.max()) > least else 0.0
-
-    def has_effect(call: ModuleCall, size: float) -> bool:
-        return abs(run_mended([*mended, call])[1] - size) > 1e-6 * size
 
     size = 0.0
     while len(names) < MOST_LAYERS:
         calls, size = run_mended(mended)
-        others = [call for call in calls.outputs if size and call in expected.outputs and call not in mended]
-        different = (call for call in others if differ(calls.outputs[call], expected.outputs[call]))
-        first = next((call for call in different if has_effect(call, size)), None)
+        first = None
+        for call in calls.outputs if size else ():
+            if call in mended or not differ(calls.outputs[call], expected.outputs.get(call, [])):
+                continue
+            if abs(run_mended([*mended, call])[1] - size) > 1e-6 * size:
+                first = call
+                break
         if first is None:
             break
         mended.append(first)
@@ -185,7 +198,7 @@ def find_layers(
     return tuple(dict.fromkeys(names)) or (OWN_FORWARD,) * (size > 0)
 
 
-def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: View, least: float) -> tuple[str, ...]:
+def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: Part, least: float) -> tuple[str, ...]:
     """Innermost modules whose later inputs have a gradient of `run()`, a number, though their later outputs have none."""
     calls = observe(model, run)
     tensors = [
@@ -194,7 +207,7 @@ def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: 
     gradients = torch.autograd.grad(calls.result, tensors, allow_unused=True)
     reached = set[int]()
     for tensor, gradient in zip(tensors, gradients, strict=True):
-        part = None if gradient is None else later(gradient)
+        part = None if gradient is None else later.view(gradient)
         if part is not None and part.numel() and float(part.abs().max()) > least:
             reached.add(id(tensor))
     guilty = [
@@ -207,14 +220,15 @@ def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: 
     return tuple(dict.fromkeys(names[:MOST_LAYERS])) or (OWN_FORWARD,)
 
 
-def find_layer_by_compiler(model: nn.Module, leaks: Callable[[], bool]) -> tuple[str, ...]:
-    """The innermost module that leaks where it alone is compiled."""
-    innermost = ""
+def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
+    """The innermost module by which the readings differ where it alone is compiled."""
+    innermost, divide = "", divide_by_size(right.logits)
     for name, module in model.named_modules():
         if name.startswith(innermost and f"{innermost}.") and name:
             module.compile(backend="aot_eager")
             try:
-                innermost = name if leaks() else innermost
+                logits = (divide(one.part.select(one.read())) for one in (right, wrong))
+                innermost = name if largest(*logits) > least else innermost
             finally:
                 module._compiled_call_impl = None
     return (innermost or OWN_FORWARD,)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+# for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
+# rounding moves far smaller.
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
 @dataclass(frozen=True)
@@ -149,3 +157,45 @@ def judge(looked_at: str, difference: float, tolerance: float, reason: str, **mo
 
 def inapplicable(reason: str) -> Finding:
     return Finding("not applicable", reason=reason)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest error that rounding may cause in a number of size 1."""
+    return _TOLERANCES[dtype]
+
+
+def rounding(dtype: torch.dtype) -> str:
+    """The reason of `tolerance`."""
+    return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
+
+
+def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
+
+    The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
+    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
+    """
+    sizes = logits[logits.isfinite()].abs().float()
+    moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
+    moved = moved[moved.isfinite() & (moved > 0)]
+    far = 1000 * float(moved[:: 1 + len(moved) // 100_000].median()) if len(moved) else math.inf
+    near = sizes[sizes <= far]
+    size = (float(near.max()) if len(near) else min(far, 1.0)) or 1.0
+    is_plain = len(near) == logits.numel()
+
+    def divide(values: Tensor) -> Tensor:
+        values = (values.float() if values.dtype.itemsize == 2 else values) / size
+        return values if is_plain else values.nan_to_num(math.nan).asinh()
+
+    return divide
+
+
+def largest(values: Tensor, expected: Tensor) -> float:
+    """max |values - expected|; NaN if one of them is not finite where the other is."""
+    if values.numel() == 0:
+        return 0.0
+    off = (values - expected).abs()
+    worst = float(off.max())
+    if math.isnan(worst):
+        worst = float(off.masked_fill(torch.isclose(values, expected, 0.0, 0.0, equal_nan=True), 0.0).max())
+    return worst

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from fullrank.checking.agreement import largest
-from fullrank.checking.report import Finding, Report, inapplicable, judge
+from fullrank.checking.report import Finding, Report, inapplicable, judge, largest
 from fullrank.checking.sums import LATER, ONCE, ROUNDING, SUM, Scorer, count_faults, sum_over_vocabulary
 from fullrank.core.errors import InputError
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import AsModule, duplicate, find_dtype, list_arguments, list_tensors, mode, move_copy
+from fullrank.checking.copies import AsModule, OnlyWords, find_dtype, list_arguments, list_tensors, mode, move_copy
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, one_line
@@ -23,6 +23,7 @@ LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: h
 SHORT = 23
 WORDS = 2048  # that texts are made of and logits are compared at, where a model knows more than twice as many
 DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
+LARGE = 20_000_000  # parameters of a model that reads shorter texts
 SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
 _SHORTER = (31, 17, 7)  # tokens, for a model that does not say how few it reads
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -46,8 +47,8 @@ class Subject:
     the first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with
     a cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a
     mask of padding. first_position: the position id of the first token; None where positions cannot be given. pads_left: a
-    text that is padded on the left equals the text alone. is_sliced: the output layer of its copies computes only the logits
-    of `words`. leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
+    text that is padded on the left equals the text alone. selects: only logits of `words` are computed.
+    leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
     model: Any
@@ -64,7 +65,7 @@ class Subject:
     mask_form: MaskForm | None = None
     first_position: int | None = None
     pads_left: bool = False
-    is_sliced: bool = False
+    selects: bool = False
     leaking: set[bool] = field(default_factory=set)
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
@@ -88,15 +89,11 @@ class Subject:
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Logits that are compared (B, N, V): of a large vocabulary those of `words`."""
-        return self.select(self.all_logits(ids, mask, **options))
+        with OnlyWords(self.words, self.vocab_size) if self.selects else contextlib.nullcontext():
+            return self.select(self.all_logits(ids, mask, **options))
 
     def select(self, logits: Tensor) -> Tensor:
-        return logits if self.is_sliced else logits[..., self.stride // 2 :: self.stride]
-
-    def copy_model(self) -> Any:
-        """A copy of the model as it was passed, every parameter moved a little."""
-        model = move_copy(self.own)
-        return slice_output(model, self.words, self.vocab_size) if self.is_sliced else model
+        return logits if logits.shape[-1] == len(self.words) else logits[..., self.stride // 2 :: self.stride]
 
     @functools.cached_property
     def words(self) -> Tensor:
@@ -214,7 +211,7 @@ class Subject:
         """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
         if self.dtype != torch.float64:
             return None
-        return replace(self, model=self.copy_model().float(), dtype=torch.float32)
+        return replace(self, model=move_copy(self.own).float(), dtype=torch.float32)
 
     @property
     def sees_future(self) -> str:
@@ -314,7 +311,7 @@ def open_subject(
         if subject.kind == "module":
             refuse_time_first(subject)
         if subject.stride > 1:
-            subject = slice_where_same(subject)
+            subject = select_words(subject, can_cut=length is None and inputs is None)
         subject = replace(subject, mask_form=find_mask_form(subject), first_position=find_first_position(subject))
         return replace(subject, pads_left=equals_when_padded_left(subject), long_ids=lengthen_texts(subject))
 
@@ -328,13 +325,13 @@ def prepare_texts(subject: Subject, sequence: str | None, length: int | None) ->
     return prepare(add_texts(subject, sequence, first))  # which says why
 
 
-def choose_length(subject: Subject, length: int | None) -> int:
+def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
     """Tokens of a text: by default a prime that no size of the model equals, so that positions are recognised by it."""
     model: Any = subject.own
     longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else 10**9
     if length is None:
-        most = min(longest, 37 if subject.vocab_size > 2 * WORDS else longest)  # logits of many words take long
+        most = min(longest, most, 37 if subject.parameters > LARGE else longest)
         sizes = {size for tensor in list_tensors(model) for size in tensor.shape}
         length = next((size for size in LENGTHS if size <= most and size not in sizes), most)
     if not 3 <= length <= longest:
@@ -417,24 +414,14 @@ def prepare(subject: Subject) -> Subject:
     ) from error
 
 
-def slice_output(model: Any, words: Tensor, vocab_size: int) -> Any:
-    """The model, with the layers that give logits giving those of `words` only."""
-    for module in model.modules():
-        if type(module) is nn.Linear and module.out_features == vocab_size:
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter.detach()[words], parameter.requires_grad))
-            module.out_features = len(words)
-    return model
-
-
-def slice_where_same(subject: Subject) -> Subject:
-    """With an output layer of fewer words, which is faster, where the logits of these words are the same."""
+def select_words(subject: Subject, can_cut: bool) -> Subject:
+    """With logits of some words only, which is faster, where they are the same; else with shorter texts, if they can be cut."""
+    with contextlib.suppress(Exception), OnlyWords(subject.words, subject.vocab_size):
+        logits = subject.all_logits(subject.ids)
     with contextlib.suppress(Exception):
-        model = slice_output(duplicate(subject.model), subject.words, subject.vocab_size)
-        sliced = replace(subject, model=model, is_sliced=True)
-        if agree(sliced.logits(subject.ids), subject.logits(subject.ids)):
-            return sliced
-    return subject
+        if logits.shape[-1] == len(subject.words) and agree(logits, subject.logits(subject.ids)):
+            return replace(subject, selects=True)
+    return subject.with_length(choose_length(subject, None, SHORT - 4)) if can_cut else subject
 
 
 def refuse_time_first(subject: Subject) -> None:

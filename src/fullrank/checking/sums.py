@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.agreement import largest, tolerance
-from fullrank.checking.report import Finding, inapplicable, judge
+from fullrank.checking.report import Finding, inapplicable, judge, largest, tolerance
 from fullrank.core.errors import InputError, one_line
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
