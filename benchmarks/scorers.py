@@ -21,8 +21,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.checking import Report
-from fullrank.checking.scoring import COUNTS, SAME
-from fullrank.checking.sums import ONCE, SUM
+from fullrank.checking.scoring import COUNTS, ONCE, SAME, SUM
 
 WINDOW, START = 8, 1
 WORDS = ["<unk>", "<bos>", *(f"w{i}" for i in range(3))]

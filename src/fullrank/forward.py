@@ -1,9 +1,13 @@
-"""Any module of torch: the arguments of its forward, the logits in what it returns, and tensors loaded into it."""
+"""Any module of torch, or function: the arguments of its forward, what is in its output, and tensors loaded into it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,9 @@ from fullrank.core.errors import InputError, one_line
 
 
 def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a forward; none where Python cannot tell them."""
+    """The arguments of a forward, or of the function that a module stands for; none where Python cannot tell them."""
     try:
-        return inspect.signature(module.forward).parameters
+        return inspect.signature(module.function if isinstance(module, AsModule) else module.forward).parameters
     except (TypeError, ValueError):
         return {}
 
@@ -26,6 +30,14 @@ def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
         return ""
     caches = ("past_key_values", "cache", "cache_params", "state")
     return next((name for name in caches if name in arguments), "")
+
+
+def find_cache(out: Any, name: str) -> Any:
+    """The cache in an output: by its name, or the second of a tuple after the logits."""
+    if isinstance(out, Mapping):
+        return out.get(name)
+    is_pair = type(out) in (tuple, list) and len(out) > 1
+    return out[1] if is_pair else getattr(out, name, None)
 
 
 def logits_in(out: Any) -> Tensor:
@@ -47,3 +59,59 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path,
     except RuntimeError as error:
         words = one_line(error, 600).partition(": ")[2]
         raise InputError(f"{origin} does not fit the model: {words}; check the model section of config.yaml") from error
+
+
+class AsModule(nn.Module):
+    """A function from token ids to logits, with the modules that it calls: a copy of it calls copies of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        # copying leaves functions as they are
+        self.function = functools.wraps(function)(lambda *args, **options: function(*args, **options))
+        for name, module in find_modules("model", function):
+            if module not in set(self.modules()):
+                while hasattr(self, name):
+                    name += "_"
+                self.add_module(name, module)
+        originals = list(self.children())
+        self.list_originals = lambda: originals
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        with stand_in(self.list_originals(), self.children()):
+            return self.function(*args, **options)
+
+
+_REACHED = ("__self__", "__func__", "__defaults__", "__kwdefaults__", "func", "args", "keywords")
+
+
+def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that a function reaches: by its closure, its arguments and the globals that it names; or an object, by name."""
+    if isinstance(value, nn.Module):
+        yield name.replace(".", "_"), value
+    if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
+        return
+    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+    parts = {part: getattr(value, part, None) for part in (*_REACHED, *slots)} | getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple | dict):
+        parts = dict(value if isinstance(value, dict) else enumerate(value))
+    with contextlib.suppress(TypeError, ValueError):  # no function, or a variable that has no value yet
+        scope = inspect.getclosurevars(value)
+        parts |= {**scope.globals, **scope.nonlocals}
+    for part, inner in parts.items():
+        yield from find_modules(str(part), inner, depth - 1)
+
+
+@contextmanager
+def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, whoever calls the originals runs the copies: each module has the attributes of its copy."""
+    pairs = list[tuple[nn.Module, dict[str, Any]]]()
+    for original, copied in zip(originals, copies, strict=True):
+        pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)
+    before = [(module, vars(module)) for module, _ in pairs]
+    try:
+        for module, attributes in pairs:
+            object.__setattr__(module, "__dict__", attributes)
+        yield
+    finally:
+        for module, attributes in before:
+            object.__setattr__(module, "__dict__", attributes)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.checking.scoring import ADD, COUNTS, RANKS
-from fullrank.checking.sums import LATER, ONCE, SUM
+from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SUM
 
 V, WINDOW = 5, 8
 _generator = torch.Generator().manual_seed(3)

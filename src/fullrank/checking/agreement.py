@@ -28,7 +28,7 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.copies import WithoutDropout, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
-from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
+from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge_worst, largest
 from fullrank.checking.subject import ROWS, Subject, agree
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
@@ -52,26 +52,19 @@ def compare(
     noise: what rounding to fp32 moves in a model that is not ours, which may compute parts so; is_exact: it has to compute
     the same twice. divide: by the size of logits.
     """
-    worst, name, apart = 0.0, "", list[Comparison]()
-    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
+    limit, reason = allow(subject.dtype)
     if not subject.ours and subject.dtype == torch.float64 and not is_exact:
-        limit = tolerance(torch.float32)
-        reason = f"{rounding(torch.float32)}; a model that is not ours may compute parts so in float64, too"
+        limit, reason = allow(torch.float32)
+        reason += "; a model that is not ours may compute parts so in float64, too"
         if 3 * noise > limit:
             limit, reason = min(3 * noise, 10 * limit), f"three times the model's own rounding to float32, {noise:.1e}"
-    for one in comparisons:
+    shares = dict[tuple[str, int], float]()
+    for number, one in enumerate(comparisons):
         to_shares = divide or divide_by_size(one.expected.logits)
-        share = largest(to_shares(one.reading.logits), to_shares(one.expected.logits))
-        if not share <= limit:
-            apart.append(one)
-        if not share <= worst:
-            worst, name = share, one.name
-        if math.isnan(worst):
-            break
-    if not apart:
-        return judge(looked_at, worst, limit, reason, remark=remark, path=path)
+        shares[one.name, number] = largest(to_shares(one.reading.logits), to_shares(one.expected.logits))
+    apart = [comparisons[number] for (_, number), share in shares.items() if not share <= limit]
     layers = name_layers(model, apart, limit)
-    return judge(looked_at, worst, limit, reason, remark=f"worst: {name}", path=path, layers=layers)
+    return judge_worst(looked_at, shares, limit, reason, remark, path=path, layers=layers)
 
 
 def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
@@ -114,7 +107,7 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     lengths.pop(size, None)
     with running(subject, call) as run, WithoutDropout():
         whole, read_whole = run(ids), partial(run, ids)
-        if largest(run(ids, seed=2), whole) > tolerance(subject.dtype):
+        if largest(run(ids, seed=2), whole) > allow(subject.dtype)[0]:
             why = "random numbers are drawn beside those of dropout, and of other ones for another length"
             return inapplicable(why)
         if bool((whole == whole[:1]).all()):

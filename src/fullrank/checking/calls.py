@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import duplicate, find_dtype, list_arguments, mode, move_copy, stand_in
+from fullrank.checking.copies import duplicate, find_dtype, mode, move_copy
 from fullrank.checking.subject import ROWS, Subject, take_turns
 from fullrank.core.errors import one_line
-from fullrank.forward import cache_argument, logits_in
+from fullrank.forward import cache_argument, find_cache, logits_in, read_arguments, stand_in
 
 NOTHING_MOVES = "no token changes any logits at all, so there is nothing that could leak"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
@@ -245,21 +245,13 @@ def open_cache(subject: Subject, model: Any, *, pieces: bool = True) -> Step:
         return partial(step_module, subject, model)
     if subject.ours:
         return partial(step_own, subject, model)
-    arguments = list_arguments(model)
+    arguments = read_arguments(model)
     has_others = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
     name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
     out = subject.call(subject.ids[:, :1], model=model, use_cache=True) if name else None
     if out is None or find_cache(out, name) is None:
         raise CannotRun(f"the model returns no {name}" if name else "forward takes no cache, and no step=... was given")
     return partial(step_hugging_face, subject, model, name)
-
-
-def find_cache(out: Any, name: str) -> Any:
-    """The cache in an output: by its name, or the second of a tuple after the logits."""
-    if isinstance(out, Mapping):
-        return out.get(name)
-    is_pair = type(out) in (tuple, list) and len(out) > 1
-    return out[1] if is_pair else getattr(out, name, None)
 
 
 def step_hugging_face(subject: Subject, model: Any, name: str, ids: Tensor, state: Any) -> tuple[Tensor, Any]:

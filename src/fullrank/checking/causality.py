@@ -23,7 +23,7 @@ from fullrank.checking.layers import (
     find_layers_by_gradient,
     is_float,
 )
-from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
+from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
 from fullrank.checking.subject import SHORT, Subject, random_ids
 from fullrank.core.errors import one_line
 
@@ -74,7 +74,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     dtype, count = call.dtype or call.autocast or subject.dtype, f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
-    limit, reason = tolerance(dtype), rounding(dtype)
+    limit, reason = allow(dtype)
     if call.scaled:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
     with running(subject, call) as run:
@@ -99,9 +99,9 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
         shares, moves = measure_cuts(subject, read, texts, logits, cuts)
         if moves == 0.0:
             return inapplicable(NOTHING_MOVES)
-        ranked = sorted(shares, key=lambda cut: (math.isnan(shares[cut]), shares[cut]), reverse=True)
-        # in half precision one rounding may choose another expert: a leak is seen from several cuts
-        cut = ranked[min(2, len(ranked) - 1) if dtype.itemsize == 2 else 0]
+        cut = find_worst(shares)
+        if dtype.itemsize == 2:  # one rounding may choose another expert: a leak is seen from several cuts
+            cut = sorted(shares, key=lambda one: shares[one])[-min(3, len(shares))]
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
         if not math.isfinite(shares[cut]):
             return finding if call.is_plain else inapplicable(f"{call.name}: logits are not finite")
@@ -239,8 +239,8 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
         return inapplicable("no gradient reaches the embeddings")
     path, leaks = PLAIN[training].name, describe_cut(subject, worst)
     looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
-    limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
-    finding = judge(looked_at, later / whole, limit, reason, path=path)
+    limit, reason = allow(subject.dtype)
+    finding = judge(looked_at, later / whole, limit, f"{reason}: the largest gradient", path=path)
     if finding.verdict == "passes":
         return finding
     layers: tuple[str, ...] = ()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import inspect
 import random
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,67 +15,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fullrank.core.errors import InputError
-
-
-class AsModule(nn.Module):
-    """A function from token ids to logits, with the modules that it calls: a copy of it calls copies of them."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        # copying leaves functions as they are
-        self.function = functools.wraps(function)(lambda *args, **options: function(*args, **options))
-        for name, module in find_modules("model", function):
-            if module not in set(self.modules()):
-                while hasattr(self, name):
-                    name += "_"
-                self.add_module(name, module)
-        originals = list(self.children())
-        self.list_originals = lambda: originals
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        with stand_in(self.list_originals(), self.children()):
-            return self.function(*args, **options)
-
-
-_REACHED = ("__self__", "__func__", "__defaults__", "__kwdefaults__", "func", "args", "keywords")
-
-
-def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that a function reaches: by its closure, its arguments and the globals that it names; or an object, by name."""
-    if isinstance(value, nn.Module):
-        yield name.replace(".", "_"), value
-    if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
-        return
-    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
-    parts = {part: getattr(value, part, None) for part in (*_REACHED, *slots)} | getattr(value, "__dict__", {})
-    if isinstance(value, list | tuple | dict):
-        parts = dict(value if isinstance(value, dict) else enumerate(value))
-    with contextlib.suppress(TypeError, ValueError):  # no function, or a variable that has no value yet
-        scope = inspect.getclosurevars(value)
-        parts |= {**scope.globals, **scope.nonlocals}
-    for part, inner in parts.items():
-        yield from find_modules(str(part), inner, depth - 1)
-
-
-@contextmanager
-def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, whoever calls the originals runs the copies: each module has the attributes of its copy."""
-    pairs = list[tuple[nn.Module, dict[str, Any]]]()
-    for original, copied in zip(originals, copies, strict=True):
-        pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)
-    before = [(module, vars(module)) for module, _ in pairs]
-    try:
-        for module, attributes in pairs:
-            object.__setattr__(module, "__dict__", attributes)
-        yield
-    finally:
-        for module, attributes in before:
-            object.__setattr__(module, "__dict__", attributes)
-
-
-def list_arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Arguments of the forward of a model, or of the function that stands for it."""
-    return inspect.signature(model.function if isinstance(model, AsModule) else model.forward).parameters
 
 
 def duplicate(model: nn.Module) -> Any:

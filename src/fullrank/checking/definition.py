@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fullrank.checking.calls import read_pieces
 from fullrank.checking.copies import duplicate, mode
-from fullrank.checking.report import Finding, divide_by_size, inapplicable, judge, largest, rounding, tolerance
+from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, judge_worst, largest
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
@@ -54,12 +53,11 @@ def memory(subject: Subject) -> Finding:
     config: ModelConfig = subject.model.config
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
-    length, ids, worst, place = subject.length, subject.ids, 0.0, ""
+    length, ids, shares = subject.length, subject.ids, dict[tuple[str, int], float]()
     without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
     model, whole = rebuild(subject, with_memory(without, length)), rebuild(subject, without)
     if config.same_length:  # each token sees as many, wherever segments end
         model = whole = rebuild(subject, with_memory(without, min(config.memory_length, length // 2), same_length=True))
-    cuts = [0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]
 
     def step(ids: Tensor, memory: Any) -> tuple[Tensor, Any]:
         out = model(ids, memory)
@@ -69,15 +67,12 @@ def memory(subject: Subject) -> Finding:
         with torch.no_grad():
             expected = whole(ids).logits
         divide = divide_by_size(expected)
-        for bounds, cached in itertools.product(cuts, (True, False)):
+        for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                logits = read_pieces(ids, bounds, step)
-            share = largest(divide(logits), divide(expected))
-            if not share <= worst and not math.isnan(worst):
-                worst, place = share, f"worst: cut at {bounds[1:-1]}{', keys cached' * cached}"
+                logits = read_pieces(ids, [0, *cuts, length], step)
+            shares[f"cut at {cuts}{', keys cached' * cached}", 0] = largest(divide(logits), divide(expected))
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
-    finding = judge(looked_at, worst, tolerance(subject.dtype), rounding(subject.dtype), remark=place)
-    return finding if finding.verdict == "fails" else replace(finding, remark="")
+    return judge_worst(looked_at, shares, *allow(subject.dtype))
 
 
 def check_plain_start(subject: Subject) -> Finding:
@@ -148,7 +143,7 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
         expected = compute_all(subject, model)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     steepest = max(size for name, size in sizes.items() if name.startswith("gradient")) or 1.0
-    worst, place, ran = 0.0, "", list[str]()
+    shares, ran = dict[tuple[str, int], float](), list[str]()
     on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
     for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
         try:
@@ -160,18 +155,17 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
             continue  # it does not compute these stages
         ran.append(name)
         for key, tensor in expected.items():
-            is_gradient = key.startswith("gradient")
-            scale = steepest * of_gradients if is_gradient else max(1.0, sizes[key]) * of_outputs
-            share = largest(computed[key], tensor) / scale
-            if not share <= worst and not math.isnan(worst):
-                worst, place = share, f"worst: {key} ({name})"
+            allowed = max(1.0, sizes[key]) * of_outputs
+            if key.startswith("gradient"):
+                allowed = steepest * of_gradients
+            shares[f"{key} ({name})", 0] = largest(computed[key], tensor) / allowed
     reason = (
         f"logits and losses within {of_outputs:g} of max(1, largest), gradients within {of_gradients:g} of the largest"
     )
     looked_at = (
         f"{', '.join(ran)} beside reference: logits, losses, gradients of all parameters, as shares of what is allowed"
     )
-    return judge(looked_at, worst, 1.0, reason, remark=place if not worst <= 1 else "")
+    return judge_worst(looked_at, shares, 1.0, reason)
 
 
 def build_without_chance(subject: Subject) -> Any:

@@ -159,14 +159,9 @@ def inapplicable(reason: str) -> Finding:
     return Finding("not applicable", reason=reason)
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """Largest error that rounding may cause in a number of size 1."""
-    return _TOLERANCES[dtype]
-
-
-def rounding(dtype: torch.dtype) -> str:
-    """The reason of `tolerance`."""
-    return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
+def allow(dtype: torch.dtype) -> tuple[float, str]:
+    """Largest error that rounding may cause in a number of size 1, and the reason in words."""
+    return _TOLERANCES[dtype], f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
 
 
 def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
@@ -199,3 +194,17 @@ def largest(values: Tensor, expected: Tensor) -> float:
     if math.isnan(worst):
         worst = float(off.masked_fill(torch.isclose(values, expected, 0.0, 0.0, equal_nan=True), 0.0).max())
     return worst
+
+
+def judge_worst(
+    looked_at: str, shares: Mapping[tuple[str, int], float], limit: float, reason: str, remark: str = "", **more: Any
+) -> Finding:
+    """Finding of several differences, by name and number; where the largest is not allowed, its name is the remark."""
+    worst = find_worst(shares)
+    remark = remark if shares[worst] <= limit else f"worst: {worst[0]}"
+    return judge(looked_at, shares[worst], limit, reason, remark=remark, **more)
+
+
+def find_worst(shares: Mapping[Any, float]) -> Any:
+    """The key of the largest difference, or of one that is NaN."""
+    return max(shares, key=lambda key: (math.isnan(shares[key]), shares[key]))

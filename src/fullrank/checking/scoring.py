@@ -1,18 +1,39 @@
-"""Check of a scoring loop: whether its perplexity is that of one normalised distribution over texts."""
+"""Check of a scoring loop: whether its perplexity is that of one normalised distribution over texts.
+
+For a total T in nats and any beginning x of a text,
+
+    sum over v of exp(T(x) - T(x v)) = 1
+
+if the token v is scored exactly once, by probabilities that add up to one and see nothing later. The sum is the size of the
+vocabulary where v is not scored, and below one where v, or anything before it, is scored again. Scores per token are tested
+directly: sum over v of exp(-nll_k(x with x_k = v)) = 1.
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fullrank.checking.report import Finding, Report, inapplicable, judge, largest
-from fullrank.checking.sums import LATER, ONCE, ROUNDING, SUM, Scorer, count_faults, sum_over_vocabulary
-from fullrank.core.errors import InputError
+from fullrank.checking.report import Finding, Report, allow, inapplicable, judge, largest
+from fullrank.core.errors import InputError, one_line
 
+SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
+_SAMPLES = 32  # texts drawn from the scorer itself, at least
+_SURE = 0.1  # largest error of a sum that is estimated with them
+_COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
+_TOTALS = "not seen in totals; where it happens the probabilities do not add up; return nll per token to see it"
+_REREAD = "scores change with the number (not the identity) of later tokens, as where a last window reads further back"
+ROUNDING = "rounding in the precision of the scores, and what a second call changes"
+_RETURNS = (
+    'nll per token or its total, or a mapping with "nll", or with "loss" or "perplexity" and what is counted: "tokens"'
+)
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
 COUNTS = "counts and means are what they say"
 _TRUE = {"tokens": "{:g} are scored", "words": "text.split() has {:g}", "bytes": "the text has {:g} in UTF-8"}
@@ -153,3 +174,224 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
             f'{rest or "score returns no count that is known here"}; return {{"nll": ..., "tokens": ...}}'
         )
     return count_faults(list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", rest)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Result of a call. each: nll of each score of a single text, where they are told apart."""
+
+    total: float
+    each: Tensor | None = None
+    counts: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
+
+
+class Scorer:
+    """The user's function. skipped: how many tokens at the start it does not score (None: not known)."""
+
+    def __init__(self, score: Callable[..., Any], form: Callable[[Any], Any], many: bool) -> None:
+        self.score, self.form, self.many = score, form, many
+        self.ranked = not isinstance(score, type) and {"rank", "world_size"} <= set(inspect.signature(score).parameters)
+        self.unit, self.noise, self.calls = allow(torch.float32)[0], 0.0, 0
+        self.skipped: int | None = None
+
+    def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Reading:
+        """Call it; rank and world_size are for a function that takes them."""
+        ranks = {"rank": rank, "world_size": world_size} if self.ranked else {}
+        inputs = [self.form(text) for text in texts]
+        doing = "failed"
+        try:
+            value = self.score(inputs if self.many else inputs[0], **ranks)
+            doing = f"returned {type(value).__name__} {str(value)[:80]!r}"
+            reading = self.convert(value)
+        except Exception as error:
+            what = f"a {type(inputs[0]).__name__} of {len(texts[0])} tokens"
+            raise InputError(
+                f"score: {doing} on {what} ({type(error).__name__}: {one_line(error)}); it has to return {_RETURNS}; "
+                "texts= changes the kind of text, many=True gives lists of texts, length= shorter ones"
+            ) from error
+        self.calls += 1
+        return reading
+
+    def convert(self, value: Any) -> Reading:
+        """Convert what the scorer returned to one form; ValueError for nan."""
+        counts, means = dict[str, float](), dict[str, float]()
+        if isinstance(value, Mapping):
+            counts = {key: float(value[key]) for key in ("tokens", "words", "bytes") if key in value}
+            means = {key: float(value[key]) for key in ("loss", "perplexity") if key in value}
+            if "nll" not in value:
+                if not means or not counts:
+                    raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
+                mean, count = means.get("loss", math.log(means.get("perplexity", 1.0))), next(iter(counts.values()))
+                return Reading(mean * count if count else 0.0, None, counts, means)
+            value = value["nll"]
+        is_list = isinstance(value, list | tuple) and any(torch.as_tensor(row).dim() for row in value)
+        rows = [self.read_numbers(row) for row in (value if is_list else [value])]
+        if rows[0].dim() == 2:
+            rows = list(rows[0])
+        total = float(sum(float(row.sum()) for row in rows))
+        if math.isnan(total):
+            raise ValueError("nan; a text that it cannot score has a total of 0 and 0 tokens")
+        has_each = len(rows) == 1 and rows[0].dim() == 1 and (is_list or not self.many)
+        return Reading(total, rows[0] if has_each else None, counts, means)
+
+    def read_numbers(self, value: Any) -> Tensor:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            self.unit = max(self.unit, allow(value.dtype)[0])
+        if isinstance(value, bool | str | bytes):
+            raise TypeError("no numbers")
+        return torch.as_tensor(value).detach().cpu().double()
+
+    def total(self, text: Any) -> float:
+        """0 of no text, and of one token where that cannot be scored: the first token has no score then."""
+        if len(text) > 1:
+            return self.read(text).total
+        try:
+            return self.read(text).total if len(text) else 0.0
+        except InputError:
+            return 0.0
+
+    def totals(self, texts: Sequence[Any]) -> Tensor:
+        return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
+
+    def each(self, text: Any) -> Tensor:
+        each = self.read(text).each
+        if each is None:
+            raise InputError(f"score: returned a total of a text of {len(text)} tokens, and nll per token of others")
+        return each
+
+    def allowed(self, *figures: Tensor) -> float:
+        """The error that rounding may cause in sums of these."""
+        sizes = [float(one[one.isfinite()].abs().max()) for one in figures if one.isfinite().any()]
+        return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
+
+
+def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
+    return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
+
+
+def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
+    """The findings of sums over the vocabulary, position by position."""
+    whole, names = scorer.read(base), (SUM, ONCE, LATER)
+    allowed = scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each)
+    why = "the scores are rounded too coarsely; return them in fp32" if allowed > _COARSE else ""
+    if size is None:
+        why = "texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
+    elif size > calls:
+        why = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
+    if size is None or why:
+        return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
+    near = [m * window + i for m in (1, 2) for i in (-1, 0, 1)]
+    powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
+    wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
+    positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
+    faults, silent, sums, moved = list[str](), list[int](), dict[int, float](), {0: 0.0}
+    if whole.each is not None:
+        faults = compare_lengths(scorer, base)
+        if scorer.skipped not in (0, 1):
+            unmatched = inapplicable("not tested: there is not one score for each token; mend that first")
+            return {SUM: unmatched, ONCE: count_faults(faults, "texts of several lengths"), LATER: unmatched}
+    for n in (n for n in positions if n >= (scorer.skipped or 0)):
+        if whole.each is None:
+            own = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
+        else:
+            place = n - (scorer.skipped or 0)
+            rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
+            own, moved[n] = rows[:, place], largest(rows[:, :place], whole.each[:place].expand(size, -1))
+        # every token costs the same, and not as in a uniform distribution
+        if float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size)):
+            if n:
+                silent.append(n)
+                continue
+            scorer.skipped = 1  # the first token is not scored, which is allowed, unless something else is in its place
+            if float(own.abs().max()) > allowed:
+                cost = f"{float(own[0]):.3g} nats that depend on no token are added"
+                faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
+            continue
+        sums[n] = float(torch.logsumexp(-own, 0))
+    scorer.skipped = scorer.skipped or 0
+    off = {n: one for n, one in sums.items() if abs(one) > allowed}
+    blamed, remark = dict[int, float](), ""
+    if silent:
+        shown = ", ".join(map(str, silent[:6])) + (", ..." if len(silent) > 6 else "")
+        faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
+    if whole.each is not None:
+        blamed = off
+    elif list(off) == [0]:
+        faults.append(f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted")
+    elif off and not silent:
+        first = next(n for n in off if n)
+        is_early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
+        is_clear = max(map(abs, off.values())) >= math.log(size) / 2 or not is_early
+        estimates = estimate_texts(scorer, size, first, min(len(base), first + 3), calls)
+        agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
+        if agrees and estimates:
+            remark = f"{_REREAD}; over texts drawn from the scores the sum over all texts is "
+            remark += f"{estimates[-1][0]:.2f} ± {estimates[-1][1]:.2f}"
+        elif agrees and not is_clear and not faults:
+            why = f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
+            return dict.fromkeys(names, inapplicable(why))
+        elif any(0 < n < first for n in sums):
+            over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
+            faults.append(
+                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
+                "means; if the text is cut at places that depend on its length, return nll per token"
+            )
+        else:
+            blamed = off
+    if blamed:
+        worst = max(blamed, key=lambda n: abs(blamed[n]))
+        remark = f"at token {worst} the probabilities of all tokens add up to {math.exp(blamed[worst]):.4g}: the score "
+        remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
+        remark += ", or earlier scores change with later tokens" * (whole.each is None)
+    looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
+    error = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
+    leaking = max(moved, key=lambda n: moved[n])
+    leak = f"another token {leaking} changes the scores of tokens before it" if moved[leaking] > allowed else ""
+    later = judge(f"scores before a token that is changed, {looked_at}", moved[leaking], allowed, ROUNDING, remark=leak)
+    return {
+        SUM: judge(f"sums of probabilities, {looked_at}", error, allowed, ROUNDING, remark=remark),
+        ONCE: count_faults(faults, looked_at, "the first token is not scored, and not counted" * scorer.skipped),
+        LATER: inapplicable(_TOTALS) if whole.each is None else later,
+    }
+
+
+def compare_lengths(scorer: Scorer, base: Any) -> list[str]:
+    """Set how many tokens at the start have no score; faults where that is more than one, or changes with the length."""
+    surplus = {n: len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
+    scorer.skipped = -surplus[len(base)]
+    wrong = [n for n in surplus if surplus[n] not in (0, -1) or surplus[n] != surplus[2]]
+    if not wrong:
+        return []
+    n = max(wrong, key=lambda n: abs(surplus[n]))
+    hint = "a last short window or batch is dropped, or an overlap is skipped"
+    if surplus[n] > 0:
+        hint = "a start mark, an end mark, padding, or overlapping windows scored again"
+    return [f"a text of {n} tokens has {n + surplus[n]} scores: {hint}"]
+
+
+def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
+    """Sums of exp(-T) over all texts of `first` + 1 to `length` tokens after a random first one: means and their errors.
+
+    Texts are drawn token by token from the scores. A text weighs the product of its sums over the vocabulary, and the mean
+    weight is the sum over all texts. Only estimates with small errors are given.
+    """
+    if size**first <= calls:  # few enough to read them all
+        texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
+        return [(float(torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()), 0.0)]
+    drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
+    if first <= 2 or drawn < _SAMPLES:  # no window ends as early
+        return []
+    generator, sums = torch.Generator().manual_seed(2), torch.zeros(drawn, length, dtype=torch.float64)
+    for i in range(drawn):
+        text = torch.randint(size, (1,), generator=generator).tolist()
+        before = scorer.total(text)
+        for n in range(1, length):
+            after = scorer.totals([[*text, v] for v in range(size)])
+            sums[i, n] = torch.logsumexp(before - after, 0)
+            text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
+            before = float(after[text[-1]])
+    weights = sums.cumsum(1)[:, first:].exp()
+    errors = weights.std(0) / math.sqrt(drawn)
+    estimates: list[tuple[float, float]] = torch.stack((weights.mean(0), errors), 1)[errors <= _SURE].tolist()
+    return estimates

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import AsModule, OnlyWords, find_dtype, list_arguments, list_tensors, mode, move_copy
+from fullrank.checking.copies import OnlyWords, find_dtype, list_tensors, mode, move_copy
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
-from fullrank.forward import logits_in
+from fullrank.forward import AsModule, logits_in, read_arguments
 
 ROWS, SEED = 3, 5
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
@@ -74,7 +74,7 @@ class Subject:
         inputs = {name: take_turns(value, len(ids)) for name, value in self.fixed.items()}
         if mask is not None:
             inputs[self.mask_name] = (self.mask_form or MASKS[0])(take_turns(mask, len(ids)))
-        if "use_cache" in list_arguments(self.model):
+        if "use_cache" in read_arguments(self.model):
             inputs["use_cache"] = False
         inputs |= options
         if self.sequence:
@@ -229,7 +229,7 @@ class Subject:
     @property
     def without_mask(self) -> str:
         """The reason why no mask of padding can be given."""
-        if self.mask_name not in list_arguments(self.model):
+        if self.mask_name not in read_arguments(self.model):
             return f"forward takes no {self.mask_name}"
         return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
@@ -359,7 +359,7 @@ def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
 
 def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
     """With the example inputs of a user: rows of the sequence among them, and the rest."""
-    names = list(list_arguments(subject.own))
+    names = list(read_arguments(subject.own))
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
     example = dict(inputs if isinstance(inputs, Mapping) else zip(names, values, strict=False))
     tensors = [name for name, value in example.items() if isinstance(value, Tensor) and value.dim() >= 2]
@@ -450,7 +450,7 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     """
     if subject.ours:
         return MASKS[0]
-    if subject.mask_name not in list_arguments(subject.model):
+    if subject.mask_name not in read_arguments(subject.model):
         return None
     if subject.kind != "module":
         return MASKS[0]
@@ -476,7 +476,7 @@ def agree(logits: Tensor, expected: Tensor) -> bool:
 
 def find_first_position(subject: Subject) -> int | None:
     """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
-    arguments = list_arguments(subject.model)
+    arguments = read_arguments(subject.model)
     if subject.ours or subject.sequence.startswith("decoder_") or "position_ids" not in arguments:
         return None
     for first in range(4):  # RoBERTa counts from padding on
