@@ -119,13 +119,12 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
             comparisons.append(Comparison(name, alone, Reading(part.select(whole), part, read_whole)))
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
-        path = f"texts of other lengths{', training' * training}"
-        finding = compare(subject, run.model, looked_at, comparisons, path=path)
+        finding = compare(subject, run.model, looked_at, comparisons)
     if finding.verdict == "passes":
         return finding
-    return replace(
-        finding, leaks=f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
-    )
+    path = f"texts of other lengths{', training' * training}"
+    leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
+    return replace(finding, path=path, leaks=leaks)
 
 
 def padding(subject: Subject) -> Finding:
