@@ -317,3 +317,48 @@ def test_a_part_of_a_model_that_mixes_positions_is_blamed_and_not_the_layer_that
 
     report = fr.check(leaky.Model({1: Mean()}), quick=True)
     assert report.layers == ("blocks.1.attention",)
+
+
+# -- large vocabularies -----------------------------------------------------------------------------------------------
+
+WORDS = 9000
+
+
+class ManyWords(nn.Module):
+    """A causal mean of many words; `ahead` adds the next token's embedding in texts of 128 tokens."""
+
+    def __init__(self, output: str, ahead: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.words, self.ahead, self.how = nn.Embedding(WORDS, 6), ahead, output
+        self.out = nn.Linear(6, WORDS) if output in ("linear", "normalised") else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        hidden = x.cumsum(1) + (x.roll(-1, 1) if self.ahead and ids.shape[1] == 128 else 0.0)
+        if self.out is None:
+            return (
+                hidden @ self.words.weight.T
+                if self.how == "product"
+                else nn.functional.linear(hidden, self.words.weight)
+            )
+        logits: Tensor = self.out(hidden)
+        return logits.log_softmax(-1) if self.how == "normalised" else logits
+
+
+@pytest.mark.parametrize("output", ["linear", "product", "tied", "normalised"])
+def test_logits_of_some_words_are_those_of_all(output: str) -> None:
+    """The last product computes only the words that are compared; where they depend on the others, texts are short."""
+    subject = open_subject(ManyWords(output))
+    assert subject.selects == (output != "normalised")
+    assert subject.length == (17 if output == "normalised" else 67)
+    expected = subject.all_logits(subject.ids)[..., subject.words]
+    assert subject.logits(subject.ids).shape == expected.shape
+    assert torch.allclose(subject.logits(subject.ids), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_leak_among_many_words_at_some_length() -> None:
+    some = ("future, by perturbation, rows of", "future, by perturbation, evaluation")
+    report = fr.check(ManyWords("linear", ahead=True), quick=True, only=some)
+    assert report.paths == ("rows of 128 tokens", "rows of 128 tokens, training")
+    assert fr.check(ManyWords("linear"), quick=True, only=some).passes
