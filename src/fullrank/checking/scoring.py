@@ -177,7 +177,7 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Score:
     """Result of a call. each: nll of each score of a single text, where they are told apart."""
 
     total: float
@@ -195,7 +195,7 @@ class Scorer:
         self.unit, self.noise, self.calls = allow(torch.float32)[0], 0.0, 0
         self.skipped: int | None = None
 
-    def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Reading:
+    def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Score:
         """Call it; rank and world_size are for a function that takes them."""
         ranks = {"rank": rank, "world_size": world_size} if self.ranked else {}
         inputs = [self.form(text) for text in texts]
@@ -203,7 +203,7 @@ class Scorer:
         try:
             value = self.score(inputs if self.many else inputs[0], **ranks)
             doing = f"returned {type(value).__name__} {str(value)[:80]!r}"
-            reading = self.convert(value)
+            score = self.convert(value)
         except Exception as error:
             what = f"a {type(inputs[0]).__name__} of {len(texts[0])} tokens"
             raise InputError(
@@ -211,9 +211,9 @@ class Scorer:
                 "texts= changes the kind of text, many=True gives lists of texts, length= shorter ones"
             ) from error
         self.calls += 1
-        return reading
+        return score
 
-    def convert(self, value: Any) -> Reading:
+    def convert(self, value: Any) -> Score:
         """Convert what the scorer returned to one form; ValueError for nan."""
         counts, means = dict[str, float](), dict[str, float]()
         if isinstance(value, Mapping):
@@ -223,7 +223,7 @@ class Scorer:
                 if not means or not counts:
                     raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
                 mean, count = means.get("loss", math.log(means.get("perplexity", 1.0))), next(iter(counts.values()))
-                return Reading(mean * count if count else 0.0, None, counts, means)
+                return Score(mean * count if count else 0.0, None, counts, means)
             value = value["nll"]
         is_list = isinstance(value, list | tuple) and any(torch.as_tensor(row).dim() for row in value)
         rows = [self.read_numbers(row) for row in (value if is_list else [value])]
@@ -233,7 +233,7 @@ class Scorer:
         if math.isnan(total):
             raise ValueError("nan; a text that it cannot score has a total of 0 and 0 tokens")
         has_each = len(rows) == 1 and rows[0].dim() == 1 and (is_list or not self.many)
-        return Reading(total, rows[0] if has_each else None, counts, means)
+        return Score(total, rows[0] if has_each else None, counts, means)
 
     def read_numbers(self, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
