@@ -47,7 +47,7 @@ def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
         checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
     checks["padding changes nothing"] = padding
     if not subject.ours:
-        checks["packed documents are independent"] = packing
+        checks["packed documents are independent"] = partial(packing, quick=quick)
     checks["incremental decoding = one pass"] = decoding
     if not quick and (subject.core.ours or subject.injected):
         from fullrank.checking.definition import CHECKS  # it imports a compiler

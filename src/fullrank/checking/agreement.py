@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.calls import (
+    FLEX,
     IMPLEMENTATIONS,
     NOTHING_MOVES,
     PLAIN,
@@ -164,7 +165,7 @@ def padding(subject: Subject) -> Finding:
         return compare(subject, run.model, looked_at, comparisons, remark=remark)
 
 
-def packing(subject: Subject) -> Finding:
+def packing(subject: Subject, *, quick: bool = False) -> Finding:
     """Two documents in one row: the second one's logits do not depend on the first one."""
     if not subject.reads_tokens:
         return inapplicable("vectors are not packed")
@@ -185,7 +186,8 @@ def packing(subject: Subject) -> Finding:
             if math.isfinite(finding.difference or 0.0):
                 findings[call.name] = finding
 
-    for attention in dict.fromkeys(("", *IMPLEMENTATIONS) if find_implementation(subject.model) else ("",)):
+    implementations = IMPLEMENTATIONS if find_implementation(subject.model) else ()
+    for attention in ("", *(name for name in implementations if name != FLEX or not quick)):
         call = Call(attention or "evaluation", attention=attention)
         look(call)
         look(call.in_training())

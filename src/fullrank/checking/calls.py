@@ -20,7 +20,8 @@ from fullrank.forward import cache_argument, find_cache, logits_in, read_argumen
 
 NOTHING_MOVES = "no token changes any logits at all, so there is nothing that could leak"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
-IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
+FLEX = "flex_attention"  # a second to import
+IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
@@ -117,7 +118,7 @@ def list_implementations(subject: Subject, masks: dict[str, str], *, quick: bool
     own = find_implementation(subject.model)
     calls = []
     for name in IMPLEMENTATIONS if own else ():
-        if name == own or (quick and name == "flex_attention"):
+        if name == own or (quick and name == FLEX):
             continue
         call = Call(name, attention=name)
         calls.append(call)
@@ -189,7 +190,7 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
         warnings.simplefilter("ignore")
         if call.attention:
             stack.enter_context(attend_by(model, call.attention))
-            if call.attention == "flex_attention":  # the same masks, without a compiler
+            if call.attention == FLEX:  # the same masks, without a compiler
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         if call.compiled:
             stack.enter_context(torch.compiler.set_stance("default"))
