@@ -182,3 +182,14 @@ class PaddingInTheIds(Model):
         real = input_ids != 0
         self.blocks[1].attention.keys = None if bool(real.all()) else real  # type: ignore[union-attr]
         return super().forward(input_ids)
+
+
+class Constant(nn.Module):
+    """Returns the same logits, whatever it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return torch.zeros(*input_ids.shape, 7)

@@ -252,15 +252,7 @@ def test_the_model_inside_a_function_is_found(way: str) -> None:
 
 
 def test_what_could_not_be_checked_does_not_pass() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(7, 4)
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            return torch.zeros(*input_ids.shape, 7)
-
-    for report in (fr.check(Constant(), quick=True), fr.check(leaky.Model(), quick=True, only=("padding",))):
+    for report in (fr.check(leaky.Constant(), quick=True), fr.check(leaky.Model(), quick=True, only=("padding",))):
         assert (report.passes, report.verdict, report.failures) == (False, "not checked", ())
         assert (report.as_dict()["passes"], report.as_dict()["verdict"]) == (False, "not checked")
         assert report.headline.startswith("It could not be checked: ")

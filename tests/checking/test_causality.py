@@ -122,15 +122,7 @@ def test_one_token_ahead_at_any_position() -> None:
 
 
 def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(7, 4)
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            return torch.zeros(*input_ids.shape, 7)
-
-    outcome, _ = verdicts(Constant())
+    outcome, _ = verdicts(leaky.Constant())
     assert set(outcome.values()) == {"not applicable"}
 
 

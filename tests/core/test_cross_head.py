@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -49,27 +50,31 @@ def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> No
     assert kept[1] is keys
 
 
-def test_relative_attention_with_permuted_heads() -> None:
-    """Keys, keys of distances and values change places together; queries, u and v stay."""
-    config = fr.AttentionConfig(score="relative", cross_head=1.0)
+@pytest.mark.parametrize("options", [{"score": "relative"}, {"mix": "position_wise"}], ids=["relative", "mixed"])
+def test_permuted_heads_are_permuted_weights(options: dict[str, Any]) -> None:
+    """Keys, keys of distances and values change places together; queries, u and v and the query of the mixing stay."""
+    config = fr.AttentionConfig(**options, cross_head=1.0)
     attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.normal_()
     x = torch.randn(2, 4, 6, dtype=torch.float64)
     torch.manual_seed(6)
-    given = attention(x)
+    permuted = attention(x)
     torch.manual_seed(6)
     read = order(attention.permute)
     assert read != (0, 1, 2)
     attention.eval()
     project = attention.project
+    matrices = [project.key.weight, project.value.weight]
+    if "score" in options:
+        matrices.append(project.relative.weight)
     with torch.no_grad():
-        for weight in (project.key.weight, project.value.weight, project.relative.weight):
-            weight.copy_(weight.view(3, 2, 6)[list(read)].reshape(6, 6))
+        for matrix in matrices:
+            matrix.copy_(matrix.view(3, 2, 6)[list(read)].reshape(6, 6))
         for bias in (project.key.bias, project.value.bias):
             bias.copy_(bias.view(3, 2)[list(read)].reshape(6))
-    assert torch.allclose(attention(x), given, atol=1e-13)
+    assert torch.allclose(attention(x), permuted, atol=1e-12)
 
 
 def test_beta_zero_adds_no_randomness() -> None:
@@ -84,23 +89,3 @@ def test_beta_zero_adds_no_randomness() -> None:
     assert not run(0.0)[1]
     assert run(0.5)[1]
     assert fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).permute.beta == 0
-
-
-def test_mixing_reads_the_own_query_and_layers_draw_for_themselves() -> None:
-    """Only keys and values change places: what a permuted pass computes is the pass with permuted key and value weights."""
-    config = fr.AttentionConfig(cross_head=1.0, mix="position_wise")
-    attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
-    with torch.no_grad():
-        attention.attend.mix.from_query.normal_()
-    x = torch.randn(2, 4, 6, dtype=torch.float64)
-    torch.manual_seed(6)
-    given = attention(x)
-    torch.manual_seed(6)
-    read = order(attention.permute)
-    assert read != (0, 1, 2)
-    attention.eval()
-    for layer in (attention.project.key, attention.project.value):
-        with torch.no_grad():
-            layer.weight.copy_(layer.weight.view(3, 2, 6)[list(read)].reshape(6, 6))
-            layer.bias.copy_(layer.bias.view(3, 2)[list(read)].reshape(6))
-    assert torch.allclose(attention(x), given, atol=1e-13)

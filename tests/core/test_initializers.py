@@ -39,6 +39,12 @@ def uniform(tensor: Tensor, bound: float) -> None:
     assert abs(float(numbers.square().mean()) - 1 / 3) < 5 * math.sqrt(4 / 45 / count)
 
 
+def as_in_pytorch(*layers: torch.nn.Linear) -> None:
+    for layer in layers:
+        uniform(layer.weight, layer.in_features**-0.5)
+        uniform(layer.bias, layer.in_features**-0.5)
+
+
 def zero(tensor: Tensor) -> None:
     assert torch.equal(tensor, torch.zeros_like(tensor))
 
@@ -64,9 +70,7 @@ def test_fairseq() -> None:
             uniform(layer.bias, E**-0.5)
         uniform(block.attention.merge.weight, math.sqrt(6 / (E + H * D)))
         zero(block.attention.merge.bias)
-        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
-            uniform(layer.weight, fan_in**-0.5)
-            uniform(layer.bias, fan_in**-0.5)
+        as_in_pytorch(block.feed_forward.up, block.feed_forward.down)
     norms_at_one(made)
 
 
@@ -102,9 +106,7 @@ def test_pytorch() -> None:
             zero(layer.bias)
         uniform(block.attention.merge.weight, (H * D) ** -0.5)
         zero(block.attention.merge.bias)
-        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
-            uniform(layer.weight, fan_in**-0.5)
-            uniform(layer.bias, fan_in**-0.5)
+        as_in_pytorch(block.feed_forward.up, block.feed_forward.down)
     norms_at_one(made)
 
 
@@ -137,9 +139,9 @@ def test_xavier_uniform() -> None:
             zero(layer.bias)
         xavier(block.attention.merge.weight)
         zero(block.attention.merge.bias)
-        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
+        for layer in (block.feed_forward.up, block.feed_forward.down):
             xavier(layer.weight)
-            uniform(layer.bias, fan_in**-0.5)
+            uniform(layer.bias, layer.in_features**-0.5)
     norms_at_one(made)
     plain = model("xavier_uniform")
     assert plain.output.weight.shape == (V, E)

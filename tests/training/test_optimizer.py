@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,11 +77,8 @@ def groups_for(name: str, *layers: nn.Module) -> Any:
     return parameter_groups(Layers(*layers), DECAY, muon=name == "muon")
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_every_optimizer_follows_its_equation(name: str) -> None:
-    layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
-    options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, groups_for(name, layer), options)
+def follow(layer: nn.Linear, optimizer: Any, equation: Callable[..., Tensor]) -> Iterator[Tensor]:
+    """The weight that the equation gives after each update that the optimizer has made."""
     expected = layer.weight.detach().clone()
     state = {key: torch.zeros_like(expected) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES, strict=True), start=1):
@@ -88,7 +86,16 @@ def test_every_optimizer_follows_its_equation(name: str) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        expected = EQUATIONS[name](expected, state, gradient, rate, t)
+        expected = equation(expected, state, gradient, rate, t)
+        yield expected
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_every_optimizer_follows_its_equation(name: str) -> None:
+    layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
+    options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = make_optimizer(name, groups_for(name, layer), options)
+    for expected in follow(layer, optimizer, EQUATIONS[name]):
         torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
 
 
@@ -205,14 +212,7 @@ def test_adamw_is_what_fairseq_calls_adam() -> None:
         nn.init.constant_(layer.weight, 0.5)
         options = TrainConfig(steps=1, optimizer=name, betas=BETAS, eps=1e-12, weight_decay=DECAY)
         optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
-        expected = layer.weight.detach().clone()
-        state = {key: torch.zeros_like(expected) for key in "ms"}
-        for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES, strict=True), start=1):
-            layer.weight.grad = gradient.clone()
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            expected = fairseq_adam(expected, state, gradient, rate, t, eps=1e-12)
+        *_, expected = follow(layer, optimizer, partial(fairseq_adam, eps=1e-12))
         found[name] = layer.weight.detach()
     torch.testing.assert_close(found["adamw"], expected, rtol=1e-10, atol=1e-10)
     assert (found["adam"] - expected).abs().max() > 1e-2
