@@ -40,6 +40,7 @@ def write_run(
     subwords: bool = False,
     evaluation: dict[str, Any] | None = None,
     decoder: dict[str, Any] | None = None,
+    seed: int = 0,
     **model: Any,
 ) -> fr.Translator:
     """A run folder as training leaves it, and the model in it, in double precision."""
@@ -53,7 +54,7 @@ def write_run(
         encoder=fr.EncoderConfig(vocab_size=len(source)),
         decoder=fr.DecoderConfig(**decoder or {}),
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     made = moved(fr.Translator(config).double().eval(), 0.4)
     made.save(folder / "checkpoints" / "best")
     data = DataConfig(name="parallel", train="train", valid="valid", test="test", source="de", target="en")

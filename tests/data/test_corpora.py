@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.run import DataConfig
-from fullrank.core.errors import RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import prepare
 from fullrank.data.corpora import CorpusInfo, download, list_corpora
 from fullrank.files import silent
@@ -48,6 +48,22 @@ def test_enwik8_slice_cut_90_5_5(corpora, cache, tokens):
     if tokens == "byte":
         raw = (corpora / "enwik8" / "enwik8.slice").read_bytes()
         assert b"".join(corpus.ids(split).astype("u1").tobytes() for split in SPLITS) == raw
+
+
+def test_text8_has_27_characters_cut_90_5_5(tmp_path, cache):
+    text = "the quick brown fox jumps over a lazy dog and " * 50
+    write(tmp_path / "text8", text)
+    told: list[str] = []
+    corpus = prepare(DataConfig(name="text8", dir=str(tmp_path), cache=cache), report=told.append)
+    assert counts(corpus) == [2070, 115, 115]
+    assert set(corpus.tokenizer.entries) <= set("abcdefghijklmnopqrstuvwxyz ") | {"<unk>", "\n"}
+    assert "".join(corpus.tokenizer.decode(corpus.ids(split).tolist()) for split in SPLITS) == text
+    assert corpus.label == "text8 (slice)"
+    published = list_corpora()["text8"].published
+    assert (published, sum(published.values())) == ({"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}, 10**8)
+    write(tmp_path / "text8", text + "A line.")
+    with pytest.raises(InputError, match="no text8: it holds 'A'"):
+        prepare(DataConfig(name="text8", dir=str(tmp_path), cache=cache))
 
 
 def write(path: Path, text: str) -> None:

@@ -355,6 +355,8 @@ class TextFinetuneConfig(RunConfig):
         for name in _TOKENS:
             if value := getattr(self.data, name):
                 yield f"data.{name}: the tokens are those of {self.model.pretrained}, given {value!r}; leave it out"
+        if self.data.documents is not None:
+            yield f"data.documents: for models of ours, given '{self.data.documents}' for a pretrained one; leave it out"
         train = self.train
         for name, allowed in {"objective": "causal", "start": None, "sharding": "ddp", "embedding_rate": 1.0}.items():
             if (value := getattr(train, name)) != allowed:

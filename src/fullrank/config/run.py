@@ -27,7 +27,8 @@ PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "s
 Ratio = Annotated[float, Allowed("longer side over shorter side, so 1 or more", lambda x: x >= 1)]
 # tokens of text where `data.tokens` is null; a corpus of one's own says its own
 USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-103", "lm1b"), "word") | {
-    "enwik8": "byte"
+    "enwik8": "byte",
+    "text8": "character",
 }
 _PAIRS, _TEXT = "content=sentence pairs", "content=text"
 

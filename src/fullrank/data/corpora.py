@@ -44,7 +44,7 @@ class CorpusInfo:
     tokens: str
     licence: str
     source: str
-    unit: Literal["words", "bytes", "pairs", "rows", "questions"] = "words"
+    unit: Literal["words", "characters", "bytes", "pairs", "rows", "questions"] = "words"
     languages: tuple[str, str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
