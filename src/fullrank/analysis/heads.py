@@ -139,8 +139,8 @@ class KeptHeads(Mixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return self.mix.remember(x, scored)
 
-    def matrix_of(self, heads: HeadTensors) -> Tensor | None:
-        matrix = self.mix.matrix_of(heads)
+    def compute_matrix(self, heads: HeadTensors) -> Tensor | None:
+        matrix = self.mix.compute_matrix(heads)
         if self._at_the_end:
             return matrix
         keep = self.keep.to(heads.values if heads.query is None else heads.query)

@@ -100,12 +100,12 @@ class WeightedValues(Attend):
         )
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        mixing = self.mix.matrix_of(heads)
+        mixing = self.mix.compute_matrix(heads)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
         scores = (
-            self.scores(heads, layout) if self.mix_scores is None else self.mix_scores.of(self.scores, heads, layout)
+            self.scores(heads, layout) if self.mix_scores is None else self.mix_scores.mix(self.scores, heads, layout)
         )
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))

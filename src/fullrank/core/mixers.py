@@ -67,17 +67,23 @@ class KnockingHeads(ProjectedMixing):
             maps[1] = 0
         self.maps = nn.Parameter(maps)
 
-    def query(self, query: Tensor) -> Tensor:
-        return query @ self.maps[0].to(query.dtype) if self.linear else query
+    def map_query(self, query: Tensor) -> Tensor:
+        if not self.linear:
+            return query
+        return query @ self.maps[0].to(query.dtype)
 
-    def key(self, key: Tensor) -> Tensor:
-        return key @ self.maps[1].to(key.dtype) if self.linear else key
+    def map_key(self, key: Tensor) -> Tensor:
+        if not self.linear:
+            return key
+        return key @ self.maps[1].to(key.dtype)
 
-    def value(self, value: Tensor) -> Tensor:
+    def map_value(self, value: Tensor) -> Tensor:
         up, gate, down = self.maps.to(value.dtype)
         if self.linear:
             return value @ down
-        return 2 * ((value @ up) * torch.sigmoid(value @ gate)) @ down
+        raised = value @ up
+        gates = 2 * torch.sigmoid(value @ gate)
+        return (raised * gates) @ down
 
 
 @register("mix_qkv", "interleaved")
@@ -105,54 +111,76 @@ class InterleavedHeads(ProjectedMixing):
             )
         self.pseudo_heads = config.pseudo_heads
         self.starts_plain = config.pseudo_heads == 1
-        identity = torch.eye(size.num_heads)[..., None].repeat(1, 1, self.pseudo_heads)
-        self.mixing = nn.Parameter(identity.repeat(3, 1, 1, 1))
-        identity[..., :-1] = 0
-        self.collapsing = nn.Parameter(identity)
+        own_head = torch.eye(size.num_heads)[..., None]
+        identities = own_head.expand(3, -1, -1, self.pseudo_heads)
+        self.mixing = nn.Parameter(identities.clone())
+        last_token = identities[0].clone()
+        last_token[..., :-1] = 0
+        self.collapsing = nn.Parameter(last_token)
 
-    def query(self, query: Tensor) -> Tensor:
+    def map_query(self, query: Tensor) -> Tensor:
         return self._combine(0, query)
 
-    def key(self, key: Tensor) -> Tensor:
+    def map_key(self, key: Tensor) -> Tensor:
         return self._combine(1, key)
 
-    def value(self, value: Tensor) -> Tensor:
+    def map_value(self, value: Tensor) -> Tensor:
         return self._combine(2, value)
 
     def _combine(self, which: int, heads: Tensor) -> Tensor:
-        return torch.einsum("bjnd,jip->binpd", heads, self.mixing[which].to(heads.dtype))
+        mixing = self.mixing[which].to(heads.dtype)
+        return torch.einsum("bjnd,jip->binpd", heads, mixing)
 
     def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-        rotated = rotary(heads.flatten(2, 3), self._places(positions))
+        tokens = heads.flatten(2, 3)
+        rotated = rotary(tokens, self._place(positions))
         return rotated.unflatten(2, (-1, self.pseudo_heads))
 
-    def _places(self, positions: Tensor) -> Tensor:
+    def _place(self, positions: Tensor) -> Tensor:
         """Virtual positions (N P,) or (B, N P) of positions (N,) or (B, N)."""
+        first = positions[..., None] * self.pseudo_heads
         within = torch.arange(self.pseudo_heads, device=positions.device)
-        return (positions[..., None] * self.pseudo_heads + within).flatten(-2)
+        return (first + within).flatten(-2)
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
-        count = self.pseudo_heads
-
-        def lay(part: Tensor | None) -> Any:
-            return None if part is None else part.flatten(3).unflatten(3, (count, -1)).flatten(2, 3)
-
-        places = replace(
-            layout,
-            query_positions=self._places(layout.query_positions),
-            key_positions=self._places(layout.key_positions),
-            key_mask=None if layout.key_mask is None else layout.key_mask.repeat_interleave(count, dim=1),
-            runs=None if layout.runs is None else tuple((start * count, size * count) for start, size in layout.runs),
-            window=None if layout.window is None else layout.window * count,
-            farthest=None if layout.farthest is None else layout.farthest * count + count - 1,
-            documents=None if layout.documents is None else layout.documents.repeat_interleave(count, dim=1),
+        tokens = Heads(
+            self._lay_side_by_side(heads.query),
+            self._lay_side_by_side(heads.scored),
+            self._lay_side_by_side(heads.keys),
+            self._lay_side_by_side(heads.values),
         )
-        parts = map(lay, (heads.query, heads.scored, heads.keys, heads.values))
-        return Heads(*parts), places
+        return tokens, self._expand_layout(layout)
+
+    def _lay_side_by_side(self, heads: Tensor | None) -> Any:
+        """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D)."""
+        if heads is None:
+            return None
+        tokens = heads.flatten(3).unflatten(3, (self.pseudo_heads, -1))
+        return tokens.flatten(2, 3)
+
+    def _expand_layout(self, layout: Layout) -> Layout:
+        count = self.pseudo_heads
+        changes: dict[str, Any] = {
+            "query_positions": self._place(layout.query_positions),
+            "key_positions": self._place(layout.key_positions),
+        }
+        if layout.key_mask is not None:
+            changes["key_mask"] = layout.key_mask.repeat_interleave(count, dim=1)
+        if layout.documents is not None:
+            changes["documents"] = layout.documents.repeat_interleave(count, dim=1)
+        if layout.runs is not None:
+            runs = [(start * count, size * count) for start, size in layout.runs]
+            changes["runs"] = tuple(runs)
+        if layout.window is not None:
+            changes["window"] = layout.window * count
+        if layout.farthest is not None:
+            changes["farthest"] = layout.farthest * count + count - 1
+        return replace(layout, **changes)
 
     def collapse(self, out: Tensor) -> Tensor:
         tokens = out.unflatten(2, (-1, self.pseudo_heads))
-        return torch.einsum("bjnpd,ijp->bind", tokens, self.collapsing.to(out.dtype))
+        collapsing = self.collapsing.to(out.dtype)
+        return torch.einsum("bjnpd,ijp->bind", tokens, collapsing)
 
 
 # -- scores --------------------------------------------------------------------------------------------------------------
@@ -173,7 +201,7 @@ class ScoreMixing(nn.Module):
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
 
-    def of(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
+    def mix(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
         """Mixed scores of a call; `score` gives those of any queries."""
         mixed: Tensor = self(score(heads, layout), heads, layout)
         return mixed
@@ -227,16 +255,18 @@ class MultiTokenScores(ScoreMixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return scored
 
-    def of(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
+    def mix(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
         queries = heads.notes[0] if heads.notes else heads.scored
         assert queries is not None
-        count, keys = layout.shape
-        earlier = max(0, min(self.kernel.shape[1] - 1, queries.shape[2] - count))
-        if earlier:
-            places = layout.key_positions[..., keys - count - earlier :]
-            layout = replace(layout, query_positions=places)
-            heads = replace(heads, scored=queries[:, :, queries.shape[2] - count - earlier :])
-        mixed: Tensor = self(score(heads, layout), heads, layout)
+        known = queries.shape[2]
+        covered = self.kernel.shape[1] - 1
+        earlier = min(covered, known - layout.shape[0])
+        if earlier > 0:
+            first = known - layout.shape[0] - earlier
+            layout = replace(layout, query_positions=layout.key_positions[..., first:])
+            heads = replace(heads, scored=queries[:, :, first:])
+        scores = score(heads, layout)
+        mixed: Tensor = self(scores, heads, layout)
         return mixed[:, :, earlier:]
 
     def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
@@ -244,9 +274,12 @@ class MultiTokenScores(ScoreMixing):
         if layout.key_mask is not None:  # queries are the last of the keys' tokens
             queries = layout.key_mask[:, layout.key_mask.shape[1] - scores.shape[2] :]
             seen = seen & layout.key_mask[:, None, None] & queries[:, None, :, None]
-        _, rows, columns = self.kernel.shape
-        padded = F.pad(scores.masked_fill(~seen, 0), (columns // 2, columns // 2, rows - 1, 0))
-        return F.conv2d(padded, self.kernel[:, None].to(scores.dtype), groups=len(self.kernel))
+        count, rows, columns = self.kernel.shape
+        beside = columns // 2
+        known = scores.masked_fill(~seen, 0)
+        padded = F.pad(known, (beside, beside, rows - 1, 0))
+        kernel = self.kernel[:, None].to(scores.dtype)
+        return F.conv2d(padded, kernel, groups=count)
 
 
 class Composition(nn.Module):
@@ -275,39 +308,47 @@ class Composition(nn.Module):
         draw_for(self.layer, self.hidden, len(self.hidden) ** -0.5)
         draw_for(self.layer, self.first, self.first.shape[1] ** -0.5)
 
-    def notes(self, x: Tensor) -> Tensor:
-        hidden = F.gelu(torch.einsum("bne,esk->bnsk", x, self.hidden.to(x.dtype)))
-        first, second = (
-            torch.einsum("bnsk,skrh->bnsrh", hidden, parameter.to(x.dtype)) for parameter in (self.first, self.second)
-        )
+    def make_notes(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        projected = torch.einsum("bne,esk->bnsk", x, self.hidden.to(dtype))
+        hidden = F.gelu(projected)
+        first = torch.einsum("bnsk,skrh->bnsrh", hidden, self.first.to(dtype))
+        second = torch.einsum("bnsk,skrh->bnsrh", hidden, self.second.to(dtype))
         first = F.rms_norm(first, first.shape[-1:], eps=1e-6)
-        diagonal = torch.tanh(torch.einsum("bne,esh->bnsh", x, self.diagonal.to(x.dtype)))
-        return torch.cat((first.flatten(2), second.flatten(2), diagonal.flatten(2)), -1)[:, None]
+        diagonal = torch.einsum("bne,esh->bnsh", x, self.diagonal.to(dtype))
+        parts = (first, second, torch.tanh(diagonal))
+        flat = [part.flatten(2) for part in parts]
+        return torch.cat(flat, dim=-1)[:, None]
 
     def read(self, notes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """w_1, w_2 (B, N, S, R, H) and d (B, N, S, H) of notes."""
         parts, rank, heads = self.shape
-        first, second, diagonal = notes[:, 0].split((parts * rank * heads, parts * rank * heads, parts * heads), -1)
-        return first.unflatten(2, self.shape), second.unflatten(2, self.shape), diagonal.unflatten(2, (parts, heads))
+        products = parts * rank * heads
+        first, second, diagonal = notes[:, 0].split((products, products, parts * heads), dim=-1)
+        return (
+            first.unflatten(2, self.shape),
+            second.unflatten(2, self.shape),
+            diagonal.unflatten(2, (parts, heads)),
+        )
 
     def matrix(self, notes: Tensor) -> Tensor:
         """The query's part as M (B, N, H, H), with the identity."""
         first, second, diagonal = (part[:, :, 0] for part in self.read(notes))
         identity = torch.eye(self.shape[2], device=notes.device, dtype=notes.dtype)
-        return identity + torch.diag_embed(diagonal) + torch.einsum("bnrj,bnri->bnji", first, second)
+        product = torch.einsum("bnrj,bnri->bnji", first, second)
+        return identity + torch.diag_embed(diagonal) + product
 
     def compose(self, maps: Tensor, notes: Tensor) -> Tensor:
         """Maps (B, H, N, M) of the last N of M tokens."""
-        count = maps.shape[2]
-        composed = torch.einsum(
-            "bjnm,bnji->binm", maps, self.matrix(notes[:, :, notes.shape[2] - count :]).to(maps.dtype)
-        )
+        of_queries = notes[:, :, notes.shape[2] - maps.shape[2] :]
+        composed = mix_heads(maps, self.matrix(of_queries))
         if self.shape[0] == 1:
             return composed
         first, second, diagonal = (part[:, :, 1].to(maps.dtype) for part in self.read(notes))
         together = torch.einsum("bjnm,bmrj->brnm", maps, first)
         composed = composed + torch.einsum("brnm,bmri->binm", together, second)
-        return composed + maps * diagonal.transpose(1, 2)[:, :, None]
+        by_key = diagonal.transpose(1, 2)[:, :, None]  # (B, H, 1, M)
+        return composed + maps * by_key
 
 
 @register("mix_scores", "dynamic")
@@ -324,7 +365,7 @@ class DynamicScores(ScoreMixing):
         self.composition.draw()
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
-        return self.composition.notes(x)
+        return self.composition.make_notes(x)
 
     def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
         notes = heads.notes[0]
@@ -401,16 +442,22 @@ class DifferentialMixing(Mixing):
         draw_for(self.layer, self.vectors, 0.1)
 
     def matrix(self, query: Tensor | None) -> Tensor:
-        first, second = (self.vectors[0::2] * self.vectors[1::2]).sum(-1).exp()
+        products = self.vectors[0::2] * self.vectors[1::2]
+        first, second = products.sum(-1).exp()
         difference = first - second + self.lambda_init
-        pair = torch.stack((torch.ones_like(difference), -difference))[:, None].expand(2, 2)
-        return torch.kron(torch.eye(self.num_heads // 2, device=pair.device, dtype=pair.dtype), pair)
+        column = torch.stack((torch.ones_like(difference), -difference))
+        pair = column[:, None].expand(2, 2)
+        pairs = torch.eye(self.num_heads // 2, device=pair.device, dtype=pair.dtype)
+        return torch.kron(pairs, pair)
 
     def finish(self, out: Tensor) -> Tensor:
         pairs = out.unflatten(1, (-1, 2)).transpose(2, 3)  # (B, H/2, N, 2, D)
         wide = pairs.flatten(3)
-        normed = F.rms_norm(wide, wide.shape[-1:], self.weight.to(wide.dtype), eps=1e-5) * (1 - self.lambda_init)
-        return normed.unflatten(3, pairs.shape[3:]).transpose(2, 3).flatten(1, 2)
+        weight = self.weight.to(wide.dtype)
+        normed = F.rms_norm(wide, wide.shape[-1:], weight, eps=1e-5)
+        scaled = normed * (1 - self.lambda_init)
+        heads = scaled.unflatten(3, pairs.shape[3:]).transpose(2, 3)
+        return heads.flatten(1, 2)
 
 
 @register("mix", "dynamic")
@@ -433,17 +480,18 @@ class DynamicMixing(Mixing):
         self.composition.draw()
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
-        return self.composition.notes(x)
+        return self.composition.make_notes(x)
 
     def matrix(self, query: Tensor | None) -> None:
         return None
 
-    def matrix_of(self, heads: Heads) -> Tensor | None:
+    def compute_matrix(self, heads: Heads) -> Tensor | None:
         notes = heads.notes[1]
         if self.reason is not None or notes is None:
             return None
-        count = heads.scored.shape[2] if heads.scored is not None else notes.shape[2]
-        return self.composition.matrix(notes[:, :, notes.shape[2] - count :])
+        queries = notes if heads.scored is None else heads.scored
+        of_queries = notes[:, :, notes.shape[2] - queries.shape[2] :]
+        return self.composition.matrix(of_queries)
 
     def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
         notes = heads.notes[1]
@@ -504,7 +552,8 @@ class ElementwiseGate(Gate):
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         gates = 2 * torch.sigmoid(F.linear(x, self.weight))  # (B, N, H D)
-        return outputs * gates.unflatten(-1, (outputs.shape[1], -1)).transpose(1, 2).to(outputs.dtype)
+        of_heads = gates.unflatten(-1, (outputs.shape[1], -1))
+        return outputs * of_heads.transpose(1, 2).to(outputs.dtype)
 
 
 @register("gate", "exclusive")
@@ -525,9 +574,12 @@ class ExclusiveGate(Gate):
         self.amount = nn.Parameter(torch.zeros(size.num_heads)) if config.learned else None
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        own = F.normalize(values[:, :, values.shape[2] - outputs.shape[2] :], dim=-1)
-        along = (outputs * own).sum(-1, keepdim=True) * own
-        return outputs - (along if self.amount is None else self.amount[:, None, None].to(along.dtype) * along)
+        first = values.shape[2] - outputs.shape[2]
+        own = F.normalize(values[:, :, first:], dim=-1)
+        share = (outputs * own).sum(-1, keepdim=True)
+        if self.amount is not None:
+            share = share * self.amount[:, None, None].to(share.dtype)
+        return outputs - share * own
 
 
 @register("gate", "differential")
@@ -557,5 +609,7 @@ class DifferentialGate(Gate):
         self.weight = nn.Parameter(torch.zeros(size.num_heads // 2, size.hidden_size))
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        shares = torch.sigmoid(F.linear(x, self.weight)).transpose(1, 2)[..., None]  # (B, H, N, 1)
-        return outputs[:, 0::2] - shares.to(outputs.dtype) * outputs[:, 1::2]
+        shares = torch.sigmoid(F.linear(x, self.weight))  # (B, N, H)
+        of_heads = shares.transpose(1, 2)[..., None]
+        subtracted = outputs[:, 1::2] * of_heads.to(outputs.dtype)
+        return outputs[:, 0::2] - subtracted

@@ -113,13 +113,13 @@ class ProjectedMixing(nn.Module):
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
 
-    def query(self, query: Tensor) -> Tensor:
+    def map_query(self, query: Tensor) -> Tensor:
         return query
 
-    def key(self, key: Tensor) -> Tensor:
+    def map_key(self, key: Tensor) -> Tensor:
         return key
 
-    def value(self, value: Tensor) -> Tensor:
+    def map_value(self, value: Tensor) -> Tensor:
         return value
 
     def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
@@ -228,7 +228,7 @@ class Projection(nn.Module):
         return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-        query = None if self.query is None else self.mix_qkv.query(self.split(self.dropout(self.query(x))))
+        query = None if self.query is None else self.mix_qkv.map_query(self.split(self.dropout(self.query(x))))
         scored = query if self.query_norm is None else self.query_norm(query)
         if self.rotary is None or scored is None:
             return query, scored
@@ -238,8 +238,8 @@ class Projection(nn.Module):
         """Keys and values of source (B, M, E), the last ones of `layout`."""
         keys: Tensor | None = None
         if self.key is not None and self.reads_keys:
-            keys = self.mix_qkv.key(self.split(self.dropout(self.key(source))))
-        values = self.mix_qkv.value(self.split(self.dropout(self.value(source))))
+            keys = self.mix_qkv.map_key(self.split(self.dropout(self.key(source))))
+        values = self.mix_qkv.map_value(self.split(self.dropout(self.value(source))))
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rotary is not None and keys is not None:
@@ -435,7 +435,7 @@ class Mixing(nn.Module):
         """What the mixing reads of each token, (B, C, N, F), from its inputs x (B, N, E): it stands in `Heads.notes`."""
         return None
 
-    def matrix_of(self, heads: Heads) -> Tensor | None:
+    def compute_matrix(self, heads: Heads) -> Tensor | None:
         """The matrix of a call."""
         return self.matrix(heads.query)
 
