@@ -142,7 +142,7 @@ def test_equals_the_definition(row: dict[str, str]) -> None:
     dtype, where = DTYPES[row["dtype"]], layout(row["where"])
     attend = stages(row["score"], row["normalize"], row["mix"]).to(dtype)
     found = computed(attend, where, dtype, row["kernel"])
-    single = 3e-6 if row["mix"] in PAIRED else 1e-6  # one number, lambda, collects the gradient of every weight
+    single = 1e-5 if row["mix"] in PAIRED else 1e-6  # one number, lambda, collects the gradient of every weight
     compare(found, computed(attend, where, dtype, "reference"), single if dtype == torch.float32 else 1e-13)
 
 
