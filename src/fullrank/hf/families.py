@@ -72,18 +72,19 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
 def is_attention(module: nn.Module) -> bool:
     """True for a module whose forward pass calls an attention function of the interface.
 
-    Those of transformers are named Attention, project their queries by a submodule of a known name, and stand in a file with
-    the interface; the tables above have the exceptions. Other classes are described by `inject(interface=...)`.
+    It is named Attention, projects its queries by a submodule of a known name, and stands in a file with the interface; the
+    tables above have the exceptions of transformers. Other classes are described by `inject(interface=...)`.
     """
     kind = _computing_class(module)
     if kind.__name__ in _described:
         return True
-    if not kind.__module__.startswith("transformers.") or kind.__name__ in (*_OFF, *_REFUSED):
+    if kind.__name__ in (*_OFF, *_REFUSED):
         return False
-    file = vars(sys.modules[kind.__module__])
+    file = sys.modules.get(kind.__module__)
+    has_interface = hasattr(file, "ALL_ATTENTION_FUNCTIONS") and hasattr(file, "eager_attention_forward")
     is_named = "Attention" in kind.__name__ or kind.__name__ == "LongcatFlashMLA"
     has_queries = kind.__name__ in _LAYOUTS or find_projection(module)[0] is not None
-    return is_named and has_queries and {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"} <= file.keys()
+    return is_named and has_queries and has_interface
 
 
 def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
@@ -216,5 +217,5 @@ def _explain_refusal(model: nn.Module) -> str:
     return (
         f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
         "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is "
-        "refused, or not of transformers; describe a class that has an eager_attention_forward in its file with interface="
+        "refused; describe a class that has an eager_attention_forward in its file with interface="
     )
