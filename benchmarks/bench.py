@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from candidates import Settings, Suite
+from candidates import BOTH, Settings, Suite
 from fullrank.cli.output import print_json, say
 from fullrank.core.errors import InputError, suggest
 from fullrank.training.device import choose_device
@@ -150,6 +150,26 @@ def _print(outcome: Outcome, threads: int) -> None:
         show(_growth(outcome))
     for name, reason in outcome.skipped.items():
         print(f"{name}: {reason}")
+    if line := summarize(outcome):
+        print(line)
+
+
+def summarize(outcome: Outcome) -> str:
+    """One line to compare machines by: the processor, and each mechanism over its first peer, forward and backward."""
+    ratios: dict[tuple[str, str], list[str]] = {}
+    rows = [row for row in outcome.rows if row.what == BOTH]
+    for row in rows:
+        first: dict[str, str] = {}
+        for one in row.against:
+            if first.setdefault(one.mechanism, one.peer) == one.peer:
+                ratios.setdefault((one.mechanism, one.peer), []).append(f"{one.time.middle:.2f}")
+    if not ratios:
+        return ""
+    machine = environment(outcome.settings.torch_device)
+    parts = [f"{mechanism} / {peer} {', '.join(values)}" for (mechanism, peer), values in ratios.items()]
+    lengths = ", ".join(f"{row.length:,}" for row in rows)
+    processor = machine.get("gpu", f"{machine['cpu']} ({machine['cpu_capability']})")
+    return f"to compare: {processor}; {outcome.suite.name}, {BOTH}, n {lengths}: {'; '.join(parts)}"
 
 
 def show(table: Table) -> None:

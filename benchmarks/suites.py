@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import injection
+import layer
 import mixers
 import mixing
 import multilinear
@@ -21,6 +22,13 @@ SUITES = {
             lengths=(512, 1024, 2048, 4096),
             quick=(128, 256, 512),
             comparisons=mixing.comparisons,
+        ),
+        Suite(
+            "layer",
+            "Mixhead A and B with their projections against the same layer around plain SDPA",
+            lengths=(512, 1024, 2048, 4096),
+            quick=(64, 128, 256),
+            comparisons=layer.comparisons,
         ),
         Suite(
             "growth",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import measure
 import suites
 from candidates import Settings
 from fullrank.cli import main
+from machine import environment
 
 Called = Callable[..., tuple[object, str, str]]
 SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
@@ -57,6 +59,20 @@ def test_json_says_everything(called: Called) -> None:
     )
     assert found["environment"]["threads"] == 1
     assert found["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_the_last_line_names_the_machine_and_all_ratios(called: Called) -> None:
+    """Forward and backward, over the first peer of each mechanism, in the order of lengths."""
+    status, out, _ = called("layer", "--lengths", "8,16", *SMALL)
+    assert status == 0
+    machine = environment()
+    number = r"\d+\.\d\d"
+    assert re.fullmatch(
+        rf"to compare: {re.escape(machine['cpu'])} \({machine['cpu_capability']}\); layer, forward \+ backward, n 8, 16: "
+        rf"Mixhead A / SDPA layer {number}, {number}; Mixhead B / SDPA layer {number}, {number}",
+        out.splitlines()[-1],
+    )
 
 
 @pytest.mark.usefixtures("without_memory")

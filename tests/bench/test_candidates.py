@@ -21,6 +21,7 @@ TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
 LENGTH = {
     "mixers": 20,
     "mixing": 13,
+    "layer": 11,
     "growth": 13,
     "relative": 7,
     "mos": 6,
