@@ -214,7 +214,7 @@ THREE: Keys = {**SIZES, "num_hidden_layers": 3}
             {"position": "relative", "attention": RELATIVE},
             r"read the same distances, u and v.* given \('multilinear', 5, \{\}\)",
         ),
-        ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on dot products.*model\.layers\.attention"),
+        ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on scores.*model\.layers\.attention"),
         ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
     ],
 )  # fmt: skip
