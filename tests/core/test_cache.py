@@ -16,11 +16,11 @@ def some(tokens: int, seed: int) -> Tensor:
 
 
 def start(tokens: Tensor) -> KeyValues:
-    return KeyValues.after(None, None, tokens, None)
+    return KeyValues.join(None, None, tokens, None)
 
 
 def join(past: KeyValues, new: Tensor) -> KeyValues:
-    return KeyValues.after(past, None, new, None)
+    return KeyValues.join(past, None, new, None)
 
 
 def test_two_go_on_from_one() -> None:

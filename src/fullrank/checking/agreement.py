@@ -69,7 +69,7 @@ def compare(
 
 
 def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
-    """Where the first of these comes apart whose positions can be told from other sizes of the model."""
+    """Find the layer of the first of these whose positions can be told from other sizes of the model."""
     sizes = {0, 2, 3, *(size for tensor in list_tensors(model) for size in tensor.shape)}
     for one in apart:
         if not sizes & {one.reading.part.length, one.expected.part.length}:
@@ -89,7 +89,9 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
             changed[row] = subject.change(texts)[row]
             part = Part(len(texts), subject.length, chosen=others)
             expected = Reading(part.select(logits), part, partial(run, texts))
-            comparisons.append(Comparison(f"rows beside row {row}", Reading.of(partial(run, changed), part), expected))
+            comparisons.append(
+                Comparison(f"rows beside row {row}", Reading.from_run(partial(run, changed), part), expected)
+            )
         looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
         return compare(subject, run.model, looked_at, comparisons, is_exact=True, path=call.name)
 
@@ -114,7 +116,7 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
         if bool((whole == whole[:1]).all()):
             return inapplicable(NOTHING_MOVES)
         for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
-            alone = Reading.of(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
+            alone = Reading.from_run(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
             part = Part(ROWS, size, 0, end, chosen=slice(rows))
             name = f"{rows} row{'s' * (rows > 1)} of {end} tokens"
             comparisons.append(Comparison(name, alone, Reading(part.select(whole), part, read_whole)))
@@ -154,7 +156,7 @@ def padding(subject: Subject) -> Finding:
                 padded = Reading(part.select(batch), part, read)
                 if side != "left" or subject.pads_left:
                     alone = Part(ROWS, end - start, chosen=slice(row, row + 1))
-                    expected = Reading.of(partial(run, ids[:, start:end]), alone)
+                    expected = Reading.from_run(partial(run, ids[:, start:end]), alone)
                     comparisons.append(Comparison(f"text {row}, padding: {side}", padded, expected))
                 if is_seen:
                     reading = Reading(part.select(changed), part, read_others)
@@ -180,7 +182,7 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
 
     def look(call: Call) -> None:
         with contextlib.suppress(Exception), running(subject, call) as run:
-            first, second = (Reading.of(partial(run, ids, **options), part) for ids in (text, other))
+            first, second = (Reading.from_run(partial(run, ids, **options), part) for ids in (text, other))
             seen = Comparison("the second document sees the first", second, first)
             finding = compare(subject, run.model, looked_at, [seen], is_exact=True, path=call.name)
             if math.isfinite(finding.difference or 0.0):
@@ -269,5 +271,5 @@ def compare_step(
 
     part = Part(ROWS, subject.length, start, end, chosen=order)
     alone = Part(len(rows), end - start, past=start)
-    reading = Reading.of(read_piece, alone) if piece is None else Reading(piece, alone, read_piece)
+    reading = Reading.from_run(read_piece, alone) if piece is None else Reading(piece, alone, read_piece)
     return Comparison(name, reading, Reading(part.select(logits), part, read_whole))

@@ -183,7 +183,7 @@ def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> t
     def read(ids: Tensor) -> Tensor:
         return run(torch.cat((texts[:, :start], ids[:, start:stop], texts[:, stop:]), 1))[:, start:stop]
 
-    right, wrong = (Reading.of(partial(read, ids), part) for ids in (texts, changed))
+    right, wrong = (Reading.from_run(partial(read, ids), part) for ids in (texts, changed))
     if run.call.compiled:
         return find_layer_by_compiler(run.model, right, wrong, least)
     return find_layers(run.model, right, wrong, least)

@@ -72,7 +72,7 @@ class Reading:
     read: Callable[[], Tensor]
 
     @classmethod
-    def of(cls, read: Callable[[], Tensor], part: Part) -> Reading:
+    def from_run(cls, read: Callable[[], Tensor], part: Part) -> Reading:
         return cls(part.select(read()), part, read)
 
 

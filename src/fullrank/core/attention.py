@@ -71,7 +71,7 @@ class Attend(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} keeps no sums")
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What stages read of the tokens of keys besides (`Heads.notes`), from their inputs x and queries."""
+        """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
         return ()
 
     def use_shared_biases(self) -> None:
@@ -263,7 +263,7 @@ class Attention(nn.Module):
             return heads, None
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        after = KeyValues.after(past, heads.keys, heads.values, table, heads.notes)
+        after = KeyValues.join(past, heads.keys, heads.values, table, heads.notes)
         return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
     def _check(self, x: Tensor, source: Tensor | KeyValues) -> None:

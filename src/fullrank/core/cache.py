@@ -83,7 +83,7 @@ class KeyValues(NamedTuple):
     notes: tuple[Tensor | None, ...] = ()
 
     @classmethod
-    def after(
+    def join(
         cls,
         past: KeyValues | None,
         keys: Tensor | None,

@@ -173,7 +173,7 @@ class Layout:
         return row.clamp(0, None if self.window is None else self.distances - 1)
 
     def expand_bias(self) -> Tensor:
-        """What `distance_bias` adds to each score, (1 or B, H, N, M)."""
+        """Addends of the scores by `distance_bias`, (1 or B, H, N, M)."""
         assert self.distance_bias is not None
         distances = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
         bias = F.embedding(self.distance_rows(distances), self.distance_bias).movedim(-1, -3)

@@ -207,7 +207,7 @@ class ScoreMixing(nn.Module):
         return mixed
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        """What it reads of each token, (B, C, N, F), from inputs x (B, N, E) and queries: it stands in `Heads.notes[0]`."""
+        """Notes of each token (B, C, N, F), made of inputs x (B, N, E) and queries, which stand in `Heads.notes[0]`."""
         return None
 
     def draw(self) -> None:

@@ -432,7 +432,7 @@ class Mixing(nn.Module):
         super().__init__()
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        """What the mixing reads of each token, (B, C, N, F), from its inputs x (B, N, E): it stands in `Heads.notes`."""
+        """Notes of each token (B, C, N, F), made of its inputs x (B, N, E), which the mixing reads in `Heads.notes`."""
         return None
 
     def compute_matrix(self, heads: Heads) -> Tensor | None:
@@ -452,7 +452,7 @@ class Mixing(nn.Module):
         return mix_heads(weights, matrix)
 
     def finish(self, out: Tensor) -> Tensor:
-        """What follows the weighted values (B, H, N, D), of the same shape."""
+        """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""
         return out
 
     @property

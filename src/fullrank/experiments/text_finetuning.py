@@ -98,7 +98,7 @@ class TextFinetuning(LanguageModelTask):
 
 
 def check_model(config: TextFinetuneConfig, model: CausalModel) -> dict[str, Any] | None:
-    """What `fullrank check --quick` says of a model; None where `train.check` is off."""
+    """Check a model as `fullrank check --quick` does; None where `train.check` is off."""
     if not config.train.check:
         return None
     with quiet(), torch.random.fork_rng(devices=[]):

@@ -113,7 +113,7 @@ class Translation:
 
 
 def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]], source_eos: int) -> Any:
-    """What writes translations of sentences (ids without <eos>): of several models an ensemble."""
+    """A writer of translations of sentences (ids without <eos>): of several models an ensemble."""
     ids, mask = pad_sentences(sentences, source_eos)
     readers = []
     for model in models:

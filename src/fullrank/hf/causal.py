@@ -57,7 +57,7 @@ class Logits(Output):
 
 
 class Sizes(NamedTuple):
-    """What is asked of the configuration of a language model."""
+    """Sizes that a configuration of a language model has."""
 
     vocab_size: int
     num_hidden_layers: int
