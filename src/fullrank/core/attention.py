@@ -1,7 +1,6 @@
 """One block: attention and feed-forward, each in a residual line, with the norm before or after.
 
-Attention: project -> mix Q, K, V -> permute heads -> score -> mix scores -> mask -> normalize -> mix -> dropout -> weighted
-values -> gate -> merge.
+project -> mix_qkv -> permute -> score -> mix_scores -> mask -> normalize -> mix -> dropout -> values -> gate -> merge
 """
 
 from __future__ import annotations
@@ -191,21 +190,20 @@ class Attention(nn.Module):
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
         width = model.head_dim
         assert width is not None  # resolved by ModelConfig
-        groups = model.num_attention_heads // (model.num_key_value_heads or model.num_attention_heads)
-        longest = model.max_position_embeddings
-        size = HeadSize(model.num_attention_heads, width, model.hidden_size, longest, groups, layer)
-        weighted = config if isinstance(config, WeightedConfig) else None
+        heads = model.num_attention_heads
+        groups = heads // (model.num_key_value_heads or heads)
+        size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings, groups, layer)
+        weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         self.hidden_size, self.position = size.hidden_size, model.position
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
-        normed = weighted is not None and weighted.qk_norm
-        norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if normed else None
+        norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if weighted.qk_norm else None
         self.project = Projection(
             self.attend.size, config.bias, rotary, self.attend.needs, model.dropout.projection, model.dropout.locked, norm,
-            build_stage("mix_qkv", "none" if weighted is None else weighted.mix_qkv, size),
+            build_stage("mix_qkv", weighted.mix_qkv, size),
         )  # fmt: skip
-        self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
-        self.gate: Gate | None = build_stage("gate", "none" if weighted is None else weighted.gate, size)
+        self.permute = StochasticCrossHead(weighted.cross_head)
+        self.gate: Gate | None = build_stage("gate", weighted.gate, size)
         self.merge = self.attend.merge(config.bias, 1 if self.gate is None else self.gate.shares)
 
     def forward(
@@ -232,9 +230,7 @@ class Attention(nn.Module):
         if layout.shape != shape:
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
         if self.position in ("alibi", "t5") and layout.distance_bias is None:
-            raise ValueError(
-                f"model.position {self.position}: a layer needs a layout that its model's position has placed"
-            )
+            raise ValueError(f"model.position {self.position}: a layer needs a layout that its model has placed")
         layout = self.attend.view(layout)
         after: Past | None
         if isinstance(past, DecayedSums):
@@ -244,8 +240,8 @@ class Attention(nn.Module):
             permuted = self.permute(heads.keys, heads.values, heads.relative)
             keys, values, relative = (repeat_heads(part, self.project.groups) for part in permuted)
             heads = replace(heads, keys=keys, values=values, relative=relative)
-            mix = self.project.mix_qkv
-            out = mix.collapse(self.attend(*mix.expand(heads, layout), trace))
+            expanded = self.project.mix_qkv.expand(heads, layout)
+            out = self.project.mix_qkv.collapse(self.attend(*expanded, trace))
             out = out if self.gate is None else self.gate(x, out, heads.values)
         if kept is not None and after is not None:
             kept.append(after)
