@@ -122,7 +122,7 @@ def is_refused(keys: dict[str, Any]) -> bool:
 
 
 def list_refused() -> dict[tuple[str, ...], list[str]]:
-    """What excludes each other: the choices that are refused beside the same ones, and these."""
+    """The choices that exclude each other: those that are refused beside the same ones, and these."""
     choices = list_choices()
     groups: dict[tuple[str, ...], list[str]] = {}
     for one, keys in choices.items():

@@ -147,7 +147,7 @@ def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]])
 
 
 def test_factors_are_nearly_equal() -> None:
-    """Of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
+    """Factors are nearly equal, of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
     for size in (1, 2, 7, 23, 64, 97, 256, 410, 512, 1024, 10_000, 267_735):
         for count in (1, 2, 3, 4):
             above, exact = factorize(size, count, exact=False), factorize(size, count, exact=True)

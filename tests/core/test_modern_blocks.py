@@ -84,7 +84,7 @@ def test_grouped_queries_are_heads_whose_keys_and_values_are_equal(options: dict
 
 
 def test_cross_head_permutes_the_shared_heads() -> None:
-    """Of two shared heads, either the same output or that of the layer whose two heads of keys and values changed places."""
+    """Two shared heads give either the same output or that of the layer whose two heads of keys and values changed places."""
     grouped = layer(G, cross_head=1.0).train()
     changed = layer(G).eval()
     swapped = {

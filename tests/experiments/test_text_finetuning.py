@@ -75,7 +75,7 @@ def call(*words: object) -> Any:
 def test_the_first_loss_is_that_of_transformers(
     place: Path, tmp_path: Path, kind: str, attention: Mapping[str, Any]
 ) -> None:
-    """Of the plain model, and of an injected one, which starts equal to it; dropout is off."""
+    """The first loss is that of transformers, plain and injected, which starts equal to it; dropout is off."""
     config = build_any(settings(place, kind, attention))
     data = TextFinetuning().prepare(config, {}, True, lambda _: None)
     parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))

@@ -259,10 +259,7 @@ def read_context(model: LoadedModel, text: Text) -> ContextUse:
     if model.mask_id is not None or model.predicts == "masked tokens":
         raise InputError(f"{model.name}: reads a text from both sides, so that no token has a context of its own")
     longest = find_longest(model, text)
-    segments = text.with_length(longest).segments()
-    rows = [row for batch in segments for row in batch.split(1) if row.shape[1] == longest][
-        : text.count or CONTEXT_TEXTS
-    ]
+    rows = text.with_length(longest).rows(text.count or CONTEXT_TEXTS)
     if len(rows) < 2:
         raise InputError(f"{text.name}: has fewer than two segments of {longest:,} tokens; give a longer --text")
     return context_use(model, rows, scored=max(longest // 8, 1), opening=text.bos_id is not None)

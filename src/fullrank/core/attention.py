@@ -157,8 +157,8 @@ class Attention(nn.Module):
 
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
     otherwise); with another source and no layout every query sees every key (cross-attention).
-    Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. The size of a head is independent of
-    the width E. layer: its number in a stack, from 0. Raises ConfigError if a size is missing, or given twice.
+    Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. layer: its number in a stack, from 0.
+    Raises ConfigError if a size is missing, given twice, or goes with no such attention.
     """
 
     def __init__(
@@ -186,6 +186,8 @@ class Attention(nn.Module):
             drops = DropoutConfig(attention=dropout or 0.0)
             longest = 1024 if max_position_embeddings is None else max_position_embeddings
             model = ModelConfig(**sizes, dropout=drops, max_position_embeddings=longest, position="none")
+            if problems := [*config.problems_of_heads("attention", *[model.num_attention_heads] * 2)]:
+                raise ConfigError(*problems)
         else:
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
         width = model.head_dim
@@ -267,10 +269,8 @@ class Attention(nn.Module):
             if isinstance(hidden, Tensor) and not (
                 hidden.dim() == 3 and hidden.shape[::2] == (len(x), self.hidden_size) and hidden.is_floating_point()
             ):
-                raise InputError(
-                    f"{name} must be numbers (B, N, {self.hidden_size}), with one B for x and source; given {hidden.dtype} "
-                    f"{tuple(hidden.shape)}"
-                )
+                given = f"given {hidden.dtype} {tuple(hidden.shape)}"
+                raise InputError(f"{name} must be numbers (B, N, {self.hidden_size}), one B for x and source; {given}")
 
     def keys_of(self, source: Tensor, layout: Layout) -> KeyValues:
         """Keys and values of source (B, M, E), projected once for many queries; `layout` is of its keys."""

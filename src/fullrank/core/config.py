@@ -208,9 +208,8 @@ class ModelConfig(Section):
             )
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
-        exact = (
-            self.relative_attention_num_buckets // 4
-        )  # distances with a number of their own where both sides are seen
+        # distances with a number of their own where both sides are seen
+        exact = self.relative_attention_num_buckets // 4
         if exact == 0 or self.relative_attention_max_distance <= 2 * exact:
             yield (
                 "model.relative_attention_num_buckets: 4 or more, and fewer than twice "
@@ -246,6 +245,8 @@ class ModelConfig(Section):
                 f"{name}.score: 'relative' goes with model.position: relative and only with it; given score {score} with "
                 f"model.position: {self.position}; change one of them"
             )
+        heads = self.num_attention_heads
+        yield from attention.problems_of_heads(name, heads, self.num_key_value_heads or heads)
         if isinstance(attention, WeightedConfig) and attention.qk_norm and score in SYNTHESIZERS:
             yield f"{name}.qk_norm: goes with scores of queries and keys, given score {score}; leave it out"
         if not isinstance(attention, MultiLinearConfig):

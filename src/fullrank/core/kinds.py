@@ -5,6 +5,7 @@ The options of the built-in stages stand here too, so that a configuration is ch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -161,6 +162,10 @@ class AttentionConfig(ByKind):
         score = self.score if stage_name(self.score) == "dot_product" else "dot_product"
         return replace(self, score=score)
 
+    def problems_of_heads(self, key: str, heads: int, key_value_heads: int) -> Iterator[str]:
+        """Lines about why so many heads do not go with this attention, whose key is `key`."""
+        return iter(())
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
@@ -198,6 +203,22 @@ class WeightedConfig(AttentionConfig, built_in=True):
     stride: Size | None = key(
         None, "stride of pattern strided, near the square root of the length", needs="pattern=strided"
     )
+
+    def problems_of_heads(self, key: str, heads: int, key_value_heads: int) -> Iterator[str]:
+        if stage_name(self.mix) == "differential" and heads % 2:
+            yield (
+                f"{key}.mix: 'differential' takes heads in pairs; model.num_attention_heads must be even, given {heads}"
+            )
+        if stage_name(self.gate) == "differential" and heads // key_value_heads % 2:
+            yield (
+                f"{key}.gate: 'differential' subtracts heads that share keys and values, so that an even number of query heads "
+                f"reads each; given model.num_attention_heads {heads} with model.num_key_value_heads {key_value_heads}"
+            )
+        if stage_name(self.mix_qkv) == "interleaved" and key_value_heads < heads:
+            yield (
+                f"{key}.mix_qkv: 'interleaved' combines each head's query, key and value; leave model.num_key_value_heads out, "
+                f"given {key_value_heads}"
+            )
 
     def across(self) -> AttentionConfig:
         own = {"gate": "exclusive", "mix": "dynamic", "mix_qkv": "interleaved", "mix_scores": "dynamic multi_token"}

@@ -1,5 +1,6 @@
-"""Mixers of heads beside those of Mixhead, one class each: of scores, of weights, and what follows the weighted values.
+"""Mixers of heads beside those of Mixhead, one class each: of queries, keys and values, of scores, of weights, of outputs.
 
+mix_qkv     Q', K', V' = mix_qkv(Q, K, V) before norms, rotation and cache
 mix_scores  S' = mix_scores(S)            before the mask and the softmax; the definition computes it
 mix         P' = mix(P)                   weights; a matrix runs in every kernel (`core/stages.py`)
 gate        O' = gate(x, O, V)            after the values
@@ -18,7 +19,6 @@ from torch.nn import functional as F
 
 from .draws import draw_apart
 from .embedding import Rotary
-from .errors import ConfigError
 from .kinds import (
     DynamicOptions,
     ExclusiveOptions,
@@ -104,11 +104,6 @@ class InterleavedHeads(ProjectedMixing):
 
     def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        if size.groups > 1:
-            raise ConfigError(
-                "model.attention.mix_qkv: 'interleaved' combines each head's query, key and value; leave "
-                f"model.num_key_value_heads out, given {size.num_heads // size.groups}"
-            )
         self.pseudo_heads = config.pseudo_heads
         self.starts_plain = config.pseudo_heads == 1
         own_head = torch.eye(size.num_heads)[..., None]
@@ -418,7 +413,6 @@ class DifferentialMixing(Mixing):
     A pair of our heads is a head of the paper, whose values are twice as wide; l is the layer, from 0. The difference is a
     matrix (H, H) of mixed heads, so every kernel computes it. `vectors` q_1, k_1, q_2, k_2 (4, D) start N(0, 0.1^2), the
     weight (2 D) of the norm, which the pairs share, starts at 1. Not plain attention at the start.
-    Raises ConfigError for an odd number of heads.
     """
 
     needs = ()
@@ -427,11 +421,6 @@ class DifferentialMixing(Mixing):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        if size.num_heads % 2:
-            raise ConfigError(
-                f"model.attention.mix: 'differential' takes heads in pairs; model.num_attention_heads must be even, given "
-                f"{size.num_heads}"
-            )
         self.num_heads, self.layer = size.num_heads, size.layer
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * size.layer)
         self.vectors = nn.Parameter(torch.empty(4, size.head_dim))
@@ -591,8 +580,7 @@ class DifferentialGate(Gate):
 
     Both heads of a pair share keys and values, so that it is a difference of maps: 2 H heads of queries, H or fewer of keys and
     values (`model.num_key_value_heads`), H outputs. weight w (H, E) starts at 0, where lambda is 1/2; the released layer starts
-    as `nn.Linear` does. Not plain attention at the start.
-    Raises ConfigError unless an even number of query heads reads each key head.
+    as `nn.Linear` does. Not plain attention at the start. An even number of query heads reads each key head.
     """
 
     starts_plain = False
@@ -600,12 +588,6 @@ class DifferentialGate(Gate):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        if size.groups % 2:
-            raise ConfigError(
-                "model.attention.gate: 'differential' subtracts heads that share keys and values, so that an even number of "
-                f"query heads reads each; given model.num_attention_heads {size.num_heads} with model.num_key_value_heads "
-                f"{size.num_heads // size.groups}"
-            )
         self.weight = nn.Parameter(torch.zeros(size.num_heads // 2, size.hidden_size))
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:

@@ -244,9 +244,8 @@ class Projection(nn.Module):
             keys = self.key_norm(keys)
         if self.rotary is not None and keys is not None:
             keys = self._rotate(keys, layout.key_positions[..., layout.shape[1] - source.shape[1] :], layout)
-        return None if keys is None else keys.flatten(3), values.flatten(
-            3
-        )  # P tokens at a position are one key in a cache
+        # P tokens at a position are one key in a cache
+        return None if keys is None else keys.flatten(3), values.flatten(3)
 
     def _rotate(self, heads: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         assert self.rotary is not None

@@ -165,7 +165,7 @@ def declines(problem: Problem) -> str | None:
 
 
 def read_bias_as_distances(problem: Problem) -> Problem:
-    """The same call with a relative score in place of biases of distances, in one dimension more:
+    """Write biases of distances as a relative score, in one dimension more:
 
     s Q.K + b(p) = s ([Q, 0] . [K, 0] + ([Q, 0] + v) . R(p)),   v = [0, 1],  R(p) = [0, b(p) / s]
     """
