@@ -41,6 +41,42 @@ def test_work_of_a_masked_model(asked: float) -> None:
     assert found["bytes"] == {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total}
 
 
+MIXERS: dict[str, dict[str, Any]] = {
+    "Mixhead B": {"mix": "position_wise"},
+    "low rank": {"mix": {"name": "low_rank", "rank": 3}},
+    "differential": {"mix": "differential"},
+    "talking heads": {"mix_scores": "talking_heads", "mix": "talking_heads"},
+    "multi-token": {"mix_scores": {"name": "multi_token", "queries": 3, "keys": 5}},
+    "dynamic": {"mix_scores": {"name": "dynamic", "rank": 3}, "mix": "dynamic"},
+    "dynamic, by the query": {"mix": {"name": "dynamic", "keys": False}},
+    "knocking": {"mix_qkv": "knocking"},
+    "knocking, linear": {"mix_qkv": {"name": "knocking", "form": "linear"}},
+    "interleaved": {"mix_qkv": {"name": "interleaved", "pseudo_heads": 3}, "mix": "position_wise"},
+    "gate of heads": {"gate": "head"},
+    "gate of numbers": {"gate": "elementwise", "mix_scores": "talking_heads"},
+    "exclusive": {"gate": {"name": "exclusive", "learned": True}},
+    "differential 2": {"gate": "differential"},
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("length", [9, 12])
+def test_work_of_a_mixer_is_what_the_definition_multiplies(name: str, length: int) -> None:
+    """PyTorch's count, where every token sees all. What is made once for all tokens is left out: U V^T of low rank."""
+    groups = {} if name == "interleaved" else {"num_key_value_heads": 2}
+    config = fr.ModelConfig(
+        vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=4, head_dim=5, intermediate_size=20,
+        attention=fr.AttentionConfig(**MIXERS[name]), **groups,
+    )  # fmt: skip
+    model = fr.MaskedLanguageModel(config).eval()
+    with fr.kernel("reference"), torch.no_grad(), FlopCounterMode(display=False) as count:
+        model(torch.zeros(2, length, dtype=torch.int64))
+    once = 2 * 2 * 4 * 4 * 3 if name == "low rank" else 0
+    found = measure_masked_size(config, length, 2, 1.0)["flops_per_token"]
+    assert found["training"] == 3 * found["forward"]
+    assert count.get_total_flops() == 2 * length * found["forward"] + once
+
+
 # -- multi-linear attention -------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.mixers import Gate
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.score import DenseSynthesizer
-from fullrank.core.stages import Projection
+from fullrank.core.stages import ProjectedMixing, Projection
 from fullrank.core.translator import Translator
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
@@ -289,8 +289,7 @@ def _flops(
                 forward_work, training_work = _multilinear_flops(stack, attention, length, batch)
             else:
                 products = 1 + _KEY_PRODUCTS.get(stage_name(attention.score), 1)
-                width = layer.project.num_heads * cast(int, stack.config.head_dim)
-                forward_work = 2 * products * width * stack.keys + _mixing_flops(layer, stack.keys)
+                forward_work = _weighted_flops(layer, products, stack.keys)
                 training_work = 3 * forward_work
             forward += forward_work
             training += training_work
@@ -331,29 +330,31 @@ def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int,
     return 2 * work.forward / tokens, 2 * work.training / tokens
 
 
-def _mixing_flops(layer: Attention, keys: float) -> float:
-    """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
-    if not isinstance(layer.attend, WeightedValues):
-        return 0.0
-    heads = layer.project.num_heads
-    mix = layer.attend.mix
-    flops = 0.0
-    if mix.matrix(None) is not None:
-        flops += 2 * heads * heads * keys
-    from_query = dict(mix.named_parameters()).get("from_query")
-    if from_query is not None:
-        flops += 2 * from_query.numel() * heads
-    return flops
+def _weighted_flops(layer: Attention, products: int, keys: float) -> float:
+    """Per token: scores and weighted values of `products` multiply-adds a number of a head and key, and mixing of both.
+
+    P tokens at a position are P queries, each of which sees P times as many keys.
+    """
+    attend = cast(WeightedValues, layer.attend)
+    tokens = layer.project.mix_qkv.pseudo_heads
+    seen = tokens * keys
+    work = products * layer.project.num_heads * layer.project.head_dim * seen
+    work += attend.mix.multiply_adds(seen)
+    if attend.mix_scores is not None:
+        work += attend.mix_scores.multiply_adds(seen)
+    return 2 * tokens * work
 
 
 def _matrices(model: nn.Module) -> int:
-    """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
+    """Multiply-adds of each token with matrices of a model, the vocabulary's apart."""
     count = 0
     for module in model.modules():
         if isinstance(module, nn.Linear):
             count += module.weight.numel()
         elif isinstance(module, Gate):
-            count += sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
+            count += module.multiply_adds()
+        elif isinstance(module, ProjectedMixing):
+            count += sum(module.multiply_adds())
         elif isinstance(module, DenseSynthesizer):
             count -= module.to_positions.weight.numel()  # counted key by key, with the scores
         elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
@@ -362,8 +363,8 @@ def _matrices(model: nn.Module) -> int:
 
 
 def _keys_and_values(project: Projection) -> int:
-    """Numbers of the matrices that make keys and values, where keys are read at all."""
-    count = project.value.weight.numel()
+    """Multiply-adds of a token's keys and values, where keys are read at all."""
+    count = project.value.weight.numel() + project.mix_qkv.multiply_adds()[1]
     if project.key is not None and project.reads_keys:
         count += project.key.weight.numel()
     return count

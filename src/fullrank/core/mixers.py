@@ -62,6 +62,8 @@ class KnockingHeads(ProjectedMixing):
     def __init__(self, config: KnockingOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.linear = config.form == "linear"
+        self.num_heads = size.num_heads
+        self.shared_heads = size.num_heads // size.groups
         maps = torch.eye(size.head_dim).repeat(3, 1, 1)
         if not self.linear:
             maps[1] = 0
@@ -85,6 +87,12 @@ class KnockingHeads(ProjectedMixing):
         gates = 2 * torch.sigmoid(value @ gate)
         return (raised * gates) @ down
 
+    def multiply_adds(self) -> tuple[int, int]:
+        of_map = self.maps[0].numel()
+        if self.linear:
+            return self.num_heads * of_map, 2 * self.shared_heads * of_map
+        return 0, 3 * self.shared_heads * of_map
+
 
 @register("mix_qkv", "interleaved")
 class InterleavedHeads(ProjectedMixing):
@@ -104,7 +112,7 @@ class InterleavedHeads(ProjectedMixing):
 
     def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.pseudo_heads = config.pseudo_heads
+        self.pseudo_heads, self.head_dim = config.pseudo_heads, size.head_dim
         self.starts_plain = config.pseudo_heads == 1
         own_head = torch.eye(size.num_heads)[..., None]
         identities = own_head.expand(3, -1, -1, self.pseudo_heads)
@@ -177,6 +185,10 @@ class InterleavedHeads(ProjectedMixing):
         collapsing = self.collapsing.to(out.dtype)
         return torch.einsum("bjnpd,ijp->bind", tokens, collapsing)
 
+    def multiply_adds(self) -> tuple[int, int]:
+        of_heads = self.collapsing.numel() * self.head_dim
+        return 2 * of_heads, 2 * of_heads
+
 
 # -- scores --------------------------------------------------------------------------------------------------------------
 
@@ -208,6 +220,10 @@ class ScoreMixing(nn.Module):
     def draw(self) -> None:
         """Draw anew what starts at random, from the CPU's random numbers."""
 
+    def multiply_adds(self, keys: float) -> float:
+        """Multiply-adds of a query that sees so many keys."""
+        return 0.0
+
 
 @register("mix_scores", "talking_heads")
 class TalkingHeads(ScoreMixing):
@@ -225,6 +241,9 @@ class TalkingHeads(ScoreMixing):
 
     def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
         return mix_heads(scores, self.mixing)
+
+    def multiply_adds(self, keys: float) -> float:
+        return self.mixing.numel() * keys
 
 
 @register("mix_scores", "multi_token")
@@ -275,6 +294,9 @@ class MultiTokenScores(ScoreMixing):
         padded = F.pad(known, (beside, beside, rows - 1, 0))
         kernel = self.kernel[:, None].to(scores.dtype)
         return F.conv2d(padded, kernel, groups=count)
+
+    def multiply_adds(self, keys: float) -> float:
+        return self.kernel.numel() * keys
 
 
 class Composition(nn.Module):
@@ -345,6 +367,14 @@ class Composition(nn.Module):
         by_key = diagonal.transpose(1, 2)[:, :, None]  # (B, H, 1, M)
         return composed + maps * by_key
 
+    def multiply_adds(self, keys: float) -> float:
+        """Multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
+        parts, rank, heads = self.shape
+        of_notes = sum(parameter.numel() for parameter in self.parameters())
+        of_matrix = rank * heads**2
+        of_key = heads**2 + (parts - 1) * 2 * rank * heads
+        return of_notes + of_matrix + of_key * keys
+
 
 @register("mix_scores", "dynamic")
 class DynamicScores(ScoreMixing):
@@ -366,6 +396,9 @@ class DynamicScores(ScoreMixing):
         notes = heads.notes[0]
         assert notes is not None
         return self.composition.compose(scores, notes)
+
+    def multiply_adds(self, keys: float) -> float:
+        return self.composition.multiply_adds(keys)
 
 
 # -- weights -------------------------------------------------------------------------------------------------------------
@@ -483,9 +516,14 @@ class DynamicMixing(Mixing):
         return self.composition.matrix(of_queries)
 
     def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
+        if matrix is not None:
+            return mix_heads(weights, matrix)
         notes = heads.notes[1]
         assert notes is not None
         return self.composition.compose(weights, notes)
+
+    def multiply_adds(self, keys: float) -> float:
+        return self.composition.multiply_adds(keys)
 
 
 # -- outputs -------------------------------------------------------------------------------------------------------------
@@ -505,6 +543,10 @@ class Gate(nn.Module):
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a token: the numbers of all matrices."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
 
 
 @register("gate", "head")

@@ -134,6 +134,10 @@ class ProjectedMixing(nn.Module):
         """Outputs of attention -> (B, H, N, D)."""
         return out
 
+    def multiply_adds(self) -> tuple[int, int]:
+        """Multiply-adds of a token's query and output, and of its key and value."""
+        return 0, 0
+
 
 class SeparateLinear(nn.Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
@@ -454,6 +458,11 @@ class Mixing(nn.Module):
         """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""
         return out
 
+    def multiply_adds(self, keys: float) -> float:
+        """Multiply-adds of a query that sees so many keys."""
+        matrix = self.matrix(None)
+        return 0.0 if matrix is None else matrix.numel() * keys
+
     @property
     def learned(self) -> bool:
         """The matrix has parameters, so that penalties can change it."""
@@ -547,6 +556,10 @@ class PositionWiseMixing(LearnedMixing):
             return self.mixing
         # (B, N, H, D), which is how a projection lies in memory, times (D, H)
         return query.transpose(1, 2) @ self.from_query.to(query.dtype) + self.mixing.to(query.dtype)
+
+    def multiply_adds(self, keys: float) -> float:
+        of_matrix = self.from_query.numel() * len(self.mixing)
+        return of_matrix + super().multiply_adds(keys)
 
 
 @register("mix", "random")
