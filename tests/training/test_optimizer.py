@@ -15,6 +15,7 @@ from training_toy import Toy
 
 import fullrank as fr
 from fullrank.config.training import TrainConfig
+from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.training import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -182,18 +183,27 @@ def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
         torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)
 
 
-def test_the_embedding_has_groups_of_its_own() -> None:
+def test_embedding_and_mixing_learn_at_rates_of_their_own() -> None:
     config = fr.ModelConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, output={"tied": True}
+        vocab_size=9,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attention={"mix": "position_wise", "mix_scores": "talking_heads"},
+        output={"tied": True},
     )
     model = fr.LanguageModel(config)
-    plain = parameter_groups(model, 0.1)
-    groups = parameter_groups(model, 0.1, faster=model.embedding.parameters(), peak=2.0)
-    tables = [group for group in groups if group.get("peak") == 2]
-    assert [[id(p) for p in group["params"]] for group in tables] == [[id(model.embedding.weight)]]
-    assert tables[0]["weight_decay"] == 0.1
-    assert {id(p) for group in groups for p in group["params"]} == {id(p) for group in plain for p in group["params"]}
-    assert sum(len(group["params"]) for group in groups) == sum(len(group["params"]) for group in plain)
+    attend = model.blocks[0].attention.attend
+    mixing = [attend.mix_scores.mixing, attend.mix.from_query, attend.mix.mixing]
+    peaks = dict.fromkeys(mixing, 0.1) | {model.embedding.weight: 2.0}
+    options = TrainConfig(steps=1, weight_decay=0.1, embedding_rate=2.0, mixing_rate=0.1)
+    groups = LanguageModelTask().make_groups(model, options)
+    given = {p: (group.get("peak", 1.0), group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(given) == len(list(model.parameters()))
+    for p in model.parameters():
+        assert given[p][0] == peaks.get(p, 1.0)
+    assert given[model.embedding.weight] == (2.0, 0.1)
+    assert all(given[p] == (0.1, 0.0) for p in mixing)
 
 
 def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:

@@ -58,7 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "train": SHORT | {
             "context": 4, "partial_shuffle": True, "segment_length": 12, "segment_deviation": 2, "rate_by_length": True,
-            "embedding_rate": 2.0, "activation_regularization": 2.0, "temporal_regularization": 1.0,
+            "embedding_rate": 2.0, "mixing_rate": 0.5, "activation_regularization": 2.0, "temporal_regularization": 1.0,
         },
     },
     "masked": {

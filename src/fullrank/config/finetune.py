@@ -358,7 +358,8 @@ class TextFinetuneConfig(RunConfig):
         if self.data.documents is not None:
             yield f"data.documents: for models of ours, given '{self.data.documents}' for a pretrained one; leave it out"
         train = self.train
-        for name, allowed in {"objective": "causal", "start": None, "sharding": "ddp", "embedding_rate": 1.0}.items():
+        ours = {"objective": "causal", "start": None, "sharding": "ddp", "embedding_rate": 1.0, "mixing_rate": 1.0}
+        for name, allowed in ours.items():
             if (value := getattr(train, name)) != allowed:
                 yield f"train.{name}: for models of ours, given {value!r} for a pretrained one; leave it out"
         if train.parts or any(phase.skip != "none" for phase in train.phases):

@@ -21,6 +21,8 @@ from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
+from fullrank.core.mixers import ScoreMixing
+from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data.batches import Part, Share
 from fullrank.data.prepared import Corpus, load_corpus
@@ -106,10 +108,13 @@ class TextTask(Task):
 
     def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
         """Parameter groups of the optimizer."""
-        tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
-        return parameter_groups(
-            model, options.weight_decay, options.optimizer == "muon", faster=tables, peak=options.embedding_rate
-        )
+        peaks: dict[nn.Parameter, float] = {}
+        for module in model.modules():
+            if isinstance(module, Input):
+                peaks |= dict.fromkeys(module.parameters(), options.embedding_rate)
+            elif isinstance(module, Mixing | ScoreMixing):
+                peaks |= dict.fromkeys(module.parameters(), options.mixing_rate)
+        return parameter_groups(model, options.weight_decay, options.optimizer == "muon", peaks)
 
     def count_parameters(self, model: Any) -> dict[str, int]:
         """Parameters by part, `total` and `mixing` among them."""

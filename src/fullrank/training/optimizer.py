@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,11 +39,11 @@ Groups = list[dict[str, Any]]
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, muon: bool = False, *, faster: Iterable[nn.Parameter] = (), peak: float = 1.0
+    model: nn.Module, weight_decay: float, muon: bool = False, peaks: Mapping[nn.Parameter, float] | None = None
 ) -> Groups:
     """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
-    muon: the matrices inside blocks that decay are marked `muon`. faster: parameters with another `peak` (`scale_rate`).
+    muon: the matrices inside blocks that decay are marked `muon`. peaks: factors on the learning rate (`scale_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
@@ -54,16 +54,16 @@ def parameter_groups(
             exempt |= {id(p) for p in module.parameters()}
     blocks = blocks_of(model) if muon else []
     matrices = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - exempt
-    fast = {id(p) for p in faster} if peak != 1 else set()
-    groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
+    peaks = peaks or {}
+    groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
     for p in model.parameters():
         if p.requires_grad:
-            is_matrix, is_exempt, is_fast = key = id(p) in matrices, id(p) in exempt, id(p) in fast
+            is_matrix, is_exempt, peak = key = id(p) in matrices, id(p) in exempt, peaks.get(p, 1.0)
             group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay})
             group["params"].append(p)
             if is_matrix:
                 group["muon"] = True
-            if is_fast:
+            if peak != 1:
                 group["peak"] = peak
     return [groups[key] for key in sorted(groups)]
 
