@@ -22,13 +22,13 @@ from research.claims import VERDICTS, Claim, Verdict
 PAGE, QUOTES = "../which.md", "../../src/fullrank/experiments/which.json"  # beside docs/results
 QUOTED = ("mechanism", "measured", "verdict", "runs")
 YES, NO, SAME = DECIDED = VERDICTS[:3]
-UNMEASURED = "not measured with three seeds yet"
+UNMEASURED = "fewer than three seeds"
 Option = Mapping[str, str]  # a mechanism and what was measured of it, all in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """A line of the table; the keys are explained at the head of which.yaml."""
+    """A section of the page; the keys are explained at the head of which.yaml."""
 
     have: str
     options: Mapping[str, str]
@@ -39,7 +39,8 @@ class Situation:
 def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict[str, str]:
     """The page without its head, and what `fullrank diagnose` quotes. cited: link and verdict by the key of a claim."""
     path, texts = research / "which.yaml", ngrams.read_values(research / "ngrams.csv")
-    lines: list[dict[str, str]] = []
+    summary: list[dict[str, str]] = []
+    sections: list[str] = []
     every: dict[str, Option] = {}
     quotes: dict[str, list[Option]] = {}
     for content in read_yaml(path)["situations"]:
@@ -48,12 +49,13 @@ def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict
             raise InputError(f"{path}: no claim has the key {', '.join(sorted(unknown))}")
         options = [describe_option(words, *cited[key], texts) for key, words in situation.options.items()]
         options.sort(key=lambda option: VERDICTS.index(option["verdict"]))
-        lines.append(describe_situation(situation, options))
+        summary.append(summarize(situation, options))
+        sections += describe_situation(situation, options)
         every |= {option["link"]: option for option in options}
         measured = [option for option in options if option["measured"] != UNMEASURED]
         quotes.setdefault(situation.finding, []).extend(map(quote, measured))
     quotes.pop("", None)
-    page = ["# Which mechanism should I use?", *introduce(list(every.values())), md.make_table(lines)]
+    page = ["# Which mechanism should I use?", *introduce(list(every.values())), md.make_table(summary), *sections]
     return {PAGE: "\n\n".join(page), QUOTES: json.dumps(quotes, indent=1, ensure_ascii=False) + "\n"}
 
 
@@ -63,36 +65,51 @@ def introduce(options: Sequence[Option]) -> Iterator[str]:
     decided = sum(counts[word] for word in DECIDED)
     yield (
         "Begin with a plain model and tune it: its learning rate, its weight decay, how often it reads the text. Add a "
-        f"mechanism only where this table says so. Of its {len(options)} comparisons {decided} are decided, "
-        f"{counts['too early']} are *too early* and {counts['open']} *open*; the last column has the training that decides."
+        f"mechanism only where this page says so. Of its {len(options)} comparisons {decided} are decided, "
+        f"{counts['too early']} are *too early* and {counts['open']} *open*; a command beside them trains what decides."
     )
     words = {YES: "Use", NO: "Do not use"}
     answers = [option for option in options if option["verdict"] in words]
-    yield "\n".join(f"- **{words[option['verdict']]}** {option['answer']}. {option['runs']}." for option in answers)
+    yield "\n".join(
+        f"- **{words[option['verdict']]}** {option['mechanism']}: {option['measured']}, {option['linked']}. {option['runs']}."
+        for option in answers
+    )
     yield (
-        "An answer holds for the model, the text and the tokens in its line, all of them small. For yours it is a guess: "
-        "train both sides, with three seeds and three learning rates. Differences are to the row whose figure stands beside "
-        "them, with 95 % intervals; a lower perplexity is better. [The results](results/README.md) explain the words, and "
+        "An answer holds for the model, the text and the tokens that stand beside it, all of them small. For yours it is a "
+        "guess: train both sides, with three seeds and three learning rates. Differences are to the row whose figure ends "
+        "the line of its runs, with 95 % intervals; a lower perplexity is better. [The results](results/README.md) explain the "
+        "verdicts, and "
         "[`fullrank diagnose`](bottleneck.md) quotes these figures."
     )
 
 
-def describe_situation(situation: Situation, options: Sequence[Option]) -> dict[str, str]:
-    """A situation as a line of the table."""
-    verdicts = [option["verdict"] for option in options]
-    use = name_options(options, YES) or md.MISSING
-    if not set(verdicts) & set(DECIDED):
-        use = f"nothing is decided; {'; '.join(dict.fromkeys(option['unsure'] for option in options))}"
-        if not situation.deciding:
-            raise InputError(f"which.yaml: {situation.have}: nothing is decided; name trainings that would, `deciding`")
+def summarize(situation: Situation, options: Sequence[Option]) -> dict[str, str]:
+    """A situation as a line of the table at the head of the page."""
+    undecided = dict.fromkeys(option["unsure"] for option in options if option["verdict"] not in DECIDED)
+    if undecided and not situation.deciding:
+        raise InputError(f"which.yaml: {situation.have}: not all is decided; name trainings that would, `deciding`")
+    have = md.prose(situation.have)
     return {
-        "you have": f"**{md.prose(situation.have)}**",
-        "use": use,
+        "you have": f"[{have}](#{md.make_anchor(have)})",
+        "use": name_options(options, YES) or "nothing yet",
         "do not use": name_options(options, NO) or md.MISSING,
-        "by how much": "<br>".join(option["answer"] for option in options),
-        "measured on": "<br>".join(dict.fromkeys(option["runs"] for option in options)),
-        "what would decide the rest": "<br>".join(map(md.code, situation.deciding)) or md.MISSING,
+        "undecided because": "; ".join(undecided) or md.MISSING,
     }
+
+
+def describe_situation(situation: Situation, options: Sequence[Option]) -> Iterator[str]:
+    """The section of a situation: its comparisons, the runs behind them, and the commands that would decide the rest."""
+    have = md.prose(situation.have)
+    yield f"## {have[0].upper()}{have[1:]}"
+    yield md.make_table(
+        [
+            {"mechanism": option["mechanism"], "effect": option["measured"], "verdict": option["linked"]}
+            for option in options
+        ]
+    )
+    yield f"Measured on {'; '.join(dict.fromkeys(option['runs'] for option in options))}."
+    if situation.deciding:
+        yield "Trainings that decide the rest:\n\n" + "\n".join(f"    {command}" for command in situation.deciding)
 
 
 def name_options(options: Sequence[Option], verdict: str) -> str:
@@ -103,18 +120,19 @@ def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any,
     mechanism, measured, unsure = md.prose(words), UNMEASURED, UNMEASURED
     if verdict.estimate is not None:
         measured = f"{name_figure(verdict.claim)} {describe_difference(verdict)}"
-        unsure = "the difference may be that of seeds or of learning rates"
+        unsure = "may be seeds or learning rates"
     if verdict.word == "too early":
         is_above = "4-grams" in verdict.reason
-        unsure = "counting 4-grams is better than these models" if is_above else "these models were still learning"
-    answer = f"{mechanism}: {measured}, [{verdict.word}]({link})"
-    option = {
+        unsure = "worse than counting 4-grams" if is_above else "still learning"
+    return {
         "mechanism": mechanism,
         "measured": measured,
         "verdict": verdict.word,
         "runs": describe_runs(verdict, texts),
+        "link": link,
+        "linked": f"[{verdict.word}]({link})",
+        "unsure": unsure,
     }
-    return {**option, "answer": answer, "link": link, "unsure": unsure}
 
 
 def quote(option: Option) -> Option:
