@@ -116,13 +116,13 @@ def test_positions_restart() -> None:
     ]
 
 
-def test_engines_leave_documents_to_the_definition_or_mask_them() -> None:
-    model, heads = build(position="none"), torch.randn(2, 3, N, 4)
-    layout = model.make_layout(packed(), None, 0, True, None)
-    attend = model.blocks[0].attention.attend
-    problem = attend.problem(fr.core.stages.Heads(heads, heads, heads, heads), layout, None)
-    assert "documents" in str(fr.kernels.KERNELS["native"].declines(problem))
-    assert fr.kernels.KERNELS["sdpa"].reason(problem) is None
+@pytest.mark.parametrize("name", ["rotary", "sinusoidal", "relative", "t5"])
+def test_a_kernel_computes_documents_of_mixed_heads(name: str) -> None:
+    if not fr.kernels.available("native"):
+        pytest.skip("no C++ compiler")
+    with fr.kernels.chosen() as kernels:
+        build(**MODELS[name])(packed())
+    assert kernels == {"native"}
 
 
 def test_generated_documents_begin_anew() -> None:

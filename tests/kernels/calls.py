@@ -20,6 +20,13 @@ PADDED[1, 9:] = False
 EMPTY = PADDED.clone()
 EMPTY[1] = False  # a sequence without any token
 runs = fr.Layout.from_runs
+PACKED = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2]])
+
+
+def with_documents(layout: fr.Layout) -> fr.Layout:
+    return replace(layout, documents=PACKED)
+
+
 LAYOUTS = {
     "causal": fr.Layout.of(13),
     "past": fr.Layout.of(9, 13),
@@ -31,6 +38,11 @@ LAYOUTS = {
     "window of one": fr.Layout.of(6, 9, window=1),
     "window that hides nothing": fr.Layout.of(5, 9, window=9),
     "window and padding": fr.Layout.of(11, 13, key_mask=PADDED, window=6),
+    "documents": with_documents(fr.Layout.of(13)),
+    "documents and past": with_documents(fr.Layout.of(5, 13)),
+    "documents and padding": with_documents(fr.Layout.of(13, key_mask=PADDED)),
+    "documents and one mask": with_documents(fr.Layout.of(7, 13, key_mask=PADDED[:1])),
+    "documents and window": with_documents(fr.Layout.of(11, 13, window=4)),
     "gap": runs(13, ((0, 9), (15, 20))),
     "gap beyond the segment": runs(13, ((0, 9), (50, 20))),
     "no earlier key beside the segment": runs(11, ((-40, 17), (0, 11))),

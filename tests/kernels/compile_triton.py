@@ -17,7 +17,7 @@ POINTERS = {
     "SEED": "*i64",
 }
 NUMBERS = {**dict.fromkeys(("N", "M", "least", "LONG"), "i32"), **dict.fromkeys(("scale", "unit", "kept"), "fp32")}
-CONSTANTS = {"H": HEADS, "D": WIDTH, "BD": WIDTH, "MIX": 2, "SIGMOID": True, "PADDED": True, "DROP": True,
+CONSTANTS = {"H": HEADS, "D": WIDTH, "BD": WIDTH, "MIX": 2, "SIGMOID": True, "PADDED": True, "PACKED": 1, "DROP": True,
              "PRECISION": "ieee", "EACH": 1}  # fmt: skip
 
 for name, kernel in KERNELS.items():

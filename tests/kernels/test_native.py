@@ -41,6 +41,12 @@ def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
     match where:
         case "window":
             return fr.Layout.of(queries, keys, window=max(1, keys // 3))
+        case "documents" | "documents, window" | "documents, holes":
+            numbers = torch.arange(keys) // (keys // 4 + 1)
+            rows = torch.stack([(numbers > 0).long() if row % 2 else numbers for row in range(batch)])
+            window = max(1, keys // 5) if where.endswith("window") else None
+            mask = holes if where.endswith("holes") else None
+            return replace(fr.Layout.of(queries, keys, window=window, key_mask=mask), documents=rows)
         case "gaps":
             return fr.Layout.from_runs(queries, runs)
         case "gaps and window":
@@ -71,6 +77,10 @@ def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
         (129, 129, 5, 16, False, "softmax", "B", "left", DOUBLE),
         (129, 200, 4, 64, True, "softmax", "B", "gaps", SINGLE),
         (200, 200, 1, 100, True, "sigsoftmax", "none", "causal", SINGLE),
+        (64, 64, 3, 16, True, "softmax", "B", "documents", DOUBLE),
+        (49, 129, 4, 41, True, "sigsoftmax", "A", "documents, window", SINGLE),
+        (70, 70, 8, 17, False, "softmax", "B", "documents, holes", SINGLE),
+        (200, 200, 2, 5, False, "sigsoftmax", "none", "documents", DOUBLE),
         (70, 33, 5, 16, False, "softmax", "B", "cross", DOUBLE),
         (129, 7, 3, 41, False, "sigsoftmax", "A", "cross", SINGLE),
         (17, 129, 9, 5, False, "softmax", "B", "cross, holes", DOUBLE),

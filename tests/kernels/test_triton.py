@@ -36,13 +36,14 @@ def moved(layout: fr.Layout) -> fr.Layout:
         query_positions=layout.query_positions.to(DEVICE),
         key_positions=layout.key_positions.to(DEVICE),
         key_mask=None if mask is None else mask.to(DEVICE),
+        documents=None if layout.documents is None else layout.documents.to(DEVICE),
     )
 
 
 def fp32(layout: fr.Layout, mixing: str = "A", **choices: object) -> Problem:
     keys = {"dtype": torch.float32, "heads": 2, "size": 16, "device": DEVICE, "batch": 1, **choices}
-    if layout.key_mask is not None:
-        keys["batch"] = max(2, len(layout.key_mask))
+    if layout.key_mask is not None or layout.documents is not None:
+        keys["batch"] = 2
     return call(moved(layout), mixing, **keys)  # type: ignore[arg-type]
 
 
@@ -58,13 +59,17 @@ CASES = {  # layout, mixing, normaliser, other choices
     "padding": (LAYOUTS["padding"], "B", "softmax", {}),
     "window": (of(35, 70, window=9), "A", "softmax", {}),
     "gaps and window": (fr.Layout.from_runs(7, ((0, 12), (15, 3), (20, 30)), window=20), "B", "softmax", {}),
+    "documents": (LAYOUTS["documents"], "B", "softmax", {}),
+    "documents and one mask": (LAYOUTS["documents and one mask"], "A", "sigsoftmax", {"heads": 3}),
+    "nothing mixed, documents": (LAYOUTS["documents and past"], "none", "softmax", {"heads": 3}),
+    "documents and window": (LAYOUTS["documents and window"], "A", "softmax", {}),
     "cross": (of(19, 5, causal=False), "A", "sigsoftmax", {}),
     "cross and padding": (LAYOUTS["cross and padding"], "B", "softmax", {}),
 }
 
 
 # with these every mixing, normaliser and kind of layout was there; the others are of the full tier
-FEW = {"nothing mixed, padding", "past", "gaps and window", "cross"}
+FEW = {"nothing mixed, padding", "documents and one mask", "past", "gaps and window", "cross"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in CASES])

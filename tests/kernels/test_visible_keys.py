@@ -14,12 +14,16 @@ from fullrank.kernels.native import VisibleKeys, find_visible_keys, fits
 
 def mask(visible: VisibleKeys, keys: int) -> Tensor:
     """(B, N, M), pair by pair."""
-    sequences = [None] if visible.tokens is None else list(visible.tokens)
-    seen = torch.zeros(len(sequences), len(visible.own), keys, dtype=torch.bool)
-    for b, tokens in enumerate(sequences):
+    rows = max(
+        len(visible.tokens) if visible.tokens is not None else 1, len(visible.first) if visible.first.dim() == 2 else 1
+    )
+    seen = torch.zeros(rows, len(visible.own), keys, dtype=torch.bool)
+    first = visible.first.expand(rows, -1)
+    for b in range(rows):
+        tokens = None if visible.tokens is None else visible.tokens.expand(rows, -1)[b]
         for n in range(len(visible.own)):
             for k in range(keys):
-                inside = int(visible.first[n]) <= k < int(visible.end[n])
+                inside = int(first[b, n]) <= k < int(visible.end[n])
                 seen[b, n, k] = (inside and (tokens is None or bool(tokens[k]))) or k == int(visible.own[n])
             if not seen[b, n].any():
                 seen[b, n] = True

@@ -25,7 +25,8 @@ class Layout:
     causal: a query sees no later key.
     key_mask (B, M), True for tokens and False for padding; None when there is no padding.
     runs: the key positions as runs of consecutive ones, oldest first, counted from any origin; the queries are the end of the
-    last run. The memory of a layer that was skipped leaves a gap between two runs. None where rows differ.
+    last run. The memory of a layer that was skipped leaves a gap between two runs. The documents of a text are one run. None
+    where rows differ otherwise.
     from_start: key positions are 0, 1, .., M - 1.
     window: a query sees only keys that are less than so many tokens before it; None: all of them.
     stride: a query sees only keys that are at most so many tokens away, or a multiple of it (Sparse Transformer); None: all.

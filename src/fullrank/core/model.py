@@ -202,7 +202,8 @@ class Layers(Model):
         positions = find_positions(every, documents)
         if self.position.max_length is not None:
             self.position.check(int(positions.max()) + 1)
-        return Layout(positions[:, past:], positions, causal, mask, window=window, documents=documents)
+        runs = ((0, past + new),) if mask is None else None
+        return Layout(positions[:, past:], positions, causal, mask, runs, window=window, documents=documents)
 
     @property
     def max_length(self) -> int | None:

@@ -65,8 +65,6 @@ def find_obstacle(problem: Problem) -> str | None:
         return "there are no numbers"
     if layout.strided:
         return "the keys that a query sees at a stride are no interval"
-    if layout.documents is not None:
-        return "the keys that a query sees differ between the documents of a text"
     reads_distances = problem.distances is not None or layout.distance_bias is not None
     if (reads_distances or layout.narrow) and (layout.runs is None or not layout.causal):
         return f"{'relative scores and biases need' if reads_distances else 'a window needs'} {_SAME_POSITIONS}"
@@ -92,7 +90,8 @@ class VisibleKeys:
     """The keys that each query sees, as numbers that a kernel can compare.
 
     Query n sees the keys first[n] <= k < end[n] that are tokens, and key own[n] whether it is one or not.
-    first, end, own (N,) int32, on the CPU; own[n] is -1 where a query has no such key.
+    first, end, own (N,) int32, on the CPU; own[n] is -1 where a query has no such key. Where texts have documents, first is
+    (B, N) on their device.
     tokens (B, M) boolean, None where every key is a token: see `tokens_of`.
     """
 
@@ -120,7 +119,16 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
         positions = torch.cat([torch.arange(start, start + size, device="cpu") for start, size in layout.runs])
         oldest = positions[keys - queries :] - layout.window
         first = torch.searchsorted(positions, oldest, right=True).to(torch.int32)
+    if layout.documents is not None:
+        begins = find_beginnings(layout.documents, queries)
+        first = torch.maximum(first.to(begins.device), begins)
     return VisibleKeys(first, own + 1, own, tokens_of(layout))
+
+
+def find_beginnings(documents: Tensor, queries: int) -> Tensor:
+    """The first key of the document of each query, (B, N) int32; documents (B, M) ascend."""
+    of_queries = documents[:, documents.shape[1] - queries :]
+    return torch.searchsorted(documents, of_queries.contiguous(), out_int32=True)
 
 
 def tokens_of(layout: Layout) -> Tensor | None:
@@ -206,7 +214,7 @@ def attend(problem: Problem) -> Tensor:
         mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
-        first=visible.first,
+        first=visible.first.contiguous(),
         end=visible.end,
         own=visible.own,
         base=base,
@@ -300,7 +308,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
         *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
         ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("first_text", "K")),
+        *((name, ctypes.c_int64) for name in ("first_text", "K", "packed")),
         *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
         *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
@@ -322,7 +330,7 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
         threads=torch.get_num_threads(), narrow=int(narrow),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
-        first_text=first_text, K=_find_room(given.keys, width), scale=scale,
+        first_text=first_text, K=_find_room(given.keys, width), packed=int(given.first.dim() == 2), scale=scale,
         kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.native import find_obstacle, find_visible_keys, tokens_of
+from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, tokens_of
 from fullrank.kernels.vocabulary import KEEPS_TENSORS, mark_constant, refuse_second_order
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def attend(problem: Problem) -> Tensor:
         *tensors,
         mixing,
         tokens_of(layout),
+        layout.documents,
         seed,
         layout.causal,
         [number for run in layout.runs or () for number in run] if narrow else [],
@@ -135,10 +136,11 @@ def attend(problem: Problem) -> Tensor:
     return mixed
 
 
-# What a compiler need not look into. Padding has a row for each sequence, or for all heads of one where those are sequences.
+# What a compiler need not look into. Padding and documents have a row for each sequence, or for all heads of one where those
+# are sequences.
 # runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
 _ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? seed, "
+    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? documents, Tensor? seed, "
     "bool causal, int[] runs, int window, float scale, bool sigmoid, float dropout"
 )
 
@@ -222,10 +224,10 @@ _backward.register_fake(_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:6])
+    ctx.save_for_backward(output[1], *inputs[:7])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.options = inputs[6:]
+    ctx.options = inputs[7:]
 
 
 def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None, ...]:
@@ -233,22 +235,27 @@ def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None,
     total, *given = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:4]
     found = _backward(cotangent, total, list(wanted), *given, *ctx.options)
-    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *([None] * 8)
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *([None] * 9)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _make_arguments(
-    query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, seed: Tensor | None,
+    query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, documents: Tensor | None, seed: Tensor | None,
     causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments that all kernels share, by name."""
     (batch, heads, queries, size), length = query.shape, keys.shape[2]
     first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
+    rows = max(1 if x is None else len(x) for x in (key_mask, documents))  # of both, one for a text or for all
     tokens = first  # not read
     if key_mask is not None:
-        tokens = key_mask.to(query.device, torch.uint8).contiguous()
+        tokens = key_mask.to(query.device, torch.uint8).expand(rows, -1).contiguous()
+    if documents is not None:
+        first = torch.maximum(first, find_beginnings(documents, queries))
+        at = torch.arange(length, dtype=torch.int32, device=query.device).repeat(rows, 1)
+        looked = torch.searchsorted(first, at, right=True, out_int32=True)
     return {
         "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
         "TOKENS": tokens, "SEED": first if seed is None else seed,
@@ -256,8 +263,8 @@ def _make_arguments(
         "scale": scale, "unit": scale / math.log(2),
         "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
         "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "DROP": seed is not None,
-        "EACH": 1 if key_mask is None else batch // key_mask.shape[0],
+        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "PACKED": int(documents is not None), "DROP": seed is not None,
+        "EACH": batch // rows if key_mask is not None or documents is not None else 1,
         "PRECISION": _precision(query), "LONG": int(max(queries, length) > 1024),
     }  # fmt: skip
 

@@ -57,7 +57,7 @@ def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, de
         triton.Config(dict(sizes), num_warps=warps, num_stages=stages)
         for sizes, warps, stages in choices(name, heads, width, size, precision, shared)
     ]
-    kind = ("LONG", "MIX", "SIGMOID", "PADDED", "DROP")
+    kind = ("LONG", "MIX", "SIGMOID", "PADDED", "PACKED", "DROP")
     kernel = KERNELS[name]
     return triton.autotune(configs, key=[key for key in kind if key in kernel.arg_names])(kernel)
 

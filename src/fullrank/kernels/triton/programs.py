@@ -166,17 +166,19 @@ def find_span(FIRST, END, at, length, other):
 def totals(
     Q, K, TOTAL, FIRST, END, OWN, TOKENS, N, M, unit, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts.
 
-    EACH: how many programs of the batch axis share one row of TOKENS. LONG serves the choice of block sizes only.
+    EACH: how many programs of the batch axis share one row of TOKENS, and of FIRST, if that has rows: PACKED is 1, else 0. LONG
+    serves the choice of block sizes only.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # those that see most begin first
     head, text = tl.program_id(1), tl.program_id(2).to(tl.int64)
     rows, columns = text * H * N * D, text * H * M * D
     Q, K = Q + rows, K + columns
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
     n = tile * BM + tl.arange(0, BM)
     low, high = find_span(FIRST, END, n, N, M)
     query = load_rows(Q, head, N, n, D, BD)
@@ -199,7 +201,7 @@ def totals(
 def outputs(
     Q, K, V, MIXING, TOTAL, OUT, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
     G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """OUT_i = drop(sum_j M_ji P_j) V_i for a group of heads i. Grid: tiles of queries, groups, texts."""
@@ -209,6 +211,7 @@ def outputs(
     Q, OUT, K, V = Q + rows, OUT + rows, K + columns, V + columns
     TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
@@ -245,7 +248,7 @@ def outputs(
 def mixing_gradient(
     Q, K, V, D_OUT, TOTAL, D_MIXING, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
     GJ: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i. Grid: tiles of queries, pairs of groups, texts."""
@@ -257,6 +260,7 @@ def mixing_gradient(
     Q, D_OUT, K, V = Q + rows, D_OUT + rows, K + columns, V + columns
     TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
     D_MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
@@ -297,7 +301,7 @@ def mixing_gradient(
 def query_gradient(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_Q, FIRST, END, OWN, TOKENS, SEED, N, M, scale, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
     G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """D_Q of a group of heads j. Grid: tiles of queries, groups, texts."""
@@ -307,6 +311,7 @@ def query_gradient(
     Q, D_Q, D_OUT, K, V = Q + rows, D_Q + rows, D_OUT + rows, K + columns, V + columns
     TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
@@ -342,7 +347,7 @@ def query_gradient(
 def value_gradient(
     Q, K, MIXING, D_OUT, TOTAL, D_V, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
     G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """D_V of a group of heads i. Grid: tiles of keys, groups, texts. LOOKS, LOOKED (M,): the queries that see a key."""
@@ -351,6 +356,8 @@ def value_gradient(
     Q, D_OUT, K, D_V = Q + rows, D_OUT + rows, K + columns, D_V + columns
     TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
+    LOOKED += text // EACH * M * PACKED
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
@@ -385,7 +392,7 @@ def key_gradient(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_K, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED,
     N, M, scale, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
     G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """D_K of a group of heads j. Grid: tiles of keys, groups, texts."""
@@ -394,6 +401,8 @@ def key_gradient(
     Q, D_OUT, K, V, D_K = Q + rows, D_OUT + rows, K + columns, V + columns, D_K + columns
     TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
     TOKENS += text // EACH * M
+    FIRST += text // EACH * N * PACKED
+    LOOKED += text // EACH * M * PACKED
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:

@@ -48,7 +48,7 @@ template <class T, int C> struct Block {
         size = r.keys_to - r.keys_from;
         for (int64_t n = 0; n < W; ++n) {
             int64_t row = r.row + (n < r.count ? n : r.count - 1);
-            first[n] = call.first[row];
+            first[n] = call.first_of(r.text)[row];
             end[n] = call.end[row];
             own[n] = call.own[row];
             if (call.dropped)

@@ -16,14 +16,17 @@ struct Call {
     uint64_t seed;
     int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
+    int64_t packed;  // texts have documents, so that the first key of a query differs between them
     double scale, kept_scale;
     const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M of K, D) twice
     const void *position, *table;                       // (B, H, N, D), (H, T, D)
-    const int32_t *first, *end, *own, *base;            // (N,) three times, (M,): table row of a pair is n + base[k]
+    const int32_t *first, *end, *own, *base;            // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                              // (B, M) or null
     void *out, *lse;                                    // (B, H, N, D), (B, H, N)
     const void* d_out;
     void *d_query, *d_keys, *d_values, *d_mixing, *d_position, *d_table;
+
+    const int32_t* first_of(int64_t text) const { return first + (packed ? text * N : 0); }
 };
 
 template <class T> class Buffer {
@@ -49,12 +52,13 @@ struct Rows {  // a block of query rows of one text
 // the blocks of W rows of one text; `room` becomes at least the most keys that one of them sees
 inline std::vector<Rows> blocks(const Call& c, int64_t text, int64_t W, int64_t& room) {
     std::vector<Rows> found;
+    const int32_t* first = c.first_of(text);
     for (int64_t row = 0; row < c.N; row += W) {
         Rows r{text, row, std::min(W, c.N - row), c.M, 0, 0, c.M};
         for (int64_t n = row; n < row + r.count; ++n) {
-            r.keys_from = std::min<int64_t>(r.keys_from, c.first[n]);
+            r.keys_from = std::min<int64_t>(r.keys_from, first[n]);
             r.keys_to = std::max<int64_t>(r.keys_to, c.end[n]);
-            r.all_from = std::max<int64_t>(r.all_from, c.first[n]);
+            r.all_from = std::max<int64_t>(r.all_from, first[n]);
             r.all_to = std::min<int64_t>(r.all_to, c.end[n]);
         }
         room = std::max(room, r.keys_to - r.keys_from);
