@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 import fullrank as fr
-import fullrank.core.config
-import fullrank.core.layout
-from fullrank.analysis.size import parameters_by_part
 
 
 def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
@@ -97,57 +93,6 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
         assert torch.equal(dropped[1:, 32:].any(0), dropped[1:, 32:].all(0))  # one mask for all distances
     else:
         assert 0.2 < float(dropped.float().mean()) < 0.3
-
-
-def counted(config: fr.ModelConfig, mix: str = "none") -> dict[str, int]:
-    """Parameters by part, nothing allocated."""
-    attention = replace(config.attention, mix=mix)
-    with torch.device("meta"):
-        return parameters_by_part(fr.LanguageModel(replace(config, attention=attention)))
-
-
-def transformer_xl(layers: int, width: int, heads: int, inner: int, div_val: int, tied: bool) -> fr.ModelConfig:
-    clusters = {"kind": "adaptive", "cutoffs": [20_000, 40_000, 200_000], "div_val": div_val}
-    return fr.ModelConfig(
-        vocab_size=267_735, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
-        norm="post", position="relative", scale_embedding=True, initializer="transformer_xl",
-        attention=fr.AttentionConfig(score="relative", bias=False), input=fr.InputConfig(**clusters),
-        output=fr.OutputConfig(**clusters, form="transformer_xl", tied=tied),
-    )  # fmt: skip
-
-
-def test_totals_of_published_models_with_relative_positions() -> None:
-    base = transformer_xl(16, 410, 10, 2100, 1, True)  # Transformer-XL, WikiText-103, base
-    parts = counted(base)
-    assert parts["total"] == 151_107_538
-    assert parts["attention"] == 16 * 5 * 410 * 410 + 2 * 410
-    assert parts["position"] == 0
-    assert counted(base, "position_independent")["total"] == 151_107_538 + 1_600
-    assert counted(base, "position_wise")["total"] == 151_107_538 + 8_160
-    assert counted(transformer_xl(15, 624, 16, 2496, 4, False))["total"] == 122_215_992  # Skip Cross-head, WikiText-103
-
-
-def synthesizer(keep: bool) -> fr.ModelConfig:
-    """Transformer-Baevski on WikiText-103 with synthesized attention over 512 tokens."""
-    return fr.ModelConfig(
-        vocab_size=267_744, hidden_size=1024, num_hidden_layers=16, num_attention_heads=8, intermediate_size=4096,
-        max_position_embeddings=512, final_norm=False,
-        attention=fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": keep}),
-        input=fr.InputConfig(kind="adaptive", cutoffs=[20_000, 60_000], div_val=4),
-        output=fr.OutputConfig(kind="adaptive", tied=True),
-    )  # fmt: skip
-
-
-def test_totals_of_the_synthesizer() -> None:
-    """Baevski's 246,933,504 and one 128 -> 512 layer in each of 16 layers: the 248M of Mixhead Table 1 keeps the keys."""
-    kept = counted(synthesizer(True))
-    assert kept["total"] == 246_933_504 + 16 * (128 * 512 + 512) == 247_990_272
-    assert counted(synthesizer(False))["total"] == 247_990_272 - 16 * (1024 * 1024 + 1024) == 231_196_672
-    assert counted(synthesizer(True), "position_independent")["total"] == 247_990_272 + 1_024
-    assert counted(synthesizer(True), "position_wise")["total"] == 247_990_272 + 17_408
-
-
-# -- how they start ---------------------------------------------------------------------------------------------------
 
 
 def test_distances_through_the_projection_of_tokens() -> None:

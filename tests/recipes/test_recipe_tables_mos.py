@@ -18,6 +18,12 @@ TABLE_1 = {
     "mos/table1-wikitext2": {"plain": (162.83, 153.38), "k10": (140.57, 131.75)},
 }
 TABLE_2 = {"k2": (89.2, 19.20), "k5": (88.58, 21.59), "k10": (86.89, 28.34), "k15": (90.69, 41.47)}
+SIZES = {  # vocabulary, width: parameters by the number of softmaxes, counted with the papers' code
+    (10_001, 300): {0: 8_182_601, 10: 9_088_601},
+    (10_001, 200): {0: 4_978_401, 10: 5_382_401},
+    (33_279, 300): {0: 22_172_679, 10: 23_078_679},
+    (33_279, 200): {0: 14_312_879, 10: 14_716_879},
+}
 TOKENS = {  # with <sos>, and in the usual convention
     "mos/table1-ptb": {"valid": (77_130, 73_760), "test": (86_191, 82_430)},
     "mos/table1-wikitext2": {"valid": (221_406, 217_646), "test": (249_927, 245_569)},
@@ -40,7 +46,9 @@ def parameters(vocabulary: int, mixtures: int, width: int) -> int:
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_totals(name: str, row: str) -> None:
     vocabulary = 33_279 if name == "mos/table1-wikitext2" else 10_001
-    assert total(name, row) == parameters(vocabulary, *shape(row))
+    mixtures, width = shape(row)
+    assert total(name, row) == parameters(vocabulary, mixtures, width)
+    assert SIZES[vocabulary, width].get(mixtures, total(name, row)) == total(name, row)
     for scale in ("small", "tiny"):
         assert total(name, row, scale) == parameters(20_000, *shape(row)), "the width stays as the row says"
 

@@ -30,6 +30,7 @@ def mixing(heads: int, width: int, kind: str, stacks: int) -> int:
 def test_what_mixing_adds(heads: int, mix: str) -> None:
     """Encoder and decoder self-attention: two stacks of six layers; three with cross-attention."""
     plain, row = total("mixhead/table4", f"h{heads}-plain"), f"h{heads}-{mix}"
+    assert plain == transformer(512, 1024, 8848, 6632) == 39_469_056  # fairseq's transformer_iwslt_de_en
     added = total("mixhead/table4", row) - plain
     assert added == mixing(heads, 512, mix, 2)
     assert added == {"a": {4: 192, 32: 12_288, 64: 49_152}, "b": {4: 6_336, 32: 18_432, 64: 55_296}}[mix][heads]
