@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import fullrank as fr
+from fullrank.core.memory import Memory
 
 E, HEADS, D, LAYERS, INNER, VOCABULARY, ROWS = 8, 2, 6, 3, 9, 11, 2
 LENGTHS = (3, 5, 1, 4, 2)
@@ -22,6 +23,11 @@ STARTS = (0, *accumulate(LENGTHS[:-1]))
 TOKENS = sum(LENGTHS)
 Vector = np.ndarray
 Remembered = list[tuple[int, Vector]]  # positions and inputs, oldest first
+
+
+def ages(memory: Memory, layer: int) -> list[int]:
+    """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it."""
+    return [memory.length - place for start, size in memory.layers[layer].runs for place in range(start, start + size)]
 
 
 @dataclass(frozen=True)

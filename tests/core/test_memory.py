@@ -1,117 +1,175 @@
-"""Memory: segments one after the other are one long text with the same visibility, whatever else the model is made of."""
+"""A memory as a value: rows of their own lengths, other lengths, files, and cached keys that serve only what made them.
+
+That a segment after a memory is its equation stands in test_memory_brute_force.py.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass, text
+from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.errors import InputError
+from fullrank.core.memory import Memory
+from moving import moved
 from pairs import covering, product
 
-LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [19]]
+VOCABULARY = 11
+POSITIONS = ["sinusoidal", "learned", "relative", "rotary", "none"]
 
 
-@pytest.mark.parametrize("memory_length", [2, pytest.param(5, marks=pytest.mark.full), 40])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_segments_equal_one_long_pass(position: str, memory_length: int) -> None:
-    made, ids = model(position, memory_length=memory_length), text()
-    for sizes in LENGTHS:
-        expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length)
-        for cached in (False, True):
-            with torch.no_grad() if cached else torch.enable_grad():
-                found, memory = in_segments(made, ids, sizes)
-            known = [layer.heads is not None for layer in memory.layers]
-            assert known == [cached] * LAYERS
-            assert (found - expected).abs().max() < 1e-10, (sizes, cached)
-            assert memory.length == sum(sizes)
-            assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
+def model(position: str = "relative", memory_length: int = 5, **settings: Any) -> fr.LanguageModel:
+    torch.manual_seed(0)
+    config = fr.ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        position=position, memory_length=memory_length, max_position_embeddings=64,
+        attention=fr.AttentionConfig(score="relative" if position == "relative" else "dot_product"), **settings,
+    )  # fmt: skip
+    return moved(fr.LanguageModel(config).double().eval())
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_same_length_is_a_window(position: str) -> None:
-    ids = text()
-    for memory_length in (1, 6):
-        made = model(position, memory_length=memory_length, same_length=True)
-        for sizes in LENGTHS:
-            with torch.no_grad():
-                expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length, same_length=True)
-                found, _ = in_segments(made, ids, sizes)
-                assert (found - expected).abs().max() < 1e-10, (memory_length, sizes, "cached")
-            found, _ = in_segments(made, ids, sizes)
-            assert (found - expected).abs().max() < 1e-10, (memory_length, sizes)
+def text(rows: int = 2, tokens: int = 19, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def in_segments(made: fr.LanguageModel, ids: Tensor, sizes: list[int], skips: Any = None) -> tuple[Tensor, Memory]:
+    memory, parts = None, []
+    for (first, end), skip in zip(pairwise([0, *accumulate(sizes)]), skips or [()] * len(sizes), strict=True):
+        if first < end:
+            out = made(ids[:, first:end], memory, skip=skip)
+            parts.append(out.logits)
+            memory = out.memory
+    assert memory is not None
+    return torch.cat(parts, dim=1), memory
 
 
 RAGGED = covering(
-    product(position=POSITIONS, norm=["pre", "post"], memory=[(2, False), (5, False), (5, True), (30, False)],
-            cached=[False, True])
-)  # fmt: skip
+    product(
+        position=POSITIONS,
+        norm=["pre", "post"],
+        memory=[(2, False), (5, False), (5, True), (30, False)],
+        cached=[False, True],
+        skips=[[()] * 4, [(), (1,), (), (1,)]],
+    )
+)
 
 
-@pytest.mark.parametrize(("position", "norm", "memory", "cached"), [tuple(row.values()) for row in RAGGED], ids=str)
-def test_texts_of_different_lengths_are_read_as_if_alone(
-    position: str, norm: str, memory: tuple[int, bool], cached: bool
-) -> None:
-    """Every row has its own ragged segments, padded on either side; its memory holds its own last tokens."""
-    memory_length, same_length = memory
-    made = model(position, memory_length=memory_length, same_length=same_length, norm=norm)
-    sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per row
-    with torch.no_grad() if cached else torch.enable_grad():
-        rows = [text(1, 16, seed)[0] for seed in range(3)]
-        alone = [
-            in_segments(made, row[None], [n for n in each if n])[0][0] for row, each in zip(rows, sizes, strict=True)
-        ]
-        known, found = None, [[] for _ in rows]
-        taken = [0, 0, 0]
-        for step in range(4):
+@pytest.mark.parametrize("row", RAGGED, ids=lambda row: "-".join(map(str, row.values())))
+def test_texts_of_different_lengths_are_read_as_if_alone(row: dict[str, Any]) -> None:
+    """Every text has its own ragged segments, padded on either side; its memory holds its own last tokens. Layers rest."""
+    memory_length, same_length = row["memory"]
+    made = model(row["position"], memory_length, same_length=same_length, norm=row["norm"])
+    sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per text
+    texts = [text(1, 16, seed)[0] for seed in range(3)]
+    taken = [[0, *accumulate(each)] for each in sizes]
+    with torch.set_grad_enabled(not row["cached"]):
+        alone = [in_segments(made, one[None], each, row["skips"])[0][0] for one, each in zip(texts, sizes, strict=True)]
+        known: Any = None
+        found: list[list[Tensor]] = [[] for _ in texts]
+        for step, skip in enumerate(row["skips"]):
             ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
-            for row, each in enumerate(sizes):
-                size = each[step]
-                at = slice(5 - size, 5) if row == 1 else slice(0, size)
-                ids[row, at] = rows[row][taken[row] : taken[row] + size]
-                mask[row, at] = True
-                taken[row] += size
-            out = made(ids, known, attention_mask=mask)
+            for number, each in enumerate(sizes):
+                at = slice(5 - each[step], 5) if number == 1 else slice(0, each[step])
+                ids[number, at] = texts[number][taken[number][step] : taken[number][step + 1]]
+                mask[number, at] = True
+            out = made(ids, known, attention_mask=mask, skip=skip)
             known = out.memory
-            for row in range(3):
-                found[row].append(out.logits[row][mask[row]])
-    for row in range(3):
-        assert (torch.cat(found[row]) - alone[row]).abs().max() < 1e-10, row
+            for number in range(3):
+                found[number].append(out.logits[number][mask[number]])
+    for number in range(3):
+        assert (torch.cat(found[number]) - alone[number]).abs().max() < 1e-10, number
     assert known.lengths.tolist() == [sum(each) for each in sizes]
 
 
-def test_gradients_stop_at_the_memory() -> None:
-    made, ids = model("relative", memory_length=6), text()
-    first = made(ids[:, :6])
-    assert not any(layer.hidden.requires_grad for layer in first.memory.layers)
-    kept = [layer.hidden.clone() for layer in first.memory.layers]
-    made.loss(ids[:, 6:12], ids[:, 7:13], memory=first.memory).backward()
-    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in made.parameters())
-    assert all(torch.equal(layer.hidden, k) for layer, k in zip(first.memory.layers, kept, strict=True))
+def test_cached_keys_are_not_used_after_the_weights_have_changed() -> None:
+    made, ids = model(), text()
+    with torch.no_grad():
+        memory = made(ids[:, :6]).memory
+        before = made(ids[:, 6:9], memory).logits
+    assert all(layer.heads is not None for layer in memory.layers)
+    assert all(layer.heads is None for layer in made(ids[:, :6]).memory.layers)  # there gradients would be lost
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.5)
+    made.loss(ids[:, :6], ids[:, 1:7]).backward()
+    optimizer.step()
+    with torch.no_grad():
+        found = made(ids[:, 6:9], memory).logits
+        forgetful = Memory.from_tensors(memory.to_tensors())  # hidden states alone
+        assert torch.equal(found, made(ids[:, 6:9], forgetful).logits)
+    assert (found - before).abs().max() > 1e-3
 
 
-def test_keys_and_values_of_the_memory_receive_gradient() -> None:
-    """The value projection reads the memory too: its gradient is that of one long pass whose past is detached."""
-    made, ids = model("none", memory_length=4, layers=1, bias=False), text(1, 8)
-    cotangent = torch.randn(1, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    memory = made(ids[:, :4]).memory
-    (made(ids[:, 4:], memory).logits * cotangent).sum().backward()
-    block = made.blocks[0]
-    found = block.attention.project.value.weight.grad.clone()
-    made.zero_grad()
-    x = made.embedding(ids)
-    x = torch.cat((x[:, :4].detach(), x[:, 4:]), dim=1)
-    (made.output(made.final_norm(block(x, fr.Layout.of(8))))[:, 4:] * cotangent).sum().backward()
-    assert (found - block.attention.project.value.weight.grad).abs().max() < 1e-12
+def test_a_memory_is_a_value() -> None:
+    made, ids = model("rotary"), text()
+    first = made(ids[:, :6]).memory
+    again = [made(ids[:, 6:9], first).logits for _ in range(2)]
+    assert torch.equal(*again)
+    assert first.length == 6
 
 
-def test_a_memory_of_zeros_is_attended() -> None:
-    made, ids = model("relative", memory_start="zeros", norm="post", bias=False), text()
-    empty = model("relative", norm="post", bias=False)
-    found = made(ids[:, :4]).logits
-    assert (found - empty(ids[:, :4]).logits).abs().max() > 1e-3
-    x = made.embedding(ids[:, :4])
-    layout = made.position.place(fr.Layout.from_runs(4, ((-5, 5), (0, 4))), x)
-    for block in made.blocks:
-        x = block(x, layout, memory=torch.zeros(2, 5, E, dtype=torch.float64))
-    assert (found - made.output(x)).abs().max() < 1e-12
+@pytest.mark.parametrize(("length", "same", "clamp"), [(8, False, None), (6, True, None), (8, False, 4)])
+def test_another_length_is_that_of_a_model_built_with_it(
+    length: int, same: bool, clamp: int | None, tmp_path: Path
+) -> None:
+    """The model itself is left alone, and files keep the change."""
+    made, ids, sizes = model(memory_length=3), text(), [4, 5, 6]
+    before = in_segments(made, ids, sizes)[0]
+    changed = made.with_memory(length, same_length=same, clamp_length=clamp)
+    score = {"name": "relative", "clamp_length": clamp}
+    attention = replace(made.config.attention, score=score)
+    config = replace(made.config, memory_length=length, same_length=same, attention=attention)
+    built = fr.LanguageModel(config).double().eval()
+    built.load_state_dict(made.state_dict())
+    changed.save(tmp_path)
+    expected = in_segments(built, ids, sizes)[0]
+    for other in (changed, fr.LanguageModel.load(tmp_path)):
+        assert torch.equal(in_segments(other, ids, sizes)[0], expected)
+    assert (expected - before).abs().max() > 1e-3
+    assert torch.equal(in_segments(made, ids, sizes)[0], before)
+
+
+def test_of_a_longer_memory_the_last_tokens_are_used() -> None:
+    made, ids = model(memory_length=3), text()
+    longer = in_segments(made, ids, [4, 5, 6])[1]
+    changed = made.with_memory(2)
+    after = [
+        replace(layer, hidden=layer.hidden[:, -2:], runs=((start + size - 2, 2),), heads=None)
+        for layer in longer.layers
+        for start, size in [layer.runs[-1]]
+    ]
+    expected = changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
+    out = changed(ids[:, 15:], longer)
+    assert (out.logits - expected).abs().max() < 1e-12
+    assert out.memory.layers[0].tokens == 2
+
+
+def test_lengths_that_cannot_be() -> None:
+    without = model(same_length=True).with_memory(0)
+    assert (without.memory_length, without.config.same_length) == (0, False)
+    assert without(text()).memory is None
+    with pytest.raises(InputError, match="memory_length"):
+        without.with_memory(-1)
+    with pytest.raises(InputError, match=r"clamp_length: goes with model\.position: relative"):
+        model("rotary").with_memory(clamp_length=5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> None:
+    made, ids = model(position), text()
+    nothing = {"attention_mask": torch.ones(2, 0, dtype=torch.bool)} if masked else {}
+    with torch.no_grad():
+        begun = made(ids[:, :0], **nothing)
+        first = made(ids[:, :8], begun.memory)
+        between = made(ids[:, 8:8], first.memory, **nothing)
+        assert begun.logits.shape == between.logits.shape == (2, 0, VOCABULARY)
+        assert torch.equal(made(ids[:, 8:12], between.memory).logits, made(ids[:, 8:12], first.memory).logits)
+        assert torch.equal(first.logits, made(ids[:, :8]).logits)
+        cache = made(ids[:, :8], cache=made(ids[:, :0], cache=made.new_cache()).cache).cache
+        rest = made(ids[:, 8:12], cache=made(ids[:, 8:8], cache=cache).cache)
+        assert torch.equal(rest.logits, made(ids[:, 8:12], cache=cache).logits)

@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loops, Remembered, Setting, Vector
-from memory_models import ages
+from memory_loops import (
+    LAYERS,
+    LENGTHS,
+    ROWS,
+    STARTS,
+    TOKENS,
+    VOCABULARY,
+    Loops,
+    Remembered,
+    Setting,
+    Vector,
+    ages,
+)
 
 import fullrank as fr
 from fullrank.core.released import DriftingMemory
@@ -57,7 +68,7 @@ def close(found: Vector, right: Vector, where: str, tolerance: float = 1e-10) ->
 
 
 def same_memory(memory: Any, layer: int, length: int, expected: list[Remembered], where: str) -> None:
-    known, hidden = ages(memory, layer).tolist(), memory.layers[layer].hidden
+    known, hidden = ages(memory, layer), memory.layers[layer].hidden
     assert memory.length == length, where
     assert known == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
     if not known:
@@ -94,12 +105,14 @@ def test_every_length_of_memory(position: str, memory_length: int, pattern: str)
     [
         Setting("relative", "post", 4, clamp_length=3),
         Setting("relative", "pre", 4, clamp_length=3, same_length=True),
+        Setting("rotary", "post", 1, same_length=True),
+        Setting("sinusoidal", "pre", 6, same_length=True),
         Setting("relative", "post", 4, mixed=True),
         Setting("rotary", "pre", 4, mixed=True),
         Setting("relative", "post", 4, zeros=True),
         Setting("relative", "pre", 4, zeros=True),
     ],
-    ids=["clamped", "clamped-window", "mixed", "rotary-mixed", "zeros", "zeros-pre"],
+    ids=["clamped", "clamped-window", "window-of-one", "window", "mixed", "rotary-mixed", "zeros", "zeros-pre"],
 )
 def test_other_settings(setting: Setting, pattern: tuple[set[int], ...]) -> None:
     check(setting, pattern)

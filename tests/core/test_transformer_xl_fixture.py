@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_models import ages
+from memory_loops import ages
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -130,7 +130,7 @@ def test_segment_by_segment(name: str, kernel: str, cached: bool) -> None:
         same(found, TENSORS[f"{name}.memories"], "memories")
         count = found.shape[2]
         for layer in range(SIZES["n_layer"]):
-            assert ages(memory, layer).tolist() == list(range(count, 0, -1))
+            assert ages(memory, layer) == list(range(count, 0, -1))
 
 
 @pytest.mark.parametrize(("kernel", "way"), [("auto", "loss"), ("auto", "nll"), ("reference", "logits")])
