@@ -1,4 +1,4 @@
-"""Input layers: token by token, with the gradients of every table; how adaptive layers start; what they refuse."""
+"""Input layers: token by token, with the gradients of every table; how tensor trains start."""
 
 from __future__ import annotations
 
@@ -38,73 +38,6 @@ def test_adaptive_input(div_val: int, scaled: bool) -> None:
     expected = torch.stack([torch.stack([vector(int(word)) for word in row]) for row in ids])
     leaves = dict(layer.named_parameters())
     equations.compare(layer(ids), expected, leaves, leaves, torch.randn(2, 5, width, dtype=DOUBLE))
-
-
-# -- how adaptive layers start ----------------------------------------------------------------------------------------
-
-
-def large(initializer: str, tied: bool, form: str) -> fr.LanguageModel:
-    torch.manual_seed(3)
-    return fr.LanguageModel(
-        fr.ModelConfig(
-            vocab_size=900, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, initializer=initializer,
-            input=fr.InputConfig(kind="adaptive", cutoffs=[200, 500], div_val=2),
-            output=fr.OutputConfig(kind="adaptive", tied=tied, form=form, bias=True, tied_projections=False),
-        )
-    )  # fmt: skip
-
-
-def is_normal(tensor: Tensor, std: float) -> None:
-    tensor = tensor.detach()
-    assert abs(float(tensor.std()) / std - 1) < 5 / (2 * tensor.numel()) ** 0.5
-    assert float(tensor.abs().max() / tensor.std()) > 2
-
-
-def is_uniform(tensor: Tensor, bound: float) -> None:
-    tensor = tensor.detach()
-    assert bound * (1 - 20 / tensor.numel()) < float(tensor.abs().max()) <= bound * (1 + 1e-6)
-    assert float(tensor.abs().max() / tensor.std()) < 2.2  # of a uniform distribution it is sqrt(3)
-    assert abs(float(tensor.std()) / bound * 3**0.5 - 1) < 5 / tensor.numel() ** 0.5
-
-
-def test_fairseq_starts() -> None:
-    """Vectors N(0, 1 / width); projections, tails and the head (words and classes as one matrix) Xavier; biases 0."""
-    made = large("fairseq", False, "transformer_xl")
-    for i, width in enumerate((64, 32, 16)):
-        is_normal(made.embedding.weights[i], width**-0.5)
-        is_uniform(made.embedding.projections[i], (6 / (64 + width)) ** 0.5)
-        is_uniform(made.output.projections[str(i)], (6 / (64 + width)) ** 0.5)
-        assert float(made.output.biases[i].detach().abs().max()) == 0
-    for part in (made.output.weights[0], made.output.class_weight):
-        is_uniform(part, (6 / (64 + 202)) ** 0.5)
-    is_uniform(made.output.weights[1], (6 / (300 + 32)) ** 0.5)
-    is_uniform(made.output.weights[2], (6 / (400 + 16)) ** 0.5)
-    is_uniform(large("fairseq", True, "fairseq").output.class_weight, (6 / (64 + 2)) ** 0.5)
-
-
-def test_transformer_xl_starts() -> None:
-    made = large("transformer_xl", False, "transformer_xl")
-    for layer in (made.embedding, made.output):
-        assert len(layer.projections) == 3
-        for projection in layer.projections if layer is made.embedding else layer.projections.values():
-            is_normal(projection, 0.01)
-        for weight in layer.weights:
-            is_normal(weight, 0.02)
-    is_normal(made.output.class_weight, 0.02)
-    assert all(float(p.detach().abs().max()) == 0 for n, p in made.output.named_parameters() if p.dim() == 1)
-
-
-def test_pytorch_starts() -> None:
-    """The starts of nn.Embedding and nn.Linear."""
-    made = large("pytorch", False, "transformer_xl")
-    for i, width in enumerate((64, 32, 16)):
-        is_normal(made.embedding.weights[i], 1.0)
-        is_uniform(made.embedding.projections[i], width**-0.5)
-        is_uniform(made.output.weights[i], width**-0.5)
-        is_uniform(made.output.biases[i], width**-0.5)
-        is_uniform(made.output.projections[str(i)], 1 / 8)
-    is_uniform(made.output.class_weight, 1 / 8)
-    assert 0 < float(made.output.class_bias.detach().abs().max()) <= 1 / 8
 
 
 # -- tensor trains ----------------------------------------------------------------------------------------------------

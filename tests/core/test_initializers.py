@@ -1,173 +1,135 @@
-"""Starts of parameters, from the definitions of the initialisers' originals: moments, bounds, zeros."""
+"""Starts of every parameter, from the definitions of the initialisers' originals: moments, bounds, zeros."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import fullrank as fr
 
-E, H, D, F, V, P = 48, 4, 20, 100, 300, 64
+Check = Callable[[Tensor], None]
+E, H, D, F, V = 64, 4, 20, 100, 900
+PLAIN: dict[str, Any] = {"position": "learned", "max_position_embeddings": 64}
+CLUSTERS = {"kind": "adaptive", "cutoffs": [200, 500], "div_val": 2}
+ADAPTIVE: dict[str, Any] = {
+    "position": "relative",
+    "attention": {"score": "relative", "bias": False},
+    "input": CLUSTERS,
+    "output": {"kind": "adaptive", "form": "transformer_xl"},
+}
+FAIRSEQ = ADAPTIVE | {"output": {"kind": "adaptive", "form": "fairseq", "tied": True, "tied_projections": False}}
+MIXTURE = PLAIN | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 10}}
 
 
-def model(initializer: str, tied: bool = False, bias: bool | None = None, **attention: object) -> fr.LanguageModel:
-    torch.manual_seed(5)
-    config = fr.ModelConfig(
-        vocab_size=V, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, head_dim=D, intermediate_size=F,
-        position="learned", max_position_embeddings=P, initializer=initializer,
-        output=fr.OutputConfig(tied=tied, bias=bias), attention=fr.AttentionConfig(**attention),
-    )  # fmt: skip
-    return fr.LanguageModel(config)
+def normal(std: float, mean: float = 0.0) -> Check:
+    def check(tensor: Tensor) -> None:
+        numbers = (tensor.flatten() - mean) / std
+        count = len(numbers)
+        assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
+        assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
+        assert float(numbers.abs().max()) > 1.8  # beyond the sqrt(3) of a uniform distribution of the same deviation
+
+    return check
 
 
-def normal(tensor: Tensor, std: float, mean: float = 0.0) -> None:
-    numbers = (tensor.detach().double().flatten() - mean) / std
-    count = len(numbers)
-    assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
-    assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
-    assert float(numbers.abs().max()) > 1.8  # beyond the sqrt(3) of a uniform distribution of the same deviation
+def uniform(bound: float) -> Check:
+    def check(tensor: Tensor) -> None:
+        numbers = tensor.flatten() / bound
+        count = len(numbers)
+        assert 1 - 20 / count < float(numbers.abs().max()) <= 1 + 1e-6
+        assert abs(float(numbers.mean())) < 5 / math.sqrt(3 * count)
+        assert abs(float(numbers.square().mean()) - 1 / 3) < 5 * math.sqrt(4 / 45 / count)
+
+    return check
 
 
-def uniform(tensor: Tensor, bound: float) -> None:
-    numbers = tensor.detach().double().flatten() / bound
-    count = len(numbers)
-    assert float(numbers.abs().max()) <= 1 + 1e-6
-    assert float(numbers.abs().max()) > 1 - 20 / count
-    assert abs(float(numbers.mean())) < 5 / math.sqrt(3 * count)
-    assert abs(float(numbers.square().mean()) - 1 / 3) < 5 * math.sqrt(4 / 45 / count)
+def equal(number: float) -> Check:
+    def check(tensor: Tensor) -> None:
+        assert torch.equal(tensor, torch.full_like(tensor, number))
 
-
-def as_in_pytorch(*layers: torch.nn.Linear) -> None:
-    for layer in layers:
-        uniform(layer.weight, layer.in_features**-0.5)
-        uniform(layer.bias, layer.in_features**-0.5)
-
-
-def zero(tensor: Tensor) -> None:
-    assert torch.equal(tensor, torch.zeros_like(tensor))
-
-
-def norms_at_one(made: fr.LanguageModel) -> None:
-    norms = [module for module in made.modules() if isinstance(module, torch.nn.LayerNorm)]
-    assert len(norms) == 5
-    for norm in norms:
-        assert torch.equal(norm.weight, torch.ones_like(norm.weight))
-        zero(norm.bias)
-
-
-def test_fairseq() -> None:
-    """transformer_lm: embeddings N(0, 1/E), q, k, v Xavier with gain 1/sqrt(2), out_proj Xavier, bias 0, fc as in PyTorch."""
-    made = model("fairseq")
-    for table in (made.embedding.weight, made.position.weight, made.output.weight):
-        normal(table, E**-0.5)
-    zero(made.output.bias)
-    for block in made.blocks:
-        project = block.attention.project
-        for layer in (project.query, project.key, project.value):
-            uniform(layer.weight, math.sqrt(6 / (E + H * D)) / math.sqrt(2))
-            uniform(layer.bias, E**-0.5)
-        uniform(block.attention.merge.weight, math.sqrt(6 / (E + H * D)))
-        zero(block.attention.merge.bias)
-        as_in_pytorch(block.feed_forward.up, block.feed_forward.down)
-    norms_at_one(made)
-
-
-def test_transformer_xl() -> None:
-    """weights_init: N(0, 0.02) everywhere, biases 0, norm weights N(1, 0.02)."""
-    made = model("transformer_xl")
-    for table in (made.embedding.weight, made.position.weight, made.output.weight):
-        normal(table, 0.02)
-    zero(made.output.bias)
-    layers = [module for module in made.modules() if isinstance(module, torch.nn.Linear)]
-    assert len(layers) == 2 * 6
-    for layer in layers:
-        normal(layer.weight, 0.02)
-        zero(layer.bias)
-    norms = [module for module in made.modules() if isinstance(module, torch.nn.LayerNorm)]
-    normal(torch.cat([norm.weight for norm in norms]), 0.02, mean=1.0)
-    assert len(norms) == 5
-    for norm in norms:
-        zero(norm.bias)
-
-
-def test_pytorch() -> None:
-    """nn.Embedding N(0, 1); in_proj (3E, E) Xavier as one matrix, its bias 0; out_proj bias 0; the rest as in nn.Linear."""
-    made = model("pytorch")
-    for table in (made.embedding.weight, made.position.weight):
-        normal(table, 1.0)
-    uniform(made.output.weight, E**-0.5)
-    uniform(made.output.bias, E**-0.5)
-    for block in made.blocks:
-        project = block.attention.project
-        for layer in (project.query, project.key, project.value):
-            uniform(layer.weight, math.sqrt(6 / (E + 3 * H * D)))
-            zero(layer.bias)
-        uniform(block.attention.merge.weight, (H * D) ** -0.5)
-        zero(block.attention.merge.bias)
-        as_in_pytorch(block.feed_forward.up, block.feed_forward.down)
-    norms_at_one(made)
+    return check
 
 
 def xavier(tensor: Tensor) -> None:
-    rows, columns = tensor.shape
-    uniform(tensor, math.sqrt(6 / (rows + columns)))
+    uniform(math.sqrt(6 / sum(tensor.shape)))(tensor)
 
 
-def test_xavier_uniform() -> None:
-    """Transformer-MoS: `xavier_uniform_` on every parameter of more than one dimension, vectors as PyTorch has them."""
-    torch.manual_seed(5)
-    config = fr.ModelConfig(
-        vocab_size=V, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, head_dim=D, intermediate_size=F,
-        position="learned", max_position_embeddings=P, initializer="xavier_uniform",
-        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=10),
-    )  # fmt: skip
-    made = fr.LanguageModel(config)
-    for table in (made.embedding.weight, made.position.weight, made.output.weight):
-        xavier(table)
-    uniform(made.output.bias, E**-0.5)
-    latents = made.output.mixture
-    assert latents.latent.weight.shape == (10 * E, E)
-    xavier(latents.latent.weight)
-    xavier(latents.prior.weight)
-    uniform(latents.latent.bias, E**-0.5)
-    for block in made.blocks:
-        project = block.attention.project
-        for layer in (project.query, project.key, project.value):
-            uniform(layer.weight, math.sqrt(6 / (E + 3 * H * D)))
-            zero(layer.bias)
-        xavier(block.attention.merge.weight)
-        zero(block.attention.merge.bias)
-        for layer in (block.feed_forward.up, block.feed_forward.down):
-            xavier(layer.weight)
-            uniform(layer.bias, layer.in_features**-0.5)
-    norms_at_one(made)
-    plain = model("xavier_uniform")
-    assert plain.output.weight.shape == (V, E)
-    xavier(plain.output.weight)
-    uniform(plain.output.bias, E**-0.5)
+def linear(tensor: Tensor) -> None:
+    """As in `nn.Linear`."""
+    uniform(tensor.shape[1] ** -0.5)(tensor)
 
 
-def test_skip_cross_head() -> None:
-    """Its code makes `nn.Linear`, `nn.Embedding` and `torch.randn`, and changes nothing of them."""
+def vectors(tensor: Tensor) -> None:
+    normal(tensor.shape[1] ** -0.5)(tensor)
+
+
+ZERO, ONE, SMALL = equal(0), equal(1), normal(0.02)
+PACKED = uniform(math.sqrt(6 / (E + 3 * H * D)))  # query, key and value as one matrix
+NORMS: dict[str, Check] = {r".*norm\.weight": ONE, r".*norm\.bias": ZERO}
+BIASES: dict[str, Check] = {r".*\.up\.bias": uniform(E**-0.5), r".*\.down\.bias": uniform(F**-0.5)}
+TAILS = {f"output.biases.{i}": uniform((E // 2**i) ** -0.5) for i in range(3)} | {"output.class_bias": uniform(1 / 8)}
+
+# initialiser, model, and the start of each parameter by the first pattern that its whole name matches
+STARTS: list[tuple[str, dict[str, Any], dict[str, Check]]] = [
+    # transformer_lm: embeddings N(0, 1/E), q, k, v Xavier with gain 1/sqrt(2), out_proj Xavier, bias 0, fc as in PyTorch
+    ("fairseq", PLAIN, NORMS | BIASES | {
+        r"(embedding|position|output)\.weight": normal(E**-0.5), "output.bias": ZERO,
+        r".*project\.\w+\.weight": uniform(math.sqrt(6 / (E + H * D)) / math.sqrt(2)),
+        r".*project\.\w+\.bias": uniform(E**-0.5), r".*merge\.weight": xavier, r".*merge\.bias": ZERO,
+        r".*feed_forward.*": linear,
+    }),
+    # the head, words and classes, is one matrix
+    ("fairseq", ADAPTIVE, {
+        r"embedding\.weights.*": vectors, r".*projections.*": xavier, r"output\.(biases.*|class_bias)": ZERO,
+        r"output\.(weights\.0|class_weight)": uniform(math.sqrt(6 / (E + 202))), r"output\.weights.*": xavier,
+    }),
+    ("fairseq", FAIRSEQ, {"output.class_weight": uniform(math.sqrt(6 / (E + 2)))}),
+    # weights_init: N(0, 0.02) everywhere, biases 0, norm weights N(1, 0.02)
+    ("transformer_xl", PLAIN, {r".*norm\.weight": normal(0.02, mean=1.0), r".*bias": ZERO, ".*": SMALL}),
+    ("transformer_xl", ADAPTIVE, {
+        r"(embedding|output)\.projections.*": normal(0.01), r"output\.(biases.*|class_bias)": ZERO,
+        r"(embedding|output|position)\..*": SMALL,
+    }),
+    # nn.Embedding N(0, 1); in_proj (3E, E) Xavier as one matrix, its bias 0; out_proj bias 0; the rest as in nn.Linear
+    ("pytorch", PLAIN, NORMS | BIASES | {
+        r"(embedding|position)\.weight": normal(1.0), "output.bias": uniform(E**-0.5),
+        r".*project\.\w+\.weight": PACKED, r".*(project\.\w+|merge)\.bias": ZERO, ".*": linear,
+    }),
+    ("pytorch", ADAPTIVE, TAILS | {
+        r"embedding\.weights.*": normal(1.0), r"output\.projections.*": uniform(1 / 8), r"(embedding|output)\..*": linear,
+    }),
+    # Transformer-MoS: `xavier_uniform_` on every parameter of more than one dimension, vectors as PyTorch has them
+    ("xavier_uniform", MIXTURE, NORMS | BIASES | {
+        r"output\.(bias|mixture\.latent\.bias)": uniform(E**-0.5),
+        r".*project\.\w+\.weight": PACKED, r".*(project\.\w+|merge)\.bias": ZERO, ".*": xavier,
+    }),
+    # its code makes `nn.Linear`, `nn.Embedding` and `torch.randn`, and changes nothing of them
+    ("skip_cross_head", ADAPTIVE, TAILS | NORMS | BIASES | {
+        r"embedding.*|output\.projections.*|position\.biases.*": normal(1.0), ".*": linear,
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("initializer", "model", "starts"), STARTS)
+def test_every_parameter_starts_as_in_the_original(
+    initializer: str, model: dict[str, Any], starts: dict[str, Check]
+) -> None:
     torch.manual_seed(5)
     config = fr.ModelConfig(
         vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,
-        position="relative", initializer="skip_cross_head", attention=fr.AttentionConfig(score="relative", bias=False),
-        input=fr.InputConfig(kind="adaptive", cutoffs=[100], div_val=2),
-        output=fr.OutputConfig(kind="adaptive", form="transformer_xl", cutoffs=[100], div_val=2),
+        initializer=initializer, **model,
     )  # fmt: skip
-    made = fr.LanguageModel(config)
-    drawn = [*made.embedding.weights, *made.embedding.projections, *made.output.projections.values()]
-    drawn += made.position.biases.parameters()
-    assert len(drawn) == 2 + 2 + 2 + 2
-    for tensor in drawn:
-        normal(tensor, 1.0)
-    for weight, bias in zip(made.output.weights, made.output.biases, strict=True):
-        uniform(weight, weight.shape[1] ** -0.5)
-        uniform(bias, weight.shape[1] ** -0.5)
-    attention = made.blocks[0].attention
-    for layer in (attention.project.query, attention.project.key, attention.project.value, attention.project.relative):
-        uniform(layer.weight, E**-0.5)
-    uniform(attention.merge.weight, (H * D) ** -0.5)
+    used, every = set(), ".*" in starts or model is PLAIN
+    for name, parameter in fr.LanguageModel(config).named_parameters():
+        pattern = next((pattern for pattern in starts if re.fullmatch(pattern, name)), None)
+        assert pattern is not None or not every, name
+        if pattern is not None:
+            used.add(pattern)
+            starts[pattern](parameter.detach().double())
+    assert used == starts.keys()
