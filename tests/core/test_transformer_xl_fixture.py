@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.config import WeightedConfig
+from fullrank.hf.transfo_xl import make_config, rename_tensors
 
 FOLDER = Path(__file__).parent / "fixtures"
 ABOUT = json.loads((FOLDER / "transformer_xl.json").read_text())
@@ -28,62 +31,15 @@ TEXT = TENSORS["text"]
 TOLERANCE = 1e-10
 
 
-def config(case: dict[str, Any]) -> fr.ModelConfig:
-    """Our words for a Transformer-XL of theirs."""
-    clamp = case["clamp_len"]
-    score = {"name": "relative", "shared_biases": not case["untie_r"], "clamp_length": clamp if clamp > 0 else None}
-    clusters = {"cutoffs": SIZES["cutoffs"], "div_val": SIZES["div_val"]}
-    return fr.ModelConfig(
-        vocab_size=SIZES["vocab_size"], hidden_size=SIZES["d_model"], num_hidden_layers=SIZES["n_layer"],
-        num_attention_heads=SIZES["n_head"], head_dim=SIZES["d_head"], intermediate_size=SIZES["d_inner"],
-        layer_norm_eps=SIZES["layer_norm_epsilon"], norm="pre" if case["pre_lnorm"] else "post", final_norm=False,
-        position="relative", memory_length=case["mem_len"], memory_start=case["start"], same_length=case["same_length"],
-        scale_embedding=True, attention=fr.AttentionConfig(score=score, bias=False),
-        input=fr.InputConfig(kind="adaptive", **clusters),
-        output=fr.OutputConfig(kind="adaptive", form="transformer_xl", tied=True, **clusters),
-    )  # fmt: skip
-
-
 def renamed(prefix: str, case: dict[str, Any]) -> dict[str, Tensor]:
-    """Their tensors under our names, in double precision; those the case's model has not are left out."""
-
-    def theirs(name: str) -> Tensor:
-        return TENSORS[f"{prefix}.{name}"].double()
-
-    found: dict[str, Tensor] = {}
-    for i in range(len(SIZES["cutoffs"]) + 1):
-        found[f"embedding.weights.{i}"] = theirs(f"transformer.word_emb.emb_layers.{i}.weight")
-        found[f"embedding.projections.{i}"] = theirs(f"transformer.word_emb.emb_projs.{i}")
-        found[f"output.biases.{i}"] = theirs(f"crit.out_layers.{i}.bias")
-    found["output.projections.0"] = theirs("crit.out_projs.0")
-    found["output.class_weight"], found["output.class_bias"] = (
-        theirs("crit.cluster_weight"),
-        theirs("crit.cluster_bias"),
-    )
-    if not case["untie_r"]:  # u and v; theirs is named by what it multiplies: content words w, distances r
-        found["position.biases.content_bias"] = theirs("transformer.r_w_bias")
-        found["position.biases.position_bias"] = theirs("transformer.r_r_bias")
-    for i in range(SIZES["n_layer"]):
-        layer, block = f"transformer.layers.{i}", f"blocks.{i}"
-        attention = f"{block}.attention"
-        if case["untie_r"]:
-            found[f"{attention}.attend.score.biases.content_bias"] = theirs(f"{layer}.dec_attn.r_w_bias")
-            found[f"{attention}.attend.score.biases.position_bias"] = theirs(f"{layer}.dec_attn.r_r_bias")
-        packed = theirs(f"{layer}.dec_attn.qkv_net.weight").chunk(3)
-        for name, matrix in zip(("query", "key", "value"), packed, strict=True):
-            found[f"{attention}.project.{name}.weight"] = matrix
-        found[f"{attention}.project.relative.weight"] = theirs(f"{layer}.dec_attn.r_net.weight")
-        found[f"{attention}.merge.weight"] = theirs(f"{layer}.dec_attn.o_net.weight")
-        for part in ("weight", "bias"):
-            found[f"{block}.attention_norm.{part}"] = theirs(f"{layer}.dec_attn.layer_norm.{part}")
-            found[f"{block}.feed_forward.up.{part}"] = theirs(f"{layer}.pos_ff.CoreNet.0.{part}")
-            found[f"{block}.feed_forward.down.{part}"] = theirs(f"{layer}.pos_ff.CoreNet.3.{part}")
-            found[f"{block}.feed_forward_norm.{part}"] = theirs(f"{layer}.pos_ff.layer_norm.{part}")
-    return found
+    """Their tensors under our names, in double precision, by the reader of published checkpoints."""
+    theirs = {name.removeprefix(f"{prefix}."): tensor.double() for name, tensor in TENSORS.items() if prefix in name}
+    return rename_tensors(theirs, SIZES | case)
 
 
 def build(case: dict[str, Any]) -> fr.LanguageModel:
-    model = fr.LanguageModel(config(case)).double()
+    config = replace(make_config(SIZES | case, WeightedConfig(bias=False)), memory_start=case["start"])
+    model = fr.LanguageModel(config).double()
     model.load_state_dict(renamed("parameter", case))  # strict: every parameter has its counterpart
     return model.eval()
 
