@@ -15,7 +15,7 @@ from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED
 from fullrank.core.stages import Heads as HeadTensors
-from fullrank.core.stages import Mixing, mix_heads
+from fullrank.core.stages import Mixing
 from fullrank.core.trace import LayerTrace
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
@@ -78,13 +78,7 @@ class Heads:
 
     def to_records(self) -> Iterator[Record]:
         protocol = f"{self.objective}, weights {self.weights}"
-        yield Record(
-            {},
-            "perplexity",
-            self.perplexity,
-            "perplexity",
-            protocol=protocol,
-        )
+        yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
         for number, layer in enumerate(self.layers):
             labels = {"layer": number}
             changes = zip(layer.change, layer.intervals, strict=True)
@@ -92,25 +86,23 @@ class Heads:
                 of_head = {**labels, "head": head}
                 yield Record(of_head, "change", change, "perplexity", interval, protocol)
             if layer.deviation is not None:
-                yield Record(
-                    labels,
-                    "deviation",
-                    layer.deviation,
-                    "perplexity",
-                    protocol=protocol,
-                )
+                yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
                 yield Record(labels, "similarity", layer.redundancy)
             for (head, other), value in np.ndenumerate(layer.similarity):
                 yield Record({**labels, "head": head, "other head": other}, "similarity", value)
 
 
 class KeptHeads(Mixing):
-    """A mixing without the columns of ablated heads: P'_i = keep_i sum_j m_ji P_j, so that O_i = P'_i V_i is zero."""
+    """A mixing whose ablated heads put out nothing: O_i = 0 where keep_i is 0. Other heads go on reading their weights.
+
+    Injected models mix by `matrix` alone, where P'_i = keep_i sum_j m_ji P_j gives the same.
+    """
 
     def __init__(self, mix: Mixing, keep: Tensor) -> None:
         super().__init__()
         self.mix = mix
         self.keep = keep
+        self.reason = mix.reason
 
     @property
     def learned(self) -> bool:
@@ -118,39 +110,21 @@ class KeptHeads(Mixing):
 
     def matrix(self, query: Tensor | None) -> Tensor:
         matrix = self.mix.matrix(query)
-        like = query if query is not None else matrix
-        if like is None:
-            keep = self.keep
-        else:
-            keep = self.keep.to(like)
-        if matrix is None:
-            return torch.diag(keep)
-        return matrix * keep
-
-    @property
-    def reason(self) -> str | None:  # type: ignore[override]
-        return self.mix.reason
-
-    @property
-    def _at_the_end(self) -> bool:
-        """The mixing is more than a matrix: outputs are left out instead of weights."""
-        return self.reason is not None or type(self.mix).finish is not Mixing.finish
+        like = matrix if query is None else query
+        keep = self.keep if like is None else self.keep.to(like)
+        return torch.diag(keep) if matrix is None else matrix * keep
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return self.mix.remember(x, scored)
 
     def compute_matrix(self, heads: HeadTensors) -> Tensor | None:
-        matrix = self.mix.compute_matrix(heads)
-        if self._at_the_end:
-            return matrix
-        keep = self.keep.to(heads.values if heads.query is None else heads.query)
-        return torch.diag(keep) if matrix is None else matrix * keep
+        return self.mix.compute_matrix(heads)
 
     def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: HeadTensors) -> Tensor:
-        return self.mix.mix_weights(weights, matrix, heads) if self._at_the_end else mix_heads(weights, matrix)
+        return self.mix.mix_weights(weights, matrix, heads)
 
     def finish(self, out: Tensor) -> Tensor:
-        return self.mix.finish(out) * self.keep.to(out)[:, None, None] if self._at_the_end else out
+        return self.mix.finish(out) * self.keep.to(out)[:, None, None]
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
