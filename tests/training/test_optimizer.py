@@ -195,15 +195,16 @@ def test_embedding_and_mixing_learn_at_rates_of_their_own() -> None:
     model = fr.LanguageModel(config)
     attend = model.blocks[0].attention.attend
     mixing = [attend.mix_scores.mixing, attend.mix.from_query, attend.mix.mixing]
-    peaks = dict.fromkeys(mixing, 0.1) | {model.embedding.weight: 2.0}
     options = TrainConfig(steps=1, weight_decay=0.1, embedding_rate=2.0, mixing_rate=0.1)
     groups = LanguageModelTask().make_groups(model, options)
-    given = {p: (group.get("peak", 1.0), group["weight_decay"]) for group in groups for p in group["params"]}
+    given = {
+        p: (group.get("peak"), group.get("scale"), group["weight_decay"]) for group in groups for p in group["params"]
+    }
     assert sum(len(group["params"]) for group in groups) == len(given) == len(list(model.parameters()))
-    for p in model.parameters():
-        assert given[p][0] == peaks.get(p, 1.0)
-    assert given[model.embedding.weight] == (2.0, 0.1)
-    assert all(given[p] == (0.1, 0.0) for p in mixing)
+    assert given[model.embedding.weight] == (2.0, None, 0.1)
+    for p in mixing:
+        assert given.pop(p) == (None, 0.1, 0.0)
+    assert {rates[:2] for p, rates in given.items() if p is not model.embedding.weight} == {(None, None)}
 
 
 def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:

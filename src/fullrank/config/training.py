@@ -166,7 +166,7 @@ class TrainConfig(TrainingConfig):
     )
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
     embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
-    mixing_rate: Positive = key(1.0, "factor on learning_rate for what mixes heads; min_learning_rate stays")
+    mixing_rate: Positive = key(1.0, "factor on every learning rate of what mixes heads")
     rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
     betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam, adamw and muon")
     momentum: Share = key(0.0, "momentum of sgd and nag; of muon, where 0 is 0.95")

@@ -419,15 +419,10 @@ def mixing_names(model: nn.Module) -> set[str]:
 
 
 def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
-    """The usual parameter groups, and one of mixing parameters: another learning rate, and no decay."""
-    names = mixing_names(model)
-    injected = {id(p) for name, p in model.named_parameters() if name in names}
-    groups, mixing = [], []
-    for group in parameter_groups(model, weight_decay, muon):
-        mixing += [p for p in group["params"] if id(p) in injected]
-        groups.append({**group, "params": [p for p in group["params"] if id(p) not in injected]})
-    groups.append({"params": mixing, "weight_decay": 0.0, "scale": mixing_scale})
-    return [group for group in groups if group["params"]]
+    """Parameter groups in which injected parameters have a learning rate of their own."""
+    injected = mixing_names(model)
+    rates = {p: {"scale": mixing_scale} for name, p in model.named_parameters() if name in injected}
+    return parameter_groups(model, weight_decay, muon, rates)
 
 
 def reopen(folder: Path, say: Say) -> tuple[nn.Module, GlueBenchmark, EncodedSplit]:

@@ -108,13 +108,13 @@ class TextTask(Task):
 
     def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
         """Parameter groups of the optimizer."""
-        peaks: dict[nn.Parameter, float] = {}
+        rates: dict[nn.Parameter, dict[str, float]] = {}
         for module in model.modules():
-            if isinstance(module, Input):
-                peaks |= dict.fromkeys(module.parameters(), options.embedding_rate)
-            elif isinstance(module, Mixing | ScoreMixing):
-                peaks |= dict.fromkeys(module.parameters(), options.mixing_rate)
-        return parameter_groups(model, options.weight_decay, options.optimizer == "muon", peaks)
+            if isinstance(module, Input) and options.embedding_rate != 1:
+                rates |= {p: {"peak": options.embedding_rate} for p in module.parameters()}
+            elif isinstance(module, Mixing | ScoreMixing) and options.mixing_rate != 1:
+                rates |= {p: {"scale": options.mixing_rate} for p in module.parameters()}
+        return parameter_groups(model, options.weight_decay, options.optimizer == "muon", rates)
 
     def count_parameters(self, model: Any) -> dict[str, int]:
         """Parameters by part, `total` and `mixing` among them."""

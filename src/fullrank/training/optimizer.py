@@ -39,11 +39,15 @@ Groups = list[dict[str, Any]]
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, muon: bool = False, peaks: Mapping[nn.Parameter, float] | None = None
+    model: nn.Module,
+    weight_decay: float,
+    muon: bool = False,
+    rates: Mapping[nn.Parameter, Mapping[str, float]] | None = None,
 ) -> Groups:
     """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
-    muon: the matrices inside blocks that decay are marked `muon`. peaks: factors on the learning rate (`scale_rate`).
+    muon: the matrices inside blocks that decay are marked `muon`. rates: of parameters with a learning rate of their own, its
+    `scale`, a factor on every update's rate, or its `peak`, a factor on `learning_rate` alone (`Schedule.scale_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
@@ -54,17 +58,16 @@ def parameter_groups(
             exempt |= {id(p) for p in module.parameters()}
     blocks = blocks_of(model) if muon else []
     matrices = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - exempt
-    peaks = peaks or {}
-    groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for p in model.parameters():
         if p.requires_grad:
-            is_matrix, is_exempt, peak = key = id(p) in matrices, id(p) in exempt, peaks.get(p, 1.0)
-            group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay})
+            is_matrix, is_exempt = id(p) in matrices, id(p) in exempt
+            rate = {} if rates is None else rates.get(p, {})
+            key = is_matrix, is_exempt, *rate.items()
+            group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay, **rate})
             group["params"].append(p)
             if is_matrix:
                 group["muon"] = True
-            if peak != 1:
-                group["peak"] = peak
     return [groups[key] for key in sorted(groups)]
 
 
