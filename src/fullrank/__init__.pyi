@@ -9,6 +9,7 @@ from fullrank.config.run import EvalConfig as EvalConfig
 from fullrank.config.run import RunConfig as RunConfig
 from fullrank.config.training import TrainConfig as TrainConfig
 from fullrank.core.attention import Attention as Attention
+from fullrank.core.compressed_embedding import AdaptiveInput as AdaptiveInput
 from fullrank.core.config import AttentionConfig as AttentionConfig
 from fullrank.core.config import DecoderConfig as DecoderConfig
 from fullrank.core.config import DropoutConfig as DropoutConfig
@@ -18,7 +19,6 @@ from fullrank.core.config import LayerConfig as LayerConfig
 from fullrank.core.config import ModelConfig as ModelConfig
 from fullrank.core.config import OutputConfig as OutputConfig
 from fullrank.core.decoder import LanguageModel as LanguageModel
-from fullrank.core.embedding import AdaptiveInput as AdaptiveInput
 from fullrank.core.encoder import Encoder as Encoder
 from fullrank.core.encoder import MaskedLanguageModel as MaskedLanguageModel
 from fullrank.core.layout import Layout as Layout

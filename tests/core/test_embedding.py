@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import registry
-from fullrank.core.embedding import TensorTrainInput, factorize
+from fullrank.core.compressed_embedding import TensorTrainInput, factorize
 
 DOUBLE = torch.float64
 

@@ -24,11 +24,11 @@ from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.mixers import Gate
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.score import DenseSynthesizer
 from fullrank.core.stages import ProjectedMixing, Projection
 from fullrank.core.translator import Translator
+from fullrank.core.vector_mixers import Gate
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
 

@@ -22,7 +22,7 @@ from .embedding import Rotary
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .mixers import Gate, ScoreMixing
+from .mixers import ScoreMixing
 from .registry import contract, register
 from .stages import (
     Heads,
@@ -38,6 +38,7 @@ from .stages import (
     repeat_heads,
 )
 from .trace import LayerTrace, Trace
+from .vector_mixers import Gate
 
 
 @contract("attend")

@@ -1,12 +1,13 @@
-"""Input layers: token ids to vectors, the clusters of adaptive layers, and positions: added to vectors, turning heads, or as
-keys of distances."""
+"""Embeddings of tokens, a vector for each, and of positions: added to vectors, turning heads, or as keys of distances.
+
+Inputs with fewer numbers than a vector for each token stand in `core/compressed_embedding.py`.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from . import released
 from .config import ModelConfig, stage_options
 from .draws import make_dropout
 from .errors import ConfigError, InputError, RangeError
-from .kinds import AdaptiveConfig, AdaptiveInputConfig, InputConfig, MultiLinearConfig, OutputConfig, TensorTrainConfig
+from .kinds import AdaptiveConfig, AdaptiveInputConfig, InputConfig, MultiLinearConfig, OutputConfig
 from .layout import Layout
 from .registry import register
 
@@ -91,183 +92,6 @@ class TokenEmbedding(Input):
         check_ids(input_ids, self.weight.shape[0], "input ids")
         vectors = F.embedding(input_ids, self.weight)
         return vectors * self.scale if self.scale != 1 else vectors
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Cluster i holds the ids from starts[i] up to starts[i] + sizes[i], as vectors of widths[i] = E // div_val^i."""
-
-    starts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    widths: tuple[int, ...]
-    projected: bool  # div_val is not 1, so that vectors are not of the model's width
-
-    @classmethod
-    def from_cutoffs(
-        cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int
-    ) -> Clusters:
-        """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
-        if not cutoffs or cutoffs[-1] >= vocab_size:
-            raise ConfigError(
-                f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, below model.vocab_size "
-                f"{vocab_size}, which ends the last one; given {cutoffs}"
-            )
-        if hidden_size < div_val ** len(cutoffs):
-            raise ConfigError(
-                f"{key}.div_val: the last of {len(cutoffs) + 1} clusters would have {hidden_size} / {div_val}^{len(cutoffs)} "
-                f"< 1 dimensions; lower {key}.div_val or give fewer {key}.cutoffs"
-            )
-        bounds = (0, *cutoffs, vocab_size)
-        sizes = tuple(end - start for start, end in itertools.pairwise(bounds))
-        return cls(bounds[:-1], sizes, tuple(hidden_size // div_val**i for i in range(len(sizes))), div_val != 1)
-
-    def number(self, ids: Tensor) -> Tensor:
-        """The cluster of each id, int64, same shape; an id outside the vocabulary gets the nearest."""
-        cluster = (ids >= self.starts[1]).long()
-        for start in self.starts[2:]:
-            cluster += ids >= start
-        return cluster
-
-    def shares(self) -> list[float]:
-        """The share of each cluster in a text by Zipf's law: the word of rank r is as frequent as 1 / r."""
-        ends = [0.0] + [math.log(2 * (start + size) + 1) for start, size in zip(self.starts, self.sizes, strict=True)]
-        return [(b - a) / ends[-1] for a, b in itertools.pairwise(ends)]
-
-
-@register("input", "adaptive")
-class AdaptiveInput(Input):
-    """Adaptive input (Baevski & Auli 2019): a rare word has a shorter vector, projected to the width of the model.
-
-        x = P_i W_i[id - start_i]        for an id of cluster i, times sqrt(E) if `scale_embedding`
-
-    input_ids (B, N) -> (B, N, E).  W_i is `weights[i]` (V_i, E // div_val^i) and P_i `projections[i]` (E, E // div_val^i),
-    also for i = 0; with div_val 1 every width is E and there are no projections.
-    Built from a `ModelConfig`, or from an `InputConfig` and the sizes it lacks; ids are sorted by frequency. Looks every token
-    up in every cluster and keeps the right one, so that no device is waited for.
-    Differs from fairseq, which keeps square projections where its factor is 1.
-    """
-
-    def __init__(
-        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
-    ) -> None:
-        super().__init__()
-        config, vocab_size = with_sizes("AdaptiveInput", config, vocab_size, hidden_size)
-        options, hidden_size = config.input, config.hidden_size
-        if not isinstance(options, AdaptiveInputConfig):
-            raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
-        self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
-        sizes, widths = self.clusters.sizes, self.clusters.widths
-        self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
-        self.projections = nn.ParameterList(
-            torch.empty(hidden_size, width) for width in widths if self.clusters.projected
-        )
-        self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start as in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
-        for weight in self.weights:
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-        for projection in self.projections:
-            nn.init.xavier_uniform_(projection)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        check_ids(input_ids, sum(self.clusters.sizes), "input ids")
-        cluster = self.clusters.number(input_ids)
-        out: Tensor | None = None
-        for i, (start, weight) in enumerate(zip(self.clusters.starts, self.weights, strict=True)):
-            inside = cluster == i
-            vectors = F.embedding(torch.where(inside, input_ids - start, 0), weight)
-            vectors = vectors.masked_fill(~inside[..., None], 0)  # (B, N, width)
-            if self.clusters.projected:
-                vectors = F.linear(vectors, self.projections[i])  # (B, N, E)
-            vectors = vectors.to(weight.dtype)  # under autocast too, as other embeddings are
-            out = vectors if out is None else out + vectors
-        assert out is not None
-        return out * self.scale if self.scale != 1 else out
-
-    def flops_per_token(self) -> float:
-        hidden = self.weights[0].shape[1]
-        return 2.0 * hidden * sum(self.clusters.widths) * self.clusters.projected
-
-
-def factorize(size: int, count: int, *, exact: bool) -> list[int]:
-    """`count` nearly equal factors whose product is `size`, or without `exact` the next number that has nearly equal ones.
-
-    They are taken one after the other: `exact`, the largest divisor of what is left that is not above its root; otherwise the
-    smallest number that is not below it.
-    """
-    factors = []
-    for left in range(count, 1, -1):
-        if exact:
-            factor = max(n for n in range(1, size + 1) if n**left <= size and size % n == 0)
-        else:
-            factor = next(n for n in itertools.count(1) if n**left >= size)
-        factors.append(factor)
-        size = -(-size // factor)
-    return sorted([*factors, size])
-
-
-@register("input", "tensor_train")
-class TensorTrainInput(Input):
-    """Tensor-train embedding (Khrulkov et al. 2019): the table of vectors is a product of N small tensors.
-
-        X[(i_1 .. i_N), (j_1 .. j_N)] = G_1[:, i_1, j_1, :] G_2[:, i_2, j_2, :] .. G_N[:, i_N, j_N, :]
-
-    input_ids (B, N) -> (B, N, E), times sqrt(E) if `scale_embedding`.  Core k is (r_{k-1}, v_k, e_k, r_k) with r_0 = r_N = 1;
-    i_k are the digits of an id and j_k those of a dimension, the first ones count most. The v_k multiply to V or more, the e_k
-    to E (`factorize`).
-    Cores start normal, so that entries of X have the variance that a plain table starts with (alone: 2 / (V + E), as in the
-    paper). An output cannot be tied to it: scores of all words would need all of X.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        vocab_size, hidden_size = with_sizes("TensorTrainInput", config)[1], config.hidden_size
-        options = config.input
-        assert isinstance(options, TensorTrainConfig)
-        words = factorize(vocab_size, options.cores, exact=False)
-        widths = factorize(hidden_size, options.cores, exact=True)
-        ranks = [1, *[options.rank] * (options.cores - 1), 1]
-        self.vocab_size, self.hidden_size = vocab_size, hidden_size
-        self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
-        self.cores = nn.ParameterList(
-            torch.empty(shape) for shape in zip(ranks[:-1], words, widths, ranks[1:], strict=True)
-        )
-        self.start((2 / (vocab_size + hidden_size)) ** 0.5)
-
-    def start(self, std: float) -> None:
-        """Fill the cores so that entries of the table, sums of products over all ranks, have variance std^2."""
-        paths = math.prod(core.shape[3] for core in self.cores)
-        for core in self.cores:
-            nn.init.normal_(core, std=(std * paths**-0.5) ** (1 / len(self.cores)))
-
-    def table(self) -> Tensor:
-        """X (V, E), the definition: slow, and as large as a plain table."""
-        table = self.cores[0].new_ones(1, 1, 1)
-        for core in self.cores:
-            table = torch.einsum("ijr,rves->ivjes", table, core).flatten(2, 3).flatten(0, 1)
-        return table[: self.vocab_size, :, 0]
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        check_ids(input_ids, self.vocab_size, "input ids")
-        place, rest = math.prod(core.shape[1] for core in self.cores), input_ids
-        out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
-        for core in self.cores:
-            before, words, width, after = core.shape
-            place //= words
-            rows = F.embedding(rest // place, core.transpose(0, 1).flatten(1))
-            rest = rest % place
-            out = (out @ rows.unflatten(-1, (before, width * after))).reshape(*input_ids.shape, -1, after)
-        out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are
-        return out * self.scale if self.scale != 1 else out
-
-    def flops_per_token(self) -> float:
-        total, done = 0.0, 1
-        for before, _, width, after in (core.shape for core in self.cores):
-            total += 2.0 * done * before * width * after
-            done *= width
-        return total
 
 
 def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:

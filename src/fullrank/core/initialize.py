@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from . import registry
 from .attention import Attention
+from .compressed_embedding import AdaptiveInput, TensorTrainInput
 from .draws import draw_apart
-from .embedding import AdaptiveInput, Learned, RelativeBiases, RelativeKeys, T5Bias, TensorTrainInput, TokenEmbedding
+from .embedding import Learned, RelativeBiases, RelativeKeys, T5Bias, TokenEmbedding
 from .mixers import ScoreMixing
 from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput

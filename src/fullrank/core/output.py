@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import engine
+from .compressed_embedding import AdaptiveInput, Clusters
 from .config import AdaptiveConfig, MixtureConfig, ModelConfig, OutputConfig
 from .draws import dropout, make_dropout
-from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, with_sizes
+from .embedding import TokenEmbedding, check_ids, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register

@@ -1,0 +1,298 @@
+"""Mixers of the heads' vectors, one class each: of queries, keys and values, and of outputs.
+
+mix_qkv     Q', K', V' = mix_qkv(Q, K, V) before norms, rotation and cache
+gate        O' = gate(x, O, V)            after the values
+
+Mixers of scores and weights stand in `core/mixers.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .embedding import Rotary
+from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
+from .layout import Layout
+from .registry import contract, register
+from .stages import Heads, HeadSize, ProjectedMixing
+
+register("gate", "none")(None)
+
+
+# -- queries, keys and values --------------------------------------------------------------------------------------------
+
+
+@register("mix_qkv", "knocking")
+class KnockingHeads(ProjectedMixing):
+    """Knocking heads: a map of D dimensions that all heads share (Zhou et al. 2025, arXiv 2510.23052, §3.2, Eq. 5 to 9).
+
+        mlp:     V'_i = 2 (V_i W_up * sigmoid(V_i W_gate)) W_down
+        linear:  Q'_i = Q_i T_Q,   K'_i = K_i T_K,   V'_i = V_i T_V        which folds into W_Q, W_K and W_V
+
+    `maps` (3, D, D) are W_up, W_gate, W_down, or T_Q, T_K, T_V; what a score does not read is not mapped.
+    Starts at I, with W_gate = 0 (§3.3): plain attention.
+    """
+
+    Config = KnockingOptions
+
+    def __init__(self, config: KnockingOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.linear = config.form == "linear"
+        self.num_heads = size.num_heads
+        self.shared_heads = size.num_heads // size.groups
+        identity = torch.eye(size.head_dim)
+        maps = identity.repeat(3, 1, 1)
+        if not self.linear:
+            maps[1] = 0
+        self.maps = nn.Parameter(maps)
+
+    def map_query(self, query: Tensor) -> Tensor:
+        return self._map(query, 0) if self.linear else query
+
+    def map_key(self, key: Tensor) -> Tensor:
+        return self._map(key, 1) if self.linear else key
+
+    def map_value(self, value: Tensor) -> Tensor:
+        if self.linear:
+            return self._map(value, 2)
+        raised = self._map(value, 0)
+        gates = torch.sigmoid(self._map(value, 1))
+        return self._map(2 * raised * gates, 2)
+
+    def _map(self, heads: Tensor, which: int) -> Tensor:
+        matrix = self.maps[which]
+        return heads @ matrix.to(heads.dtype)
+
+    def multiply_adds(self) -> tuple[int, int]:
+        of_map = self.maps[0].numel()
+        if self.linear:
+            return self.num_heads * of_map, 2 * self.shared_heads * of_map
+        return 0, 3 * self.shared_heads * of_map
+
+
+@register("mix_qkv", "interleaved")
+class InterleavedHeads(ProjectedMixing):
+    """Interleaved heads: P tokens at each position, combined of all heads (Duvvuri et al. 2026, arXiv 2602.21371, §4).
+
+        Q~_ip(n) = sum_j a^Q_jip Q_j(n),  K~ and V~ likewise         at the virtual position n P + p
+        O~_i = softmax(Q~_i K~_i^T / sqrt(D)) V~_i                   over the N P tokens, causal among them, too
+        O_i(n) = sum_jp r_ijp O~_jp(n)
+
+    `mixing` a (3, H, H, P), `collapsing` r (H, H, P). Rotary positions and windows count virtual tokens. A cache holds
+    P keys and values a token. Starts at a_jip = [j = i] and r that takes the last token of each head, which sees what plain
+    attention sees; plain attention at P = 1, where all of this folds into W_Q, W_K, W_V and W_O. The paper gives no start.
+    A trace has the weights of virtual tokens.
+    """
+
+    Config = InterleavedOptions
+
+    def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.head_dim = size.head_dim
+        self.pseudo_heads = config.pseudo_heads
+        self.starts_plain = config.pseudo_heads == 1
+        identity = torch.eye(size.num_heads)
+        of_tokens = identity[..., None].repeat(1, 1, self.pseudo_heads)
+        self.mixing = nn.Parameter(of_tokens.repeat(3, 1, 1, 1))
+        of_tokens[..., :-1] = 0
+        self.collapsing = nn.Parameter(of_tokens)
+
+    def map_query(self, query: Tensor) -> Tensor:
+        return self._combine(query, 0)
+
+    def map_key(self, key: Tensor) -> Tensor:
+        return self._combine(key, 1)
+
+    def map_value(self, value: Tensor) -> Tensor:
+        return self._combine(value, 2)
+
+    def _combine(self, heads: Tensor, which: int) -> Tensor:
+        mixing = self.mixing[which]
+        return torch.einsum("bjnd,jip->binpd", heads, mixing.to(heads.dtype))
+
+    def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        tokens = heads.flatten(2, 3)
+        rotated = rotary(tokens, self._place(positions))
+        return rotated.view_as(heads)
+
+    def _place(self, positions: Tensor) -> Tensor:
+        """Virtual positions (N P,) or (B, N P) of positions (N,) or (B, N)."""
+        count = self.pseudo_heads
+        first = positions[..., None] * count
+        within = torch.arange(count, device=positions.device)
+        return (first + within).flatten(-2)
+
+    def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
+        query = self._lay_side_by_side(heads.query)
+        scored = self._lay_side_by_side(heads.scored)
+        keys = self._lay_side_by_side(heads.keys)
+        values = self._lay_side_by_side(heads.values)
+        return Heads(query, scored, keys, values), self._expand_layout(layout)
+
+    def _lay_side_by_side(self, heads: Tensor | None) -> Any:
+        """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D)."""
+        if heads is None:
+            return None
+        tokens = heads.flatten(3).unflatten(3, (self.pseudo_heads, -1))
+        return tokens.flatten(2, 3)
+
+    def _expand_layout(self, layout: Layout) -> Layout:
+        count = self.pseudo_heads
+        query_positions = self._place(layout.query_positions)
+        key_positions = self._place(layout.key_positions)
+        tokens = replace(layout, query_positions=query_positions, key_positions=key_positions)
+        if layout.key_mask is not None:
+            key_mask = layout.key_mask.repeat_interleave(count, dim=1)
+            tokens = replace(tokens, key_mask=key_mask)
+        if layout.documents is not None:
+            documents = layout.documents.repeat_interleave(count, dim=1)
+            tokens = replace(tokens, documents=documents)
+        if layout.runs is not None:
+            runs = tuple((start * count, size * count) for start, size in layout.runs)
+            tokens = replace(tokens, runs=runs)
+        if layout.window is not None:
+            tokens = replace(tokens, window=layout.window * count)
+        if layout.farthest is not None:
+            farthest = layout.farthest * count + count - 1
+            tokens = replace(tokens, farthest=farthest)
+        return tokens
+
+    def collapse(self, out: Tensor) -> Tensor:
+        tokens = out.unflatten(2, (-1, self.pseudo_heads))
+        collapsing = self.collapsing.to(out.dtype)
+        return torch.einsum("bjnpd,ijp->bind", tokens, collapsing)
+
+    def multiply_adds(self) -> tuple[int, int]:
+        of_heads = self.collapsing.numel() * self.head_dim
+        return 2 * of_heads, 2 * of_heads
+
+
+# -- outputs -------------------------------------------------------------------------------------------------------------
+
+
+@contract("gate")
+class Gate(nn.Module):
+    """Contract of what acts on the heads' outputs, built from `(config, size)`.
+
+    x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
+    starts_plain: outputs stay as they are before training. shares: heads that become one, H / shares are merged.
+    """
+
+    Config: ClassVar[type | None] = None
+    starts_plain: bool = True
+    shares: ClassVar[int] = 1
+
+    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
+        super().__init__()
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a token: the numbers of all matrices."""
+        matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
+        return sum(matrix.numel() for matrix in matrices)
+
+
+def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
+    """sigmoid(W x), (B, H, N, 1 or D) as the outputs need it, of x (B, N, E) and W (H, E) or (H D, E)."""
+    gates = torch.sigmoid(F.linear(x, weight))
+    of_heads = gates.unflatten(-1, (outputs.shape[1], -1))
+    return of_heads.transpose(1, 2).to(outputs.dtype)
+
+
+@register("gate", "head")
+class HeadGate(Gate):
+    """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
+
+        O'_i(n) = 2 sigmoid(w_i x_n) O_i(n)
+
+    weight w (H, E) starts at 0, where every gate is 1: plain attention.
+    Differs from the paper: the factor 2, without which heads start at half of their output.
+    """
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__(config, size)
+        weight = torch.zeros(size.num_heads, size.hidden_size)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        gates = compute_gates(x, self.weight, outputs)
+        return 2 * gates * outputs
+
+
+@register("gate", "elementwise")
+class ElementwiseGate(Gate):
+    """Output gate: each query scales every number of each head's output (Qiu et al. 2025, elementwise, after the values).
+
+        O'_i(n) = 2 sigmoid(W_i x_n) * O_i(n)
+
+    weight W (H D, E) starts at 0, where every gate is 1: plain attention.  Differs from the paper as `HeadGate` does.
+    """
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__(config, size)
+        numbers = size.num_heads * size.head_dim
+        weight = torch.zeros(numbers, size.hidden_size)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        gates = compute_gates(x, self.weight, outputs)
+        return 2 * gates * outputs
+
+
+@register("gate", "exclusive")
+class ExclusiveGate(Gate):
+    """Exclusive self-attention: an output leaves out what lies along the token's own value (Zhai 2026, arXiv 2603.09078).
+
+        O'_i(n) = O_i(n) - a_i (O_i(n) . v) v,      v = V_i(n) / ||V_i(n)||
+
+    a_i is 1, or with `learned` a number `amount` (H,) that starts at 0, where it is plain attention.
+    The paper was read in summaries and public code; `learned` is KellerJordan/modded-nanogpt pull request 264.
+    """
+
+    Config = ExclusiveOptions
+
+    def __init__(self, config: ExclusiveOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.starts_plain = config.learned
+        self.amount: nn.Parameter | None = None
+        if config.learned:
+            self.amount = nn.Parameter(torch.zeros(size.num_heads))
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        first = values.shape[2] - outputs.shape[2]
+        own = F.normalize(values[:, :, first:], dim=-1)
+        share = (outputs * own).sum(-1, keepdim=True)
+        if self.amount is not None:
+            amount = self.amount.to(share.dtype)
+            share = share * amount[:, None, None]
+        return outputs - share * own
+
+
+@register("gate", "differential")
+class DifferentialGate(Gate):
+    """Differential attention V2: each token subtracts the output of every second head (Microsoft, January 2026;
+    microsoft/unilm Diff-Transformer-V2).
+
+        O'_i(n) = O_2i(n) - sigmoid(w_i x_n) O_2i+1(n)
+
+    Both heads of a pair share keys and values, so that it is a difference of maps: 2 H heads of queries, H or fewer of keys and
+    values (`model.num_key_value_heads`), H outputs. weight w (H, E) starts at 0, where lambda is 1/2; the released layer starts
+    as `nn.Linear` does. Not plain attention at the start. An even number of query heads reads each key head.
+    """
+
+    starts_plain = False
+    shares = 2
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__(config, size)
+        weight = torch.zeros(size.num_heads // 2, size.hidden_size)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        first = outputs[:, 0::2]
+        second = outputs[:, 1::2]
+        return first - compute_gates(x, self.weight, second) * second
