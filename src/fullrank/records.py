@@ -203,7 +203,7 @@ _BUILTIN = {
     "heads": "each head ablated in turn: what a model loses without it",
     "mixing": "how far mixing matrices are from plain attention",
     "rank": "the rank of log-probabilities, and its bound",
-    "context": "perplexity by tokens of context, and the reach of each layer's memory",
+    "context": "perplexity by tokens of context",
 }
 _known: dict[str, Measurement] = {}
 

@@ -61,8 +61,19 @@ def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> 
 
 
 def test_the_papers_model() -> None:
-    """15 layers with M = 512: Eq. 6 is 2 * 512 * 91 / 30; the farthest layer has p = 13 / 30."""
+    """15 layers with M = N = 512: Eq. 6 is 2 * 512 * 91 / 30; the farthest layer has p = 13 / 30.
+
+    p = i / 30, mean M / (1 - p), deviation M sqrt(p) / (1 - p), P(K = k) = p^k (1 - p).
+    """
     layers = context(fr.SkipRetain("linear", num_layers=15).probabilities, memory_length=512, segment_length=512)
+    for number, layer in enumerate(layers):
+        p = number / 30 if number < 14 else 0.0
+        assert layer.mean == pytest.approx(512 / (1 - p))
+        assert layer.deviation == pytest.approx(512 * math.sqrt(p) / (1 - p))
+        assert layer.nearest_mean == pytest.approx(1 + 512 * p / (1 - p))
+        assert layer.probabilities == pytest.approx([p**k * (1 - p) for k in range(len(layer.probabilities))])
+    quantiles = [layers[13].quantile(share) for share in (0.5, 0.9, 0.99)]
+    assert quantiles == [512, 3 * 512, 6 * 512]  # 1 - (13/30)^(k+1): .567 .812 .919 .965 .985 .993
     assert compute_published_reach(layers) == pytest.approx(1024 * 91 / 30)
     farthest = max(layers, key=lambda layer: layer.mean)
     assert farthest.layer == 13

@@ -114,55 +114,6 @@ def compute_published_reach(layers: Sequence[LayerReach]) -> float:
     return 2 * layers[0].memory_length * math.fsum(layer.probability for layer in layers)
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
-
-QUANTILES = (0.5, 0.9, 0.99)
-REACH_TABLE = Table(
-    rows="layer",
-    columns=(
-        Column("skipped", "skipped, % of steps", format=".1f"),
-        Column("mean reach", format=",.1f"),
-        Column("deviation", format=",.1f"),
-        *(Column(f"reach, {share:.0%} quantile", format=",d") for share in QUANTILES),
-        Column("mean nearest", "nearest token, mean", format=",.1f"),
-    ),
-)
-REACH_PLOT = Lines(
-    x="tokens",
-    y="reaches at least",
-    series=("layer",),
-    title="How far back the memory of each layer reaches",
-    subtitle="Share of the steps at which the oldest token that a layer remembers is at least so far away",
-    x_title="tokens before the first query of the segment",
-    from_zero=True,
-    marks=(("x", "memory length"), ("x", "Eq. 6")),
-)
-
-
-def reach_records(layers: Sequence[LayerReach]) -> Iterator[Record]:
-    """The reach of every layer; its distribution up to its 99.9 % quantile."""
-    resting = math.fsum(layer.probability for layer in layers)
-    yield Record({}, "memory length", layers[0].memory_length, "tokens")
-    yield Record({}, "segment length", layers[0].segment_length, "tokens")
-    yield Record({}, "skipped layers", resting, note="Mean number of layers that are skipped at a step.")
-    if resting:
-        note = "Eq. 6 is a sum over layers, and the context of none."
-        yield Record({}, "Eq. 6", compute_published_reach(layers), "tokens", note=note)
-    for layer in layers:
-        labels = {"layer": layer.layer}
-        yield Record(labels, "skipped", 100 * layer.probability, "%")
-        yield Record(labels, "mean reach", layer.mean, "tokens")
-        yield Record(labels, "deviation", layer.deviation, "tokens")
-        for share in QUANTILES:
-            yield Record(labels, f"reach, {share:.0%} quantile", layer.quantile(share), "tokens")
-        yield Record(labels, "mean nearest", layer.nearest_mean, "tokens")
-        farthest, reached = layer.quantile(0.999), 1.0
-        for tokens, probability in zip(layer.tokens, layer.probabilities, strict=True):
-            if tokens <= farthest:
-                yield Record({**labels, "tokens": tokens}, "reaches at least", reached)
-            reached -= probability
-
-
 # -- the use of context -------------------------------------------------------------------------------------------------
 
 

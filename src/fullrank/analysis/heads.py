@@ -304,6 +304,6 @@ def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
 
     A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
     Deviation: over the heads of a layer. Similarity: linear CKA of the outputs of two heads. Intervals: 95 %, over segments.
-    An encoder predicts masked tokens, 15 % of each segment. Of a fine-tuned run it is the change of the task's metric.
+    An encoder predicts masked tokens, 15 % of each segment.
     """
     return heads(model, text).to_records()

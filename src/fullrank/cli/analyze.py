@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -35,7 +34,7 @@ from fullrank.cli.app import (
     suggest_recipes,
     verb,
 )
-from fullrank.cli.output import clear_progress, drop_missing, exclude, print_json, say, tell
+from fullrank.cli.output import clear_progress, print_json, say, tell
 from fullrank.core.errors import InputError
 from fullrank.records import Measurement, describe_measurements, find_measurement
 
@@ -95,7 +94,9 @@ def build_command(measurement: Measurement) -> Any:
     """The verb of a measurement: shared options, and one for each keyword parameter of its function."""
 
     def run(names: Models, texts: TextOptions, out: Out = None, json: Json = False, **options: Any) -> None:
-        show_measured(_measure(measurement, names, texts, options), out, json=json)
+        from fullrank.experiments.analyze import measure_models
+
+        show_measured(measure_models(measurement, names, texts.to_reading(), **options), out, json=json)
 
     command = expand(run)
     shared = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "options"]
@@ -119,12 +120,6 @@ def _option_type(name: str, annotation: Any) -> Any:
     return annotation
 
 
-def _measure(measurement: Measurement, names: list[str], texts: TextOptions, options: dict[str, Any]) -> Measured:
-    from fullrank.experiments.analyze import measure_models
-
-    return measure_models(measurement, names, texts.to_reading(), **options)
-
-
 def show_measured(
     measured: Measured,
     out: Path | None,
@@ -141,82 +136,6 @@ def show_measured(
     grids = [build_grid(table, measured.records) for table in measured.tables]
     content = {**measured.to_dict(), **(extra or {}), "files": [str(file) for file in files]}
     tell(content, [*(grid for grid in grids if grid.rows), *measured.sources, *lines, *files], json=json)
-
-
-@verb("fullrank analyze heads runs/plain runs/cross_head --out figures", group=analyze)
-def heads(names: Models, texts: TextOptions, out: Out = None, json: Json = False) -> None:
-    """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
-
-    A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
-    Deviation: over the heads of a layer; of several models its change from the first one.
-    Similarity: mean linear CKA of the outputs of two heads. --json has 95 % intervals over segments.
-    An encoder predicts masked tokens, 15 % of each segment. Of a run of GLUE it is the change of the task's metric on the
-    development split.
-    """
-    from fullrank.experiments.analyze import is_finetuned, measure_task_heads
-
-    if any(map(is_finetuned, names)):
-        if len(names) > 1:
-            raise InputError(f"MODEL: a fine-tuned run is measured alone, given {len(names)} models")
-        exclude(
-            "MODEL (a fine-tuned run)", "reads its own development split",
-            drop_missing({"text": texts.text, "segment_length": texts.segment_length, "out": out}),
-        )  # fmt: skip
-        show_measured(measure_task_heads(names[0], device=texts.device, say=say), None, json=json)
-        return
-    texts = replace(texts, texts=texts.texts or 16)
-    show_measured(_measure(find_measurement("heads"), names, texts, {}), out, json=json)
-
-
-@verb(
-    "fullrank analyze context runs/mine gpt2 --text book.txt",
-    "fullrank analyze context runs/mine --phase skip_retain --out figures",
-    "fullrank analyze context my.yaml model.memory_length=256 --json",
-    group=analyze,
-)
-def context(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL",
-            help="Run folders, folders of saved models, or Hugging Face models; or a configuration and KEY=VALUE settings.",
-            autocompletion=suggest_recipes,
-        ),
-    ],
-    texts: TextOptions,
-    row: Row = None,
-    scale: Scale = None,
-    phase: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A phase of train.phases; the first that skips.")
-    ] = None,
-    out: Out = None,
-    json: Json = False,
-) -> None:
-    """Use of context: perplexity after 8, 16, 32 ... tokens of context, and what each step to more of them gains.
-
-    The same tokens are scored at every length: the last eighth of each text, which is as long as a segment and the memory of
-    the model. Gain: nats per token, with a 95 % interval over the texts.
-    Of a run with memory also the reach of each layer's memory under Skip-Retain, in tokens before the first query of a
-    segment: its exact distribution, beside the paper's Eq. 6. A configuration has the reach alone, and needs no text.
-    """
-    from fullrank.config.load import resolve
-    from fullrank.experiments.analyze import measure_context, measure_reach
-    from fullrank.names import model_kind
-
-    config, *settings = names
-    if model_kind(config) == "configuration":
-        exclude(
-            f"MODEL ({config}, a configuration)",
-            "reads no text",
-            drop_missing({"text": texts.text, "texts": texts.texts}),
-        )
-        measured, remark = measure_reach(resolve(config, row, scale, settings), phase)
-        remarks = [remark]
-    else:
-        exclude(f"MODEL ({config}, a model)", "is measured as it is", drop_missing({"row": row, "scale": scale}))
-        check_models(names)
-        measured, remarks = measure_context(names, texts.to_reading(), phase)
-    show_measured(measured, out, json=json, lines=remarks)
 
 
 # -- check and diagnose ------------------------------------------------------------------------------------------------

@@ -8,34 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, compute_published_reach, context, reach_records
-from fullrank.analysis.heads import HEADS_TABLES, ablate
-from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import Resolved, resolve
-from fullrank.config.run import RunConfig
-from fullrank.config.training import PhaseConfig
 from fullrank.core.encoder import Encoder
-from fullrank.core.errors import InputError, suggest
-from fullrank.core.skip_retain import SkipRetain
+from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import choose_masked_protocol, final_protocol
-from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.run import corpus_of
-from fullrank.experiments.run_folder import open_any, open_run
+from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.files import write_json
 from fullrank.models import LoadedModel, open_model
 from fullrank.names import Kind, model_kind
-from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict, find_measurement
-from fullrank.seal import is_run
+from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
-from fullrank.training.device import choose_device
 
 SPLIT = "valid"  # the text of a run
 _TOKENS = 1 << 16  # of a prepared corpus at a time
-_RESAMPLINGS = 400  # test sets that are drawn for an interval
 
 
 # -- models and their texts ----------------------------------------------------------------------------------------------
@@ -195,123 +181,3 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     for name, records in by_model.items():
         labelled += records if len(by_model) == 1 else [record.with_labels(model=name) for record in records]
     return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
-
-
-def measure_context(names: Sequence[str], reading: Reading, phase: str | None) -> tuple[Measured, list[str]]:
-    """The use of context of each model, and of runs with memory the reach of their layers, with a remark on Eq. 6."""
-    measured = measure_models(find_measurement("context"), names, reading)
-    records = list(measured.records)
-    remarks = []
-    for name, about in zip(dict.fromkeys(names), measured.models, strict=True):
-        config = open_any(Path(name))[0] if about["source"] == "run" else None
-        if isinstance(config, RunConfig) and (config.model.memory_length or phase is not None):
-            reach, remark = measure_reach(resolve(name), phase)
-            labels = {"model": about["model"]} if len(measured.models) > 1 else {}
-            records += [record.with_labels(**labels) for record in reach.records]
-            remarks.append(remark)
-    tables = (*measured.tables, REACH_TABLE)
-    plots = (*measured.plots, REACH_PLOT)
-    return replace(measured, records=records, tables=tables, plots=plots), remarks
-
-
-# -- heads of fine-tuned runs --------------------------------------------------------------------------------------------
-
-
-def is_finetuned(name: str) -> bool:
-    """True for the folder of a run of fine-tuning."""
-    folder = Path(name).expanduser()
-    return is_run(folder) and isinstance(open_any(folder)[0], FinetuneConfig)
-
-
-def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> Measured:
-    """The heads of a run of GLUE: the change of its task's metric on the development split without each head.
-
-    Intervals: 95 %, of test sets drawn from the examples (paired bootstrap). Raises the errors of `reopen`.
-    """
-    from fullrank.experiments.finetuning import logits_by_example, predict_labels, reopen
-
-    model, benchmark, split = reopen(Path(name).expanduser(), say)
-    model.to(choose_device(device, "--device"))
-    labels, metric = split.source.labels, benchmark.metrics[0]
-    examples = len(labels)
-
-    def predict(model: torch.nn.Module) -> np.ndarray:
-        size = benchmark.config.eval.batch_size
-        return predict_labels(torch.stack(logits_by_example(model, split.encoded, size, benchmark.compute_logits)))
-
-    with_all, without = ablate(model, predict)
-    draws = np.random.default_rng(0).integers(examples, size=(_RESAMPLINGS, examples))
-
-    def score(predictions: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> float:
-        return glue_scores(benchmark.task, predictions[chosen], labels[chosen])[metric]
-
-    def resample(predictions: np.ndarray) -> np.ndarray:
-        return np.array([score(predictions, draw) for draw in draws])
-
-    base = score(with_all)
-    resampled = resample(with_all)
-    protocol = f"{examples:,} examples of the development split"
-    records = [Record({}, metric, base, protocol=protocol)]
-    for number, layer in enumerate(without):
-        changes = [score(predictions) - base for predictions in layer]
-        for head, (predictions, change) in enumerate(zip(layer, changes, strict=True)):
-            differences = resample(predictions) - resampled
-            low, high = np.percentile(differences, [2.5, 97.5]).tolist()
-            labels_of_head = {"layer": number, "head": head}
-            records.append(Record(labels_of_head, "change", change, metric, (low, high), protocol))
-        if len(changes) > 1:
-            deviation = float(np.std(changes, ddof=1))
-            records.append(Record({"layer": number}, "deviation", deviation, metric, protocol=protocol))
-    about = {"model": Path(name).name, "source": "run"}
-    return Measured("heads", records, HEADS_TABLES, models=[about])
-
-
-# -- the reach of memory under Skip-Retain -------------------------------------------------------------------------------
-
-
-def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tuple[Measured, str]:
-    """The reach of each layer's memory in the phase `name`, and what the paper's Eq. 6 gives.
-
-    name: None is the first phase that skips layers.
-    Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
-    """
-    run = resolved.config
-    if not run.model.memory_length:
-        raise InputError(
-            "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "
-            "(model.memory_length=512)"
-        )
-    layers = run.model.num_hidden_layers
-    phase = find_phase(run, name)
-    probabilities = _list_probabilities(phase, layers) if phase else (0.0,) * layers
-    try:
-        reach = context(probabilities, memory_length=run.model.memory_length, segment_length=run.train.segment_length)
-        records = list(reach_records(reach))
-    except InputError as error:
-        raise InputError(f"train.phases.{phase.name}.p: {error}" if phase else str(error)) from error
-    recipe = Path(resolved.recipe).name if Path(resolved.recipe).exists() else resolved.recipe
-    about = {
-        "model": recipe, "source": "configuration", "row": resolved.row, "scale": resolved.scale,
-        "phase": phase.name if phase else None, "skip": phase.skip if phase else "none",
-    }  # fmt: skip
-    measured = Measured("context", records, (REACH_TABLE,), (REACH_PLOT,), [about])
-    return measured, (
-        f"The paper's Eq. 6 gives {compute_published_reach(reach):,.0f} tokens. It adds p 2M over the layers, which is the "
-        f"context of no layer, and takes memory and segment as equal. The farthest layer reaches "
-        f"{max(layer.mean for layer in reach):,.0f} tokens on average."
-    )
-
-
-def find_phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
-    """The phase `name`; without a name, the first one that skips layers, or None. InputError for an unknown name."""
-    phases = {phase.name: phase for phase in run.train.phases}
-    if name is None:
-        layers = run.model.num_hidden_layers
-        return next((phase for phase in phases.values() if any(_list_probabilities(phase, layers))), None)
-    if name not in phases:
-        raise InputError(f"--phase {name}: train.phases has no such phase; {suggest(name, phases)}")
-    return phases[name]
-
-
-def _list_probabilities(phase: PhaseConfig, layers: int) -> tuple[float, ...]:
-    return SkipRetain(phase.skip, phase.p, num_layers=layers).probabilities

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from fullrank.data.tasks import (
 )
 from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
-from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, choose_own_rows, finish_loss
 from fullrank.files import write_json
 from fullrank.training.checkpoint import load_weights
@@ -423,20 +422,3 @@ def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon
     injected = mixing_names(model)
     rates = {p: {"scale": mixing_scale} for name, p in model.named_parameters() if name in injected}
     return parameter_groups(model, weight_decay, muon, rates)
-
-
-def reopen(folder: Path, say: Say) -> tuple[nn.Module, GlueBenchmark, EncodedSplit]:
-    """The model of a finished run of GLUE, its task and its development split.
-
-    Raises InputError for SQuAD, and where no model was kept.
-    """
-    config, identity = open_any(folder)
-    if not isinstance(config, FinetuneConfig) or config.data.answers:
-        raise InputError(f"{folder}: no run of GLUE")
-    if not (folder / "model").is_dir():
-        raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
-    model = replace(config.model, pretrained=str(folder / "model"), revision=None)
-    benchmark = GlueBenchmark(replace(config, model=model))
-    pretrained = load_encoder(benchmark)
-    dev = Finetuning().prepare(benchmark.config, identity, True, say).corpus["dev"]
-    return pretrained.model, benchmark, benchmark.encode(pretrained, dev)
