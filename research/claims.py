@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,6 @@ from fullrank.config.load import flatten, lay, merge, read_yaml, resolve_any
 from fullrank.evaluation.statistics import (
     STILL_FALLING,
     Interval,
-    deviation_change,
-    deviation_interval,
     interpolate,
     measure_late_gain,
 )  # fmt: skip
@@ -268,6 +267,43 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
     half = float(t.ppf(0.975)) * error
     p_value = 2 * float(t.sf(abs(difference) / error))
     return Estimate(difference, Interval(difference - half, difference + half), p_value, deviation)
+
+
+def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Change of the sample standard deviation (n - 1) from a to b, in percent (Skip Cross-head, Table 4).
+
+        100 (s_b / s_a - 1)
+
+    None unless both have two scores and a's are not all equal.
+    """
+    fewest = min(len(a), len(b))
+    if fewest < 2:
+        return None
+    before = statistics.stdev(a)
+    if before > 0:
+        after = statistics.stdev(b)
+        return 100 * (after / before - 1)
+    return None
+
+
+def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Interval of `deviation_change` from the F distribution; exact for independent normal scores.
+
+        from 100 (sqrt(r / F(0.975)) - 1) to 100 (sqrt(r / F(0.025)) - 1)    with r = s_b^2 / s_a^2
+
+    F has n_b - 1 and n_a - 1 degrees of freedom. None where the change is not known, and where b's scores are all equal.
+    """
+    change = deviation_change(a, b)
+    if change is None or change <= -100:
+        return None
+    ratio = (1 + change / 100) ** 2
+    freedom_a = len(a) - 1
+    freedom_b = len(b) - 1
+    distribution = stats.f(freedom_b, freedom_a)
+    quantiles = distribution.ppf([0.975, 0.025])
+    deviations = np.sqrt(ratio / quantiles)
+    low, high = 100 * (deviations - 1)
+    return Interval(float(low), float(high))
 
 
 def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:

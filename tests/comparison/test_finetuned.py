@@ -25,12 +25,6 @@ def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
     assert (difference.unit, difference.protocol) == ("points", "paired over seeds")
     assert difference.value == pytest.approx(statistics.fmean(b) - statistics.fmean(plain))
     assert difference.interval == pytest.approx(tuple(scipy.stats.ttest_rel(b, plain).confidence_interval(0.95)))
-    change = find(records, f"{KEY}_deviation_change", row="b")
-    assert change.value == pytest.approx(100 * (statistics.stdev(b) / statistics.stdev(plain) - 1))
-    assert change.interval is not None
-    assert change.interval[0] < change.value < change.interval[1]
-    levene = scipy.stats.levene(plain, b, center="median").pvalue
-    assert find(records, f"{KEY}_deviation_p", row="b").value == pytest.approx(levene)
 
 
 def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path: Path) -> None:
@@ -67,7 +61,7 @@ def test_the_servers_figure_stands_at_the_score_it_is_of(
 
 
 def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> None:
-    """Skip Cross-head, Table 4: CoLA 59.849 +- 1.23 and 58.744 +- 1.1, which is -10.6 %."""
+    """Skip Cross-head, Table 4: CoLA 59.849 +- 1.23 and 58.744 +- 1.1."""
     final = {"dev": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     paper = {"test": 83.6, "test_mismatched": 82.8}
     run = make_finetuned_run(
@@ -81,6 +75,4 @@ def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> N
         for seed in (1, 2, 3):
             options = {"seed": seed, "row": row, "paper": {KEY: figure}, "model": model}
             folders.append(make_finetuned_run(tmp_path / f"{row}{seed}", 0.4 + seed / 100, **options))
-    change = find(build_report(folders).records, f"{KEY}_deviation_change_paper", row="b")
-    assert change.value == pytest.approx(-10.57, abs=0.01)
     assert "59.85 ± 1.23" in print_report(folders)

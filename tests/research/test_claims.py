@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,18 @@ from made_rows import RECIPE, make_row
 from scipy import stats
 
 from research import LEDGER, RESEARCH
-from research.claims import FEWEST_SEEDS, Claim, Verdict, correct, find_side, judge, pool_deviation, read_claims
+from research.claims import (
+    FEWEST_SEEDS,
+    Claim,
+    Verdict,
+    correct,
+    deviation_change,
+    deviation_interval,
+    find_side,
+    judge,
+    pool_deviation,
+    read_claims,
+)
 from research.ledger import read_ledger
 from research.train import plan_trainings, read_plan
 
@@ -105,3 +118,28 @@ def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan() -> None:
                 side = find_side(claim, arm, rows)
                 seeds = side.runs.keys() | planned.get(side.setting, set())
                 assert len(seeds) >= FEWEST_SEEDS, f"{path.name}: {claim.table}, {claim.claim}: {side.command}"
+
+
+SCORES, OTHERS = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
+
+
+def test_change_of_deviation_is_the_papers() -> None:
+    """Skip Cross-head, Table 4, MRPC: 1.281 and 1.4 are +9.3 %, 0.988 and 0.91 are -7.9 %; CoLA 1.23 and 1.1 are -10.6 %."""
+
+    def spread(deviation: float) -> list[float]:
+        return [80 - deviation, 80.0, 80 + deviation]  # its sample deviation is `deviation`
+
+    for base, other, stated in ((1.281, 1.4, 9.3), (0.988, 0.91, -7.9), (1.23, 1.1, -10.6)):
+        assert deviation_change(spread(base), spread(other)) == pytest.approx(stated, abs=0.05)
+
+
+def test_interval_of_the_deviation_by_hand() -> None:
+    """r = s_b^2 / s_a^2; with 4 and 4 degrees of freedom F(0.975) = 9.60453 (tables), and F(0.025) is its inverse."""
+    ratio = statistics.variance(OTHERS) / statistics.variance(SCORES)
+    low, high = deviation_interval(SCORES, OTHERS) or (0, 0)
+    assert low == pytest.approx(100 * (math.sqrt(ratio / 9.60453) - 1), abs=1e-3)
+    assert high == pytest.approx(100 * (math.sqrt(ratio * 9.60453) - 1), abs=1e-3)
+    # of unequal numbers the other arm's degrees of freedom come first
+    low, _ = deviation_interval(SCORES, OTHERS[:3]) or (0, 0)
+    ratio = statistics.variance(OTHERS[:3]) / statistics.variance(SCORES)
+    assert low == pytest.approx(100 * (math.sqrt(ratio / stats.f.ppf(0.975, 2, 4)) - 1))

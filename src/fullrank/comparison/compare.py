@@ -33,10 +33,7 @@ from fullrank.comparison.runs import (
 from fullrank.config.load import flatten
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import (
-    brown_forsythe,
     compute_paired_interval,
-    deviation_change,
-    deviation_interval,
     welch_interval,
 )
 from fullrank.records import Record
@@ -524,27 +521,3 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
             difference = compare_rows(row, base, measure, split) if base else None
             if base and difference:
                 yield difference
-                if run.finetunes:
-                    yield from _compare_deviations(row, base, measure, split)
-
-
-def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
-    labels = {
-        **row.labels,
-        "split": split,
-        "baseline": base.name,
-    }
-    before = list(base.values(measure, split).values())
-    after = list(row.values(measure, split).values())
-    _, base_deviation, _ = measure.find_paper(base.first, split) or (None, None, "")
-    _, deviation, _ = measure.find_paper(row.first, split) or (None, None, "")
-    paper = 100 * (deviation / base_deviation - 1) if base_deviation and deviation is not None else None
-    change = deviation_change(before, after)
-    interval = deviation_interval(before, after)
-    for name, value, ends, protocol in (
-        ("deviation_change", change, interval, "F distribution"),
-        ("deviation_change_paper", paper, None, ""),
-        ("deviation_p", brown_forsythe(before, after), None, "Brown-Forsythe"),
-    ):
-        if value is not None:
-            yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)

@@ -14,12 +14,6 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
-_DEVIATION_COLUMNS = (  # of fine-tuning: deviations over seeds (Skip Cross-head, Table 4)
-    ("deviation_change", "deviation", "+.1f"),
-    ("deviation_change_paper", "deviation, paper", "+.1f"),
-    ("deviation_p", "p of equal deviations", ".3f"),
-)
-
 
 def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Grid:
     """The table of a group. records: those of all rows."""
@@ -84,8 +78,6 @@ def _declare_figures(group: Group) -> Iterator[Column]:
             yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
                 yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
-            for ending, heading, further_form in _DEVIATION_COLUMNS:
-                yield Column(f"{key}_{ending}", heading, of_split, further_form, group=name)
     final = {"split": group.split, "checkpoint": "final"}
     for measure in FURTHER:
         if measure not in group.measures:

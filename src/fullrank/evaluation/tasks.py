@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullrank.config.finetune import GlueTask
-from fullrank.config.run import Tokenization
 from fullrank.core.errors import InputError, RunError, one_line, pip_install
 
 TOKENISED_BLEU = (
@@ -31,37 +30,13 @@ def _import_metrics() -> Any:
     return sacrebleu.metrics
 
 
-# languages whose BLEU has other tokens than 13a, by their codes (ISO 639-1, 639-2, 639-3) and two names of countries
-_BY_LANGUAGE: dict[Tokenization, str] = {
-    "zh": "zh zho chi cmn yue cn",
-    "ja-mecab": "ja jpn jp",
-    "ko-mecab": "ko kor",
-    "char": "th tha lo lao km khm my mya bur bo bod tib dz dzo",  # no spaces, and no tokens of sacreBLEU for them
-}
-_EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
-
-
-def tokenization_of(language: str) -> Tokenization | None:
-    """Tokens of BLEU for a target language named `zh`, `zh_CN`, `zho_Hans` or the like; None where 13a is usual."""
-    code = re.split(r"[^a-z]", language.casefold())[0]
-    for name, codes in _BY_LANGUAGE.items():
-        if code in codes.split():
-            return name
-    return None
-
-
 def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
     """The BLEU of sacreBLEU over tokens of a kind; InputError where a package that they need is missing."""
     metrics = _import_metrics()
     try:
         return metrics.BLEU(tokenize=tokenize, **options)
-    except Exception as error:  # whatever MeCab raises
-        if tokenize not in _EXTRAS:
-            raise
-        raise InputError(
-            f"eval.bleu_tokenize: {tokenize} needs MeCab ({one_line(error, 80)}); install it: pip install "
-            f"'{_EXTRAS[tokenize]}', or choose char"
-        ) from error
+    except Exception as error:  # of MeCab, of any kind
+        raise InputError(f"eval.bleu_tokenize: {tokenize} cannot be used here ({one_line(error, 200)})") from error
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from fullrank.data.padded_batches import PairBatch, PairBatches, pad_sentences
 from fullrank.decoding import Ensemble, beam_search
 from fullrank.decoding.sample import log_normalized
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
-from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, tokenization_of, translation_scores
+from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_scores
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
@@ -193,7 +193,7 @@ class TranslationTask(TextTask):
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
-        bleu_of(bleu_tokens(config, corpus))  # an error here, not after training
+        bleu_of(config.eval.bleu_tokenize)  # an error here, not after training
 
         def save(folder: Path) -> None:
             corpus.source.save(folder / SOURCE)
@@ -209,7 +209,7 @@ class TranslationTask(TextTask):
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
-        references, tokenize = validation.references()[:some], bleu_tokens(config, corpus)
+        references, tokenize = validation.references()[:some], config.eval.bleu_tokenize
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
@@ -249,7 +249,7 @@ class TranslationTask(TextTask):
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
         (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.references()
-        measured |= translation_scores(texts, references, tokenize=bleu_tokens(config, corpus))
+        measured |= translation_scores(texts, references, tokenize=config.eval.bleu_tokenize)
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
         if keep is not None and rank() == 0:
@@ -314,11 +314,6 @@ def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
         raise ConfigError(*problems)
     encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
-
-
-def bleu_tokens(config: RunConfig, corpus: Corpus) -> str:
-    """Tokens of BLEU, as sacreBLEU names them: `eval.bleu_tokenize`, else those of the target language, else 13a."""
-    return config.eval.bleu_tokenize or tokenization_of(corpus.target.name) or "13a"
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
