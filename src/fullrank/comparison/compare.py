@@ -85,12 +85,10 @@ class Row:
 
     @property
     def curve_name(self) -> str:
-        """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
-        mark = " †" if self.first.sees_future else ""
-        ending = "" if self.first.result is not None else " (unfinished)"
-        return self.name + mark + ending
+        """Name at curves."""
+        return self.name if self.first.result is not None else f"{self.name} (unfinished)"
 
-    def is_marked(self, measure: Measure) -> bool:
+    def is_apart(self, measure: Measure) -> bool:
         """True if figures look like next-token perplexities and are none: they compare with no other row."""
         if measure.higher or self.first.task == MASKED_MODELING:
             return False
@@ -134,13 +132,12 @@ class Group:
         return [run for row in self.rows for run in row.runs]
 
     @property
-    def is_marked(self) -> bool:
-        """The figures are no next-token perplexities: they compare with no other, not even with each other."""
-        return self.rows[0].is_marked(self.measure)
+    def comparable_rows(self) -> list[Row]:
+        return [row for row in self.rows if not row.is_apart(self.measure)]
 
     def find_above(self, model: str) -> list[Row]:
         """Rows with a figure above that of a model that only counts: `unigram` words, or `fourgram`."""
-        return [row for row in self.rows if not self.is_marked and self._is_above(row, model)]
+        return [row for row in self.comparable_rows if self._is_above(row, model)]
 
     def _is_above(self, row: Row, model: str) -> bool:
         for split in SPLITS:
@@ -153,10 +150,10 @@ class Group:
     @property
     def ranking(self) -> list[Row]:
         """Rows by their means, the best first; none where no row compares, or one is worse than word frequencies."""
-        if self.is_marked or self.find_above("unigram"):
+        if self.find_above("unigram"):
             return []
         means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
-        measured = [row for row in self.rows if means[row.slot] is not None]
+        measured = [row for row in self.comparable_rows if means[row.slot] is not None]
         return sorted(
             measured,
             key=lambda row: means[row.slot] or 0.0,
@@ -165,13 +162,15 @@ class Group:
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
-        named = {other.name: other for other in self.rows}
+        named = {other.name: other for other in self.comparable_rows}
+        if row.name not in named:
+            return None
         words = row.name.split("-")
-        base = self.rows[0]
+        base = self.comparable_rows[0]
         for end in range(1, len(words)):
             plain = "-".join([*words[:end], "plain"])
             base = named.get(plain, base)
-        return None if self.is_marked or base is row else base
+        return None if base is row else base
 
 
 @dataclass(frozen=True)
@@ -243,10 +242,8 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     measure = choose(finished or same_task)
     rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
-    marked_last = sorted(rows, key=lambda row: row.is_marked(measure))  # they compare with no other
-    for row in marked_last:
-        key = (row.part, row.text, row.is_marked(measure))
-        members.setdefault(key, []).append(row)
+    for row in rows:
+        members.setdefault((row.part, row.text), []).append(row)
     groups = [_build_group(tuple(group), measure) for group in members.values()]
     seeds = group_by_seed([run for run in same_task if run.result is None])
     slots = range(len(rows), len(rows) + len(seeds))

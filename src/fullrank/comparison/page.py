@@ -72,8 +72,6 @@ def write_headline(group: Group) -> str:
     if undertrained := group.find_above("unigram"):
         below = join_words(row.name for row in undertrained)
         return f"{below}: undertrained, {measure.words} above that of a unigram model"
-    if group.is_marked:
-        return f"{names}: {measure.words} is {NOT_NEXT_TOKEN}"
     if not group.ranking:
         return f"{names}: no {measure.words} to compare"
     best, *others = group.ranking
@@ -114,12 +112,8 @@ def find_warnings(compared: Comparison) -> Iterator[str]:
         for when in ("before", "after"):
             if run.get(f"check.{when}.passes") is False:
                 yield f"{run.name}: `fullrank check` fails {when} training. {run.get(f'check.{when}.headline')}"
-    marked = [row.name for group in compared.groups if group.is_marked for row in group.rows]
-    if marked:
-        yield (
-            f"† {join_words(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last position of "
-            "every segment is an ordinary perplexity, for its target is not read."
-        )
+    if apart := [row.name for group in compared.groups for row in group.rows if row.is_apart(group.measure)]:
+        yield f"{join_words(apart)}: {NOT_NEXT_TOKEN}, so it compares with no other."
 
 
 _MACHINES = "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
@@ -196,7 +190,7 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
 def _describe_run(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
     remark = None
     if not run.next_token:
-        remark = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
+        remark = NOT_NEXT_TOKEN if row.is_apart(PERPLEXITY) else MASKED_TOKEN
     return {
         "folder": str(run.folder),
         "row": row.name,
@@ -271,8 +265,6 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
         return
     if compared.mixed_texts:
         yield Paragraph("Curves measured on different texts do not compare.", "warning")
-    if any(run.sees_future for row in rows for run in row.runs):
-        yield Paragraph(f"† {NOT_NEXT_TOKEN}; such a curve compares with no other.", "warning")
     yield blocks.Legend([(row.slot, row.curve_name) for row in rows])
     yield blocks.Group(figures)
 

@@ -126,12 +126,6 @@ class Run:
         return str(self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or "")
 
     @property
-    def sees_future(self) -> bool:
-        """Tokens of the model attend to later ones, so its validation figures while training are no perplexities."""
-        causal = self.settings.get("model.decoder.attention.causal") or self.settings.get("model.attention.causal")
-        return causal == "as_published"
-
-    @property
     def next_token(self) -> bool:
         """Final figures are of next tokens."""
         protocols = self.get_mapping("protocols").values()

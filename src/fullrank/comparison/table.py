@@ -10,7 +10,6 @@ import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
 from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Run, number
-from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
@@ -41,8 +40,6 @@ def _name_group(group: Group, has_title: bool) -> str:
         title = str(first.get("title") or first.task)
         names = dict.fromkeys((first.task, title))
         return ", ".join(names)
-    if group.is_marked:
-        return f"{title}: {NOT_NEXT_TOKEN}".removeprefix(": ")
     return title if has_title else ""
 
 
@@ -98,17 +95,13 @@ def _declare_costs(group: Group) -> Iterator[Column]:
 def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     row = next(row for row in group.rows if row.name == cells[0].text)
     badges = ["slice"] if row.first.is_slice else []
+    if row.is_apart(group.measure):
+        badges.append("not next-token")
     if row in group.find_above("unigram"):
         badges.append("undertrained")
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
-    name = f"{row.name} †" if group.is_marked else row.name
-    name_cell = dataclasses.replace(
-        cells[0],
-        text=name,
-        slot=row.slot,
-        badge=", ".join(badges),
-    )
+    name_cell = dataclasses.replace(cells[0], slot=row.slot, badge=", ".join(badges))
     return [name_cell, *cells[1:]]
 
 
