@@ -102,35 +102,18 @@ def opened(folder: Path, task: GlueTask) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_labels_in_the_order_of_the_task_or_without_names_are_kept(tmp_path: Path, family: str) -> None:
-    names_of_mnli = ["Entailment", "NEUTRAL", "contra-diction"]
-    for names, said in ((names_of_mnli, ""), (["LABEL_0", "LABEL_1", "LABEL_2"], "names no labels")):
-        before, found = classifier(tmp_path, names, family), opened(tmp_path, GLUE["mnli"])
-        texts = torch.tensor([[2, 5, 9, 3], [2, 6, 7, 3]])
-        assert torch.equal(found.model(input_ids=texts).logits, before(input_ids=texts).logits)
-        assert found.fresh == ()
-        assert tuple(found.model.config.id2label.values()) == GLUE["mnli"].labels
-        assert (said in found.remark, found.remark == "") == (True, not said)
+def test_an_output_layer_of_the_right_shape_is_kept(tmp_path: Path, family: str) -> None:
+    before, found = classifier(tmp_path, ["a", "b", "c"], family), opened(tmp_path, GLUE["mnli"])
+    texts = torch.tensor([[2, 5, 9, 3], [2, 6, 7, 3]])
+    assert torch.equal(found.model(input_ids=texts).logits, before(input_ids=texts).logits)
+    assert found.fresh == ()
+    assert tuple(found.model.config.id2label.values()) == GLUE["mnli"].labels
 
 
-@pytest.mark.parametrize(
-    ("task", "names"),
-    [
-        ("cola", ["negative", "positive"]),
-        ("mnli", ["contradiction", "neutral", "entailment"]),
-        ("sst2", ["1 star", "2 stars", "3 stars", "4 stars", "5 stars"]),
-    ],
-)
-def test_an_output_layer_for_other_labels_is_drawn_anew_and_that_is_said(
-    tmp_path: Path, task: str, names: list[str]
-) -> None:
-    before, found = classifier(tmp_path, names), opened(tmp_path, GLUE[task])
-    assert tuple(found.model.config.id2label.values()) == GLUE[task].labels
+def test_an_output_layer_for_another_number_of_labels_is_drawn_anew(tmp_path: Path) -> None:
+    before, found = classifier(tmp_path, ["1 star", "2 stars", "3 stars"]), opened(tmp_path, GLUE["sst2"])
     assert found.fresh == ("classifier.bias", "classifier.weight")
-    assert "drawn anew" in found.remark
-    weight = found.model.classifier.weight
-    assert len(weight) != len(names) or (weight - before.classifier.weight).abs().min() > 0
-    assert 0.01 < weight.std() < 0.04  # transformers' own 0.02
+    assert 0.01 < found.model.classifier.weight.std() < 0.04  # transformers' own 0.02
     assert not found.model.classifier.bias.any()
     for name, parameter in before.bert.named_parameters():
         assert torch.equal(found.model.bert.get_parameter(name), parameter)

@@ -408,7 +408,6 @@ class Finetuning(Task):
             lambda: make_groups(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
             finish,
             {"transformers": transformers.__version__},
-            pretrained.remark,
         )
 
 

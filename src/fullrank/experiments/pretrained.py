@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +23,13 @@ _CLASSES = {
 class PretrainedEncoder(NamedTuple):
     """An encoder with an output layer for a task, its tokenizer, and the most tokens it reads (None: any number).
 
-    fresh: names of parameters that were not pretrained. remark: what was done about labels of another task.
+    fresh: names of parameters that were not pretrained.
     """
 
     model: Any
     tokenizer: Any = None
     max_length: int | None = None
     fresh: tuple[str, ...] = ()
-    remark: str = ""
 
 
 def load_pretrained(
@@ -41,7 +39,7 @@ def load_pretrained(
 
     kind: classification or answers. labels: names of the outputs, in their order; None: numbers, or ends of answers, which have
     no names. The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already
-    is kept where it has the right shape and the same names in the same order. Our attention is injected where it is asked for;
+    is kept where it has the right shape, and takes the labels in their order. Our attention is injected where it is asked for;
     a checkpoint that holds it already keeps it, and has to be asked for it.
     Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
     holds another attention of ours than `config` says.
@@ -75,14 +73,12 @@ def load_pretrained(
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
     _set_padding(config.pretrained, model, tokenizer)
-    redrawn, remark = _name_labels(model, labels, fresh) if labels else ([], "")
+    if labels:
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {name: i for i, name in enumerate(labels)}
     if not injected:
         inject_configured(model, config)
-    if mismatched and kind == "classification":
-        remark = "its output layer is for another number of labels, and is drawn anew"
-    remark = remark and f"{config.pretrained}: {remark}"
-    drawn = tuple(sorted({*fresh, *redrawn}))
-    return PretrainedEncoder(model.eval(), tokenizer, load.find_longest_text(model), drawn, remark)
+    return PretrainedEncoder(model.eval(), tokenizer, load.find_longest_text(model), tuple(sorted(fresh)))
 
 
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
@@ -91,35 +87,6 @@ def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
         return {"num_labels": 2, "problem_type": None}
     problem = "regression" if num_labels == 1 else "single_label_classification"
     return {"num_labels": num_labels, "problem_type": problem}
-
-
-def _name_labels(model: Any, labels: Sequence[str], fresh: Set[str]) -> tuple[list[str], str]:
-    """Write the names of labels into the configuration of `model`, whose output layer is drawn anew unless it is for them.
-
-    It is for them where it names them in this order, letter case and marks aside, or names none (`LABEL_0`).
-    Returns the names of parameters that were drawn, and a remark for people.
-    """
-    config = model.config
-    names = [str(config.id2label[i]) for i in sorted(config.id2label)]
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {name: i for i, name in enumerate(labels)}
-    layers = [
-        (name, part)
-        for name, part in model.named_modules()
-        if isinstance(part, torch.nn.Linear) and part.out_features == len(labels)
-    ]
-    name, layer = next(pair for pair in reversed(layers) if not pair[0].startswith(f"{model.base_model_prefix}."))
-    plain, wanted = ([re.sub(r"[\W_]", "", label.casefold()) for label in some] for some in (names, labels))
-    if plain == wanted or f"{name}.weight" in fresh:
-        return [], ""
-    if all(label.startswith("LABEL_") for label in names):
-        return [], f"its output layer names no labels; they are taken to be {', '.join(labels)}, in this order"
-    with torch.no_grad():
-        layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
-        if layer.bias is not None:
-            layer.bias.zero_()
-    remark = f"its output layer is for other labels ({', '.join(names)}) than {', '.join(labels)}, and is drawn anew"
-    return [f"{name}.{parameter}" for parameter, _ in layer.named_parameters()], remark
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:

@@ -186,9 +186,8 @@ def fit_run(
         parts = start.task.parts(start.prepared, folder, device)
         options, settings, observers = parts.options, config.to_dict(), []
         if is_first:
-            for remark in (parts.remark, remark_on_precision(options.precision, device)):
-                if remark:
-                    say(remark)
+            if remark := remark_on_precision(options.precision, device):
+                say(remark)
             bits = None
             if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)

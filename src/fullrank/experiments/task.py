@@ -56,7 +56,7 @@ class Parts:
 
     evaluate: the evaluation while training. groups: parameter groups of the optimizer.
     result: the task's own entries of result.json, measured after training; it may leave files in the run folder.
-    versions: versions of other packages that the result depends on. remark: what is said before training.
+    versions: versions of other packages that the result depends on.
     """
 
     model: nn.Module
@@ -68,7 +68,6 @@ class Parts:
     groups: Callable[[], Groups]
     result: Callable[[Counters], dict[str, Any]]
     versions: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
 
 
 class Task:
