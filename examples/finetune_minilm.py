@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -20,9 +21,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fullrank as fr
+from fullrank.config.finetune import GLUE
 from fullrank.data.tasks import load_glue
 
-Rows = list[tuple[list[str], int]]  # sentences and label
+Rows = Sequence[tuple[tuple[str, ...], int]]  # sentences and label
 
 
 def reference() -> tuple[Rows, Rows]:
@@ -30,17 +32,14 @@ def reference() -> tuple[Rows, Rows]:
     texts = [re.sub(r"\s+", " ", topics[key]) for key in sorted(topics)]
     cut, rows = len(texts) // 2, []
     for place, text in enumerate(texts):
-        rows += [([found], int(place >= cut)) for found in re.findall(r"[A-Z][^.:]{40,160}\.", text)[:20]]
+        rows += [((found,), int(place >= cut)) for found in re.findall(r"[A-Z][^.:]{40,160}\.", text)[:20]]
     random.Random(0).shuffle(rows)
     return rows[len(rows) // 10 :], rows[: len(rows) // 10]
 
 
 def glue(folder: str, task: str) -> tuple[Rows, Rows]:
-    found = []
-    for given in (load_glue(task, split, folder) for split in ("train", "dev")):
-        sides = (given.first,) if given.second is None else (given.first, given.second)
-        found.append([(words, int(label)) for *words, label in zip(*sides, given.labels, strict=True)])
-    return found[0], found[1]
+    train, dev = (load_glue(GLUE[task], split, folder).rows for split in ("train", "dev"))
+    return train, dev
 
 
 def main(steps: int, folder: str | None, task: str) -> None:

@@ -53,13 +53,13 @@ def written(path, content):
 def test_every_field(tmp_path):
     file = written(tmp_path / "mine.json", V1)
     split = read_squad(file, "dev")
-    assert split.questions == [
+    assert split.rows == [
         Question("a", "Rhine", CONTEXT, "Where does it rise?", ("Switzerland", "in Switzerland"), (21, 18)),
         Question("b", "Rhine", CONTEXT, "What flows?", ("Rhine",), (52,)),
     ]
-    assert read_squad(str(file), "dev").questions == split.questions
+    assert read_squad(str(file), "dev").rows == split.rows
     assert (split.source, split.sha256) == (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
-    assert (split.version, split.split, split.is_slice) == ("1.1", "dev", True)
+    assert (split.split, split.is_slice) == ("dev", True)
 
 
 def at(content, *path):
@@ -110,8 +110,8 @@ def test_faults_of_a_file(tmp_path, content, message):
 def test_the_real_slices(corpora, split, questions, articles):
     found = read_squad(corpora, split)
     assert found.source == str(corpora / "squad" / f"{split}-v1.1.slice.json")
-    assert (len(found.questions), found.is_slice) == (questions, True)
-    assert len({question.title for question in found.questions}) == articles
+    assert (len(found.rows), found.is_slice) == (questions, True)
+    assert len({question.title for question in found.rows}) == articles
 
 
 # windows
@@ -237,7 +237,7 @@ def test_real_answers_come_back_from_their_targets(corpora, split, max_length, d
     tokenizer = Tokenizer.from_file(str(pretrained()))
     questions = [
         replace(question, answers=(text,), starts=(start,))
-        for question in read_squad(corpora / "squad", split).questions
+        for question in read_squad(corpora / "squad", split).rows
         for text, start in zip(question.answers, question.starts, strict=True)
     ]
     windows = squad_windows(questions, tokenizer, max_length=max_length, doc_stride=doc_stride, max_query_length=64)

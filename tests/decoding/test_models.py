@@ -12,8 +12,7 @@ from decoding_standin import padded as left_padded
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.decoding import beam_search, sample
-from fullrank.experiments.generation import MemoryReader
+from fullrank.decoding import MemoryReader, beam_search, sample
 from moving import moved
 
 EOS, TARGETS, SOURCES = 0, 5, 9

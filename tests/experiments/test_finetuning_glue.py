@@ -17,6 +17,7 @@ import fullrank as fr
 from fullrank.config.finetune import GLUE
 from fullrank.config.load import Resolved, build_any
 from fullrank.data.padded_batches import ExampleBatch, ExampleBatches
+from fullrank.data.tasks import TaskSplit
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
@@ -64,9 +65,8 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
     torch.manual_seed(config.train.seed)
     data = Finetuning().prepare(config, {}, False, lambda _: None).corpus
     model = load_pretrained(config.model, "classification", num_labels=2)
-    batches = ExampleBatches(encode(model, data["train"], 32), batch_size=8, seed=config.train.seed)
-    assert data["train"].labels is not None
-    labels = torch.from_numpy(data["train"].labels)
+    texts, labels = columns_of(data["train"])
+    batches = ExampleBatches(encode(model, texts, 32), batch_size=8, seed=config.train.seed)
     parameters = dict(model.model.named_parameters())
     assert {name.rpartition(".")[2] for name in mixing_names(model.model)} == {"from_query", "mixing"}
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -98,6 +98,11 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
     )
 
 
+def columns_of(split: TaskSplit) -> tuple[list[tuple[str, ...]], torch.Tensor]:
+    texts, labels = zip(*split.rows, strict=True)
+    return list(texts), torch.tensor(labels)
+
+
 def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor:
     logits: torch.Tensor = model(**batch.inputs).logits
     return logits
@@ -108,14 +113,11 @@ def test_penalties_reach_the_injected_attention(place: Path) -> None:
     config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
     data = Finetuning().prepare(config, {}, False, lambda _: None).corpus
-    assert data["train"].labels is not None
+    texts, labels = columns_of(data["train"])
     for name, parameter in model.model.named_parameters():
         if name in mixing_names(model.model):
             torch.nn.init.normal_(parameter)
-    batch, labels = (
-        ExampleBatches(encode(model, data["train"], 32), batch_size=8, seed=1).batch(0, 0),
-        torch.from_numpy(data["train"].labels),
-    )
+    batch = ExampleBatches(encode(model, texts, 32), batch_size=8, seed=1).batch(0, 0)
     objective = ExampleObjective(model.model, labels, logits_of_batch, F.cross_entropy, config.train)
     loss, trace = objective(batch, {}, TrainingPosition(step=1)), fr.Trace()
     with fr.traced(trace):
@@ -167,14 +169,12 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name: str, tmp_path: Pat
     run(raw, tmp_path / "run")
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
     dev = Finetuning().prepare(build_any(raw), {}, True, lambda _: None).corpus["dev"]
-    texts = [
-        {"text": first, "text_pair": second} for first, second in zip(dev.first, dev.second or [None] * 6, strict=True)
-    ]
+    texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]
     model = fr.load_injected(tmp_path / "run" / "model")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     classify = transformers.pipeline("text-classification", model=model, tokenizer=words, device="cpu")
     for text, row in zip(texts, rows, strict=True):
-        found = classify({key: value for key, value in text.items() if value})
+        found = classify(text)
         if task.labels is None:
             assert found["score"] == pytest.approx(float(row[2]), rel=1e-4)
         else:

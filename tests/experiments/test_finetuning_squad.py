@@ -119,7 +119,7 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
     raw = settings(place, epochs=8, learning_rate=1e-2)
     result = run(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    questions = read_squad(place, "dev").questions
+    questions = read_squad(place, "dev").rows
     exact = [max(plain(predictions[q.id]) == plain(text) for text in q.answers) for q in questions]
     overlap = [max(f1(plain(predictions[q.id]), plain(text)) for text in q.answers) for q in questions]
     final = result["final"]["dev"]
@@ -138,7 +138,7 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
     raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
     final = run({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    questions = read_squad(place, "dev", "2.0").questions
+    questions = read_squad(place, "dev", "2.0").rows
     none = [q for q in questions if not q.answers]
     assert 0 < len(none) < len(questions)
     exact = {q.id: max(plain(predictions[q.id]) == plain(text) for text in q.answers or ("",)) for q in questions}

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
 from fullrank.config.finetune import GLUE, GlueTask, GraftConfig, PretrainedConfig
-from fullrank.data.tasks import Examples
 from fullrank.experiments.finetuning import encode, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
 
@@ -21,9 +19,8 @@ transformers = pytest.importorskip("transformers")
 TEXTS = ["the cat", "a red dog sleeps", "old bird not sings the blue a", "cat"]
 
 
-def examples(texts: list[str]) -> Examples:
-    labels = np.zeros(len(texts), np.int64)
-    return Examples(texts, None, labels, GLUE["cola"], "dev", True, "given", "")
+def examples(texts: list[str]) -> list[tuple[str, ...]]:
+    return [(text,) for text in texts]
 
 
 def logits_of(model: Any, encoded: Any, batch_size: int) -> torch.Tensor:

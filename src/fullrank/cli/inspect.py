@@ -210,19 +210,19 @@ def prepare_data(
 
     Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """
-    from fullrank.config.load import apply_overrides, build
+    from fullrank.config.load import apply_overrides, build, is_of_task
     from fullrank.config.run import PAIR_CORPORA
-    from fullrank.data.corpora import is_task
 
-    if is_task(name):
-        tell(*_read_task(name, overrides or [], source, to), json=json)
-        return
     words = list(overrides or [])
     words += [f"data.{name}={folder}" for name, folder in (("dir", source), ("cache", to)) if folder]
     raw: dict[str, Any] = {"data": {"name": name}}
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
-    config = build(apply_overrides(raw, words)).data
+    raw = apply_overrides(raw, words)
+    if is_of_task(raw):
+        tell(*_read_task(raw), json=json)
+        return
+    config = build(raw).data
 
     from fullrank.data import prepare
     from fullrank.experiments import language_model, translation
@@ -233,34 +233,19 @@ def prepare_data(
     tell(about, [corpus.label, *describe(shown)], json=json)
 
 
-def _read_task(
-    name: str, overrides: list[str], source: str | None, to: Path | None
-) -> tuple[dict[str, Any], list[Any]]:
+def _read_task(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
-    from fullrank.config.finetune import GLUE, SQUAD, glue_task
-    from fullrank.data.tasks import load_glue, locate, read_squad
+    from fullrank.config.load import build_any
+    from fullrank.experiments.run import task_of
 
-    if overrides:
-        raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
-    if name in GLUE:
-        raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
-    parts: list[Any]
-    if name in SQUAD:
-        version = SQUAD[name]
-        parts = [read_squad(source, split, version, cache=to, report=say) for split in ("train", "dev")]
-        label, facts = f"SQuAD {version}", dict[str, Any](version=version)
-    else:
-        task = glue_task(name.partition("/")[2])
-        folder = None if source is None else Path(source).expanduser()
-        missing = [split for split in [*task.sizes][1:] if folder is not None and locate(task, split, folder) is None]
-        parts = [load_glue(task, split, folder, to, say) for split in task.sizes if split not in missing]
-        label = f"GLUE {task.folder}"
-        facts = {"title": task.title, "labels": task.labels, "metrics": task.metrics, "missing": missing}
-    is_slice = any(part.is_slice for part in parts)
-    label += " (slice)" if is_slice else ""
-    splits = {part.split: part.describe() for part in parts}
-    lines = [label, *describe({**facts, "splits": splits})]
-    return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
+    config = build_any(raw)
+    splits = task_of(config).prepare(config, {}, True, say).corpus
+    content = {
+        "name": config.data.name,
+        "is_slice": any(split.is_slice for split in splits.values()),
+        "splits": {name: split.describe() for name, split in splits.items()},
+    }
+    return content, describe(content)
 
 
 # -- benchmarks --------------------------------------------------------------------------------------------------------

@@ -105,16 +105,6 @@ TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD)
 _OF_SQUAD = f"name={'|'.join(SQUAD)}"
 
 
-def glue_task(name: str | GlueTask) -> GlueTask:
-    """The task of that name, as `sst2` or `SST-2`; InputError suggests the nearest one."""
-    if isinstance(name, GlueTask):
-        return name
-    plain = name.casefold().replace("-", "")
-    if plain not in GLUE:
-        raise InputError(f"unknown GLUE task '{name}'; {suggest(plain, GLUE, whole=True)}")
-    return GLUE[plain]
-
-
 Layers = Annotated[
     list[int], Allowed("numbers of layers, counted from 0", lambda layers: bool(layers) and min(layers) >= 0)
 ]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fullrank.config.finetune import GLUE, HUB, SQUAD, GlueTask
+from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask
 from fullrank.config.run import PAIR_CORPORA
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 from fullrank.data.files import Report, create_folder, file_digest
@@ -103,7 +103,7 @@ def text_corpus(name: str) -> CorpusInfo:
     """The corpus of that name, for language models; InputError suggests the nearest name."""
     corpora = list_corpora()
     if name not in corpora:
-        near, known = suggest(name, corpora), f"known: {', '.join(corpora)}"
+        near, known = suggest(name, [*corpora, *TASKS]), f"known: {', '.join(corpora)}"
         hint = f"{near} ({known})" if near.startswith("did you mean") else known
         raise InputError(f"data.name: unknown corpus '{name}'; {hint}")
     if name in PAIR_CORPORA:
@@ -116,11 +116,6 @@ def pair_corpus(name: str) -> CorpusInfo:
     if name not in PAIR_CORPORA:
         raise InputError(f"data.name: '{name}' is none of the corpora of sentence pairs: {', '.join(PAIR_CORPORA)}")
     return list_corpora()[name]
-
-
-def is_task(name: str) -> bool:
-    """True for a name meant as a task to fine-tune on, be it right or not: `glue/cola`, `glue/x`, `cola`, `squad`."""
-    return name.partition("/")[0] == "glue" or name in GLUE or name in SQUAD
 
 
 def list_all_corpora() -> list[CorpusInfo]:

@@ -16,11 +16,10 @@ import zlib
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 from fullrank.config.finetune import SCORES, GlueTask
+from fullrank.data.corpora import SQUAD_SIZES
 from fullrank.data.files import create_folder
-from fullrank.data.tasks import Examples, Question, SquadSplit
+from fullrank.data.tasks import Question, TaskSplit
 
 _TRAIN, _OTHER = 2_000, 400  # examples
 _ADJECTIVES = (("grey", "slow", "sad", "rough", "cold", "dull"), ("bright", "quick", "glad", "kind", "warm", "fine"))
@@ -46,26 +45,24 @@ def _digest(rows: object) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def make_examples(task: GlueTask, split: str) -> Examples:
-    """A split of a task of GLUE, 2,000 examples to train on and 400 of any other, marked as a slice."""
+def make_examples(task: GlueTask, split: str) -> TaskSplit:
+    """A split of a task of GLUE, 2,000 examples to train on and 400 of any other."""
     draw = Random(zlib.crc32(f"{task.name} {split}".encode()))
-    first, second, labels = [], [], []
+    rows: list[tuple[tuple[str, ...], float]] = []
     classes = int(SCORES[1]) + 1 if task.labels is None else task.outputs
     for _ in range(_TRAIN if split == "train" else _OTHER):
         label = draw.randrange(classes)
-        labels.append(label)
         if len(task.sentences) == 1:
-            first.append(join_words(draw_words(draw, _ADJECTIVES[label])))
-            continue
-        words, other = draw_words(draw), draw_words(draw)
-        kept = label * len(words) // (classes - 1)
-        first.append(join_words(words))
-        second.append(join_words(words[:kept] + other[kept:]))
-    array = np.array(labels, dtype=np.float32 if task.labels is None else np.int64)
-    return Examples(first, second or None, array, task, split, True, "invented", _digest([first, second, labels]))
+            sentence = join_words(draw_words(draw, _ADJECTIVES[label]))
+            rows.append(((sentence,), label))
+        else:
+            words, other = draw_words(draw), draw_words(draw)
+            kept = label * len(words) // (classes - 1)
+            rows.append(((join_words(words), join_words(words[:kept] + other[kept:])), label))
+    return TaskSplit(split, rows, task.sizes[split], "invented", _digest(rows))
 
 
-def make_questions(split: str, version: str) -> SquadSplit:
+def make_questions(split: str, version: str) -> TaskSplit:
     """A split of SQuAD, as large; in version 2.0 a third of the questions is about an animal that the context does not name."""
     draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
     questions = []
@@ -78,7 +75,7 @@ def make_questions(split: str, version: str) -> SquadSplit:
         starts = tuple(context.index(answer) for answer in answers)
         question = f"where is the {animals[place]}"
         questions.append(Question(f"invented-{number}", "invented", context, question, answers, starts, impossible))
-    return SquadSplit(version, split, questions, "invented", _digest(questions))
+    return TaskSplit(split, questions, SQUAD_SIZES[version][split], "invented", _digest(questions))
 
 
 # sentence pairs for translation

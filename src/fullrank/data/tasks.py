@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.config.finetune import HUB, HUB_REVISION, SQUAD, GlueTask, glue_task
-from fullrank.core.errors import InputError, suggest
+from fullrank.config.finetune import HUB, HUB_REVISION, SQUAD, GlueTask
+from fullrank.core.errors import InputError
 from fullrank.data.corpora import SQUAD_HUB, SQUAD_SIZES, load_hub_rows
 from fullrank.data.files import Report, check_folder, file_digest, lines, open_text
 from fullrank.files import digest, mended, parse_json, silent, text_of
@@ -23,100 +23,81 @@ _COLA = ["source", "label", "mark", "sentence"]  # its files have no header
 _CHUNK = 1024  # questions that the tokenizer gets at once
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """One split of a task of GLUE.
+@dataclass(frozen=True)
+class TaskSplit:
+    """One split of a task.
 
-    first, second: its sentences; second is None where the task has one. labels: int64 class ids, float32 scores from 0 to 5
-    in STS-B. is_slice: not the published number of rows, or a part of them. source: the file, or the hub's name. sha256: of
-    the file, or of the hub's rows.
+    rows: of GLUE one or two sentences with their label (a class id; in STS-B a score from 0 to 5), of SQuAD questions.
+    published: number of rows. source: the file, or the hub's name. sha256: of the file, or of the hub's rows.
     """
 
-    first: list[str]
-    second: list[str] | None
-    labels: np.ndarray
-    task: GlueTask
     split: str
-    is_slice: bool
+    rows: Sequence[Any]
+    published: int
     source: str
     sha256: str
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.rows)
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> Examples:
-        """The examples of these rows, in this order; a slice unless it is all of them."""
-        first = [self.first[row] for row in rows]
-        second = None if self.second is None else [self.second[row] for row in rows]
-        is_slice = self.is_slice or sorted(rows) != list(range(len(self)))
-        return dataclasses.replace(self, first=first, second=second, labels=self.labels[rows], is_slice=is_slice)
+    @property
+    def is_slice(self) -> bool:
+        """The number of rows is not the published one."""
+        return len(self) != self.published
+
+    def take(self, rows: Iterable[int]) -> TaskSplit:
+        """The examples of these rows, in this order."""
+        return dataclasses.replace(self, rows=[self.rows[row] for row in rows])
 
     def describe(self) -> dict[str, Any]:
-        """Counts, file and labels: the share of each class; of scores, their mean and standard deviation."""
-        if self.task.labels is None:
-            scores = self.labels.astype(np.float64)
-            labels = {"mean": float(scores.mean()), "deviation": float(scores.std())}
-        else:
-            shares = np.bincount(self.labels, minlength=self.task.outputs) / len(self)
-            labels = dict(zip(self.task.labels, shares.tolist(), strict=True))
-        return {
-            "rows": len(self),
-            "published": self.task.sizes[self.split],
-            "is_slice": self.is_slice,
-            "source": self.source,
-            "sha256": self.sha256,
-            "labels": labels,
-        }
+        """Counts and file."""
+        counts = {"rows": len(self), "published": self.published, "is_slice": self.is_slice}
+        return {**counts, "source": self.source, "sha256": self.sha256}
+
+
+def _report_slice(name: str, split: TaskSplit, report: Report) -> TaskSplit:
+    if split.is_slice:
+        counts = f"{len(split):,} rows, published are {split.published:,}"
+        report(f"{name} (slice): {split.split} has {counts} ({split.source})")
+    return split
 
 
 def load_glue(
-    task: str | GlueTask,
+    task: GlueTask,
     split: str,
     folder: str | Path | None = None,
     cache: str | Path | None = None,
     report: Report = silent,
-) -> Examples:
+) -> TaskSplit:
     """One split of a task: train or dev; of mnli also dev_mismatched.
 
     `folder` holds the folders of the tasks, or the files of this one; without it the rows come from the Hugging Face hub, which
     keeps its copy in `cache`. `report` hears of a slice and of a download.
-    Raises InputError for an unknown task or split, and for files that are missing, empty, cut short, not UTF-8, or that lack
-    a column or hold a label outside the allowed ones; RunError if the hub cannot be reached.
+    Raises InputError for files that are missing, empty, cut short, not UTF-8, or that lack a column or hold a label outside the
+    allowed ones; RunError if the hub cannot be reached.
     """
-    task = glue_task(task)
-    if split not in task.sizes:
-        raise InputError(f"GLUE {task.folder} has no split '{split}'; {suggest(split, task.sizes, whole=True)}")
     path = None if folder is None else locate(task, split, Path(folder).expanduser())
     if path is not None:
-        source, columns, rows = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
+        source, columns, found = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
     elif folder is None:
         source, columns = HUB, [*(task.hub_sentences or task.sentences), "label"]
-        rows = _read_glue_hub(task, split, cache, report)
+        found = _read_glue_hub(task, split, cache, report)
     else:
         raise InputError(
             f"data.dir: GLUE {task.folder}: no file {task.files[split]} in {folder}. Without a folder it comes from the "
             f"Hugging Face hub ({HUB})"
         )
-    texts: list[list[str]] = [[] for _ in task.sentences]
-    labels = []
-    for place, row in rows:
+    rows = []
+    for place, row in found:
         if missing := [column for column in columns if column not in row]:
             names = ", ".join(row)[:200]
             raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {names}")
         *sentences, label = (row[column] for column in columns)
-        for side, sentence in zip(texts, sentences, strict=True):
-            side.append(sentence)
-        labels.append(task.read_label(label, f"data.dir: {source}, {place}"))
-    if not labels:
+        rows.append((tuple(sentences), task.read_label(label, f"data.dir: {source}, {place}")))
+    if not rows:
         raise InputError(f"data.dir: {source} holds no rows of the split {split}")
-    first, second = (*texts, None)[:2]
-    array = np.array(labels, np.float32 if task.labels is None else np.int64)
-    sha256 = digest([texts, labels]) if path is None else file_digest(path, "data.dir")
-    is_slice = len(labels) != task.sizes[split] or (path is not None and path.stem.endswith(".slice"))
-    if is_slice:
-        counts = f"{len(labels):,} rows, published are {task.sizes[split]:,}"
-        report(f"GLUE {task.folder} (slice): {split} has {counts} ({source})")
-    return Examples(first or [], second, array, task, split, is_slice, source, sha256)
+    sha256 = digest(rows) if path is None else file_digest(path, "data.dir")
+    return _report_slice(f"GLUE {task.folder}", TaskSplit(split, rows, task.sizes[split], source, sha256), report)
 
 
 def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
@@ -187,47 +168,6 @@ class Question:
     impossible: bool | None = None
 
 
-@dataclass(frozen=True)
-class SquadSplit:
-    """The questions of one split, with `source` and `sha256` as of `Examples`."""
-
-    version: str
-    split: str
-    questions: list[Question]
-    source: str
-    sha256: str
-
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    @property
-    def published(self) -> int:
-        """Published number of questions."""
-        return SQUAD_SIZES[self.version][self.split]
-
-    @property
-    def is_slice(self) -> bool:
-        """The number of questions is not the published one."""
-        return len(self) != self.published
-
-    def take(self, rows: Iterable[int]) -> SquadSplit:
-        """The questions of these rows, in this order."""
-        return dataclasses.replace(self, questions=[self.questions[row] for row in rows])
-
-    def describe(self) -> dict[str, Any]:
-        """Counts and file."""
-        return {
-            "questions": len(self),
-            "published": self.published,
-            "is_slice": self.is_slice,
-            "contexts": len({question.context for question in self.questions}),
-            "answers": sum(len(question.answers) for question in self.questions),
-            "impossible": sum(not question.answers for question in self.questions),
-            "source": self.source,
-            "sha256": self.sha256,
-        }
-
-
 def read_squad(
     where: str | Path | None,
     split: str,
@@ -235,7 +175,7 @@ def read_squad(
     *,
     cache: str | Path | None = None,
     report: Report = silent,
-) -> SquadSplit:
+) -> TaskSplit:
     """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
 
     `where`: a file in the official JSON form; a folder that holds it, or the folder `squad` or `squad-v2` with it, under its
@@ -251,11 +191,8 @@ def read_squad(
         file = _find_squad(Path(where).expanduser(), split, version)
         source, questions, sha256 = str(file), _read_squad_file(file), file_digest(file, "data.dir")
     _check_questions(questions, source, version)
-    loaded = SquadSplit(version, split, questions, source, sha256)
-    if loaded.is_slice:
-        counts = f"{len(loaded):,} questions, published are {loaded.published:,}"
-        report(f"SQuAD {version} (slice): {split} has {counts} ({source})")
-    return loaded
+    published = SQUAD_SIZES[version][split]
+    return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, published, source, sha256), report)
 
 
 def _find_squad(where: Path, split: str, version: str) -> Path:

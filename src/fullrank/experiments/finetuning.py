@@ -20,9 +20,8 @@ from fullrank.data.invented import make_examples, make_questions
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
 from fullrank.data.tasks import (
     NO_ANSWER,
-    Examples,
     Question,
-    SquadSplit,
+    TaskSplit,
     Window,
     load_glue,
     locate,
@@ -49,10 +48,10 @@ _MASKED = -1e30  # padding cannot be an answer
 class EncodedSplit:
     """A split as a model reads it.
 
-    source: `Examples` or `SquadSplit`. targets: a row for each encoded example. windows: of SQuAD.
+    targets: a row for each encoded example. windows: of SQuAD.
     """
 
-    source: Any
+    source: TaskSplit
     encoded: Encoded
     targets: Tensor
     windows: Sequence[Window] = ()
@@ -125,15 +124,17 @@ class GlueBenchmark:
             splits.remove(extra)
         return splits
 
-    def read(self, split: str, say: Say) -> Examples:
+    def read(self, split: str, say: Say) -> TaskSplit:
         data = self.config.data
         if data.invented:
             return make_examples(self.task, split)
         return load_glue(self.task, split, data.dir, data.cache, say)
 
-    def encode(self, pretrained: PretrainedEncoder, source: Examples) -> EncodedSplit:
-        encoded = encode(pretrained, source, self.config.data.max_length)
-        return EncodedSplit(source, encoded, torch.from_numpy(source.labels))
+    def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
+        texts, labels = zip(*source.rows, strict=True)
+        encoded = encode(pretrained, texts, self.config.data.max_length)
+        targets = torch.tensor(labels, dtype=torch.float32 if self.labels is None else torch.int64)
+        return EncodedSplit(source, encoded, targets)
 
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
         logits: Tensor = model(**inputs_of(model, batch)).logits
@@ -147,7 +148,7 @@ class GlueBenchmark:
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
         """The scores of a split; its predictions are written to `folder`, a line for each example."""
-        table, labels = torch.stack(logits), split.source.labels
+        table, labels = torch.stack(logits), split.targets.numpy()
         predictions = predict_labels(table)
         if folder is not None and rank() == 0:
             lines = ["index\tlabel\tprediction\n"]
@@ -160,22 +161,21 @@ class GlueBenchmark:
         return {**glue_scores(self.task, predictions, labels), "loss": loss, "examples": len(split.source)}
 
 
-def encode(pretrained: PretrainedEncoder, examples: Examples, max_length: int | None) -> Encoded:
+def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int | None) -> Encoded:
     """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
 
     InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.
     """
     check_length(pretrained, max_length)
-    tokenizer, least = pretrained.tokenizer, 1 if examples.second is None else 2
-    special = tokenizer.num_special_tokens_to_add(pair=examples.second is not None)
+    sides = [list(side) for side in zip(*texts, strict=True)]
+    tokenizer, least = pretrained.tokenizer, len(sides)
+    special = tokenizer.num_special_tokens_to_add(pair=len(sides) == 2)
     if max_length is not None and max_length < special + least:
         raise InputError(
             f"data.max_length: at least {special + least}, of which {special} are special tokens of this encoder, given "
             f"{max_length}"
         )
-    encoded = tokenizer(
-        examples.first, examples.second, truncation="longest_first", max_length=max_length, return_attention_mask=True
-    )
+    encoded = tokenizer(*sides, truncation="longest_first", max_length=max_length, return_attention_mask=True)
     names = [name for name in encoded if name in ("input_ids", "token_type_ids", "attention_mask")]
     return Encoded({name: encoded[name] for name in names}, padding_of(tokenizer))
 
@@ -205,17 +205,17 @@ class SquadBenchmark:
     def list_splits(self, say: Say) -> list[str]:
         return ["train", "dev"]
 
-    def read(self, split: str, say: Say) -> SquadSplit:
+    def read(self, split: str, say: Say) -> TaskSplit:
         data = self.config.data
         if data.invented:
             return make_questions(split, self.version)
         return read_squad(data.dir, split, self.version, cache=data.cache, report=say)
 
-    def encode(self, pretrained: PretrainedEncoder, source: SquadSplit) -> EncodedSplit:
+    def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
         data, tokenizer = self.config.data, pretrained.tokenizer
         check_length(pretrained, data.max_length)
         keys = ("max_length", "doc_stride", "max_query_length")
-        windows = squad_windows(source.questions, tokenizer, **{key: getattr(data, key) for key in keys})
+        windows = squad_windows(source.rows, tokenizer, **{key: getattr(data, key) for key in keys})
         inputs: dict[str, Any] = {
             "input_ids": [window.ids for window in windows],
             "attention_mask": [np.ones(len(window.ids), np.int8) for window in windows],
@@ -242,7 +242,7 @@ class SquadBenchmark:
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
         """The scores of a split; its answers are written to `folder`."""
-        questions, is_v2 = split.source.questions, self.version == "2.0"
+        questions, is_v2 = split.source.rows, self.version == "2.0"
         answers = find_answers(questions, split.windows, [row.numpy() for row in logits], self.config.eval, is_v2)
         if folder is not None and rank() == 0:
             write_json(folder / "predictions.json", answers)

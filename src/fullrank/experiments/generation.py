@@ -1,21 +1,18 @@
-"""Writing text: one prompt continued by a run, or many prompts completed side by side."""
+"""Writing text: a prompt continued by a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.model import longest
 from fullrank.data import Tokenizer
-from fullrank.decoding import Ensemble, MemoryReader, beam_search, reader_of, sample, window_of
-from fullrank.experiments.measure import batches_by_length
+from fullrank.decoding import Ensemble, beam_search, reader_of, sample, window_of
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import with_newlines
 from fullrank.kernels import kernel
@@ -136,88 +133,3 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if tokenizer.sos_id is not None and (not ids or ids[-1] == tokenizer.eos_id):
         ids.append(tokenizer.sos_id)
     return [tokenizer.start_id, *ids]
-
-
-# -- many prompts ----------------------------------------------------------------------------------------------------
-
-_SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it
-
-
-@dataclass(frozen=True)
-class Completion:
-    """Completion of prompts, by options of `sample`. stop: a text ends before the first of these strings."""
-
-    stop: tuple[str, ...] = ()
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-
-def complete(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    how: Completion,
-    *,
-    segment_length: int,
-    batch_size: int,
-    seeds: Sequence[int],
-    report: Callable[[int], None] | None = None,
-) -> list[str]:
-    """The continuation of each prompt, without it, in the order of the prompts; `seeds`: of each prompt's draws.
-
-    A model with memory reads a prompt in segments. One without reads its last `segment_length` tokens; where positions end,
-    as many as leave room for `max_new_tokens`. report: called with the number of prompts that each batch has finished.
-    Raises InputError where new tokens alone are more than the model has positions for.
-    """
-    most = None if model.max_length is None else model.max_length - how.max_new_tokens
-    if most is not None and most < 1:
-        raise InputError(
-            f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of "
-            "this model; lower it"
-        )
-    reader = MemoryReader(model, segment_length) if model.memory_length else model
-    if not model.memory_length:
-        most = segment_length if most is None else min(segment_length, most)
-    encoded = [encode_prompt(tokenizer, prompt)[-(most or 0) :] for prompt in prompts]
-    texts: dict[int, str] = {}
-    for batch in batches_by_length([len(ids) for ids in encoded], batch_size, equal=bool(model.memory_length)):
-        rows = [encoded[i] for i in batch]
-        longest = max(map(len, rows))
-        ids = torch.tensor([[tokenizer.start_id] * (longest - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        device = next(model.parameters()).device
-        own = {"stop": _Stop(tokenizer, rows, how.stop) if how.stop else None, "seed": [seeds[i] for i in batch]}
-        drawn = sample(reader, ids.to(device), attention_mask=mask.to(device), **{**vars(how), **own})
-        for i, row, new, length in zip(batch, rows, drawn.ids.tolist(), drawn.lengths.tolist(), strict=True):
-            texts[i] = _cut_before(_decode_new(tokenizer, row, new[:length]), how.stop)
-        if report is not None:
-            report(len(batch))
-    return [texts[i] for i in range(len(prompts))]
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """True for rows of new tokens that hold a stop string."""
-
-    tokenizer: Tokenizer
-    prompts: Sequence[Sequence[int]]
-    stop: tuple[str, ...]
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        texts = [_decode_new(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
-        return torch.tensor([any(word in text for word in self.stop) for text in texts], device=ids.device)
-
-
-def _decode_new(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
-    """The text of new tokens after those of a prompt (words are joined with a space)."""
-    seen = list(prompt[-_SEEN:])
-    before, whole = tokenizer.decode(seen), tokenizer.decode([*seen, *new])
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
-
-
-def _cut_before(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first of the stop strings."""
-    ends = [text.find(word) for word in stop if word in text]
-    return text[: min(ends)] if ends else text

@@ -15,17 +15,20 @@ from typing import Any
 import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+from torch import Tensor
 from tqdm import tqdm
 
 from fullrank.core.errors import InputError
+from fullrank.decoding import MemoryReader, sample
 from fullrank.evaluation.perplexity import Flags, final_protocol
-from fullrank.experiments.generation import Completion, complete, encode_given
+from fullrank.experiments.generation import encode_given, encode_prompt
 from fullrank.experiments.measure import Passage, apply_protocol, check_length, ending, passages, score
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model
 
 _log = logging.getLogger(__name__)
+_SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it
 
 
 class FullRankLM(LM):
@@ -140,28 +143,49 @@ class FullRankLM(LM):
         Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
         position of the request in the list alone.
         """
-        groups: dict[Completion, list[int]] = {}
-        for i, request in enumerate(requests):
-            groups.setdefault(read_completion(request.args[1], self.max_gen_toks), []).append(i)
-        texts: dict[int, str] = {}
-        seed = torch.initial_seed() % 2**31
-        with (
-            self._reading(),
-            tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
-        ):
-            for how, group in groups.items():
-                written = complete(
-                    self.model,
-                    self.words,
-                    [requests[i].args[0] for i in group],
-                    how,
-                    segment_length=self.protocol.segment_length,
-                    batch_size=self.batch_size,
-                    seeds=[seed + i for i in group],
-                    report=bar.update,
+        texts, seed = [], torch.initial_seed() % 2**31
+        bar = tqdm(requests, desc="Running generate_until requests", disable=disable_tqdm)
+        with self._reading():
+            for number, request in enumerate(bar):
+                prompt, settings = request.args
+                texts.append(self._complete(prompt, seed=seed + number, **read_settings(settings, self.max_gen_toks)))
+        return texts
+
+    def _complete(self, prompt: str, stop: tuple[str, ...], max_new_tokens: int, **drawing: Any) -> str:
+        """The continuation of a prompt, without it, up to the first of the strings `stop`.
+
+        A model with memory reads the prompt in segments. One without reads its last `segment_length` tokens; where positions
+        end, as many as leave room for `max_new_tokens`.
+        """
+        model, most = self.model, None
+        if model.max_length is not None:
+            most = model.max_length - max_new_tokens
+            if most < 1:
+                raise InputError(
+                    f"max_gen_toks: {max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions "
+                    "of this model; lower it"
                 )
-                texts.update(zip(group, written, strict=True))
-        return [texts[i] for i in range(len(requests))]
+        length = self.protocol.segment_length
+        if not model.memory_length:
+            most = length if most is None else min(length, most)
+        prompt_ids = encode_prompt(self.words, prompt)[-(most or 0) :]
+        seen = prompt_ids[-_SEEN:]
+        before = self.words.decode(seen)
+
+        def decode(new: Sequence[int]) -> str:
+            """The text of new tokens after those of the prompt: words are joined with a space."""
+            text = self.words.decode([*seen, *new])
+            return text.removeprefix(before) if text.startswith(before) else self.words.decode(new)
+
+        def is_over(ids: Tensor) -> Tensor:
+            return torch.tensor([any(word in decode(new) for word in stop) for new in ids.tolist()], device=ids.device)
+
+        reader = MemoryReader(model, length) if model.memory_length else model
+        ids = torch.tensor([prompt_ids], device=self._device)
+        drawn = sample(reader, ids, max_new_tokens=max_new_tokens, stop=is_over if stop else None, **drawing)
+        text = decode(drawn.ids[0, : drawn.lengths[0]].tolist())
+        ends = [text.find(word) for word in stop if word in text]
+        return text[: min(ends)] if ends else text
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -169,8 +193,8 @@ class FullRankLM(LM):
             yield
 
 
-def read_completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
-    """The generation settings of a task; InputError for one that would be ignored.
+def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> dict[str, Any]:
+    """The generation settings of a task, as options of `sample`; InputError for one that would be ignored.
 
     until: a string or several; max_gen_toks, temperature, do_sample, top_k, top_p. `<eos>` ends a line, not a text: it ends
     one where `until` holds a newline.
@@ -180,14 +204,14 @@ def read_completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completio
         raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
     until = settings.get("until") or []
     draws = settings.get("do_sample")
-    temperature = 0.0 if draws is False else float(settings.get("temperature", 1.0 if draws else 0.0) or 0.0)
-    return Completion(
-        stop=tuple(word for word in ([until] if isinstance(until, str) else until) if word),
-        max_new_tokens=int(settings.get("max_gen_toks") or max_gen_toks),
-        temperature=temperature,
-        top_k=settings.get("top_k") or None,
-        top_p=settings.get("top_p"),
-    )
+    usual = 1.0 if draws else 0.0
+    return {
+        "stop": tuple(filter(None, [until] if isinstance(until, str) else until)),
+        "max_new_tokens": int(settings.get("max_gen_toks") or max_gen_toks),
+        "temperature": 0.0 if draws is False else float(settings.get("temperature", usual) or 0.0),
+        "top_k": settings.get("top_k") or None,
+        "top_p": settings.get("top_p"),
+    }
 
 
 def main() -> None:

@@ -142,60 +142,46 @@ def _random_tokenizer(transformers: Any) -> Any:
 
 
 def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> dict[str, Any]:
-    """Size of a pretrained model with our attention injected, on the meta device: nothing is downloaded.
+    """Size of a pretrained model with our attention injected, on the meta device: only its configuration is read.
 
     Parameters of the model without its output layers, of those, and of mixing.
-
-    Raises InputError where transformers is missing, and where the configuration of the model is not on this machine.
+    Raises InputError where transformers is missing, and where there is no configuration of that name.
     """
     import transformers
 
+    from fullrank.hf import load
     from fullrank.hf.causal import inject_configured
-    from fullrank.hf.load import quiet
 
+    name = config.model.pretrained
     if isinstance(config, TextFinetuneConfig):
         kind, outputs, task = "causal", dict[str, Any](), config.data.name
     else:
         kind, task = "answers" if config.data.answers else "classification", config.data.label
         outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
-    with quiet():
-        known = _load_local_configuration(transformers, config.model, outputs)
+    with load.quiet(), load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
+        if name == "random":
+            known = _random_configuration(transformers, outputs)
+        elif name == "bert-base-uncased":
+            known = transformers.BertConfig(**outputs)  # whose defaults are that model's
+        else:
+            known = transformers.AutoConfig.from_pretrained(
+                load.location_of(name), revision=config.model.revision or "main", trust_remote_code=False, **outputs
+            )
         with torch.device("meta"):
             model = getattr(transformers, _CLASSES[kind]).from_config(known)
-    base = getattr(model, model.base_model_prefix, model)
-    encoder, total = (sum(p.numel() for p in part.parameters()) for part in (base, model))
-    before = {name for name, _ in model.named_parameters()}
-    with torch.device("meta"):
-        inject_configured(model, config.model)
-    mixing = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in before)
+            plain = model.num_parameters()
+            base = getattr(model, model.base_model_prefix, model)
+            encoder = sum(p.numel() for p in base.parameters())
+            inject_configured(model, config.model)
+    total = model.num_parameters()
     text = known.get_text_config()
     return {
-        "encoder": config.model.pretrained,
+        "encoder": name,
         "model": type(base).__name__,
         "task": task,
-        "parameters": {"encoder": encoder, "mixing": mixing, "output": total - encoder, "total": total + mixing},
+        "parameters": {"encoder": encoder, "mixing": total - plain, "output": plain - encoder, "total": total},
         "attention": {
             "layers": len(config.model.layers or range(text.num_hidden_layers)),
             "heads": text.num_attention_heads,
         },
     }
-
-
-def _load_local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
-    """The encoder's configuration, from a folder, the cache of the hub, or transformers' own defaults."""
-    if config.pretrained == "random":
-        return _random_configuration(transformers, outputs)
-    from fullrank.hf.load import location_of
-
-    where, options = location_of(config.pretrained), {"revision": config.revision} if config.revision else {}
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            where, local_files_only=True, trust_remote_code=False, **outputs, **options
-        )
-    except Exception as error:
-        if where == "bert-base-uncased" and not options:
-            return transformers.BertConfig(**outputs)  # whose defaults are that model's
-        raise InputError(
-            f"model.pretrained: {where} is not on this machine, and `fullrank info` downloads nothing; give a folder with its "
-            "config.json: model.pretrained=FOLDER"
-        ) from error
