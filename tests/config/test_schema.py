@@ -166,6 +166,31 @@ def test_the_schema_refuses_what_the_program_refuses(raw: dict[str, Any]) -> Non
         build(raw)
 
 
+@pytest.mark.parametrize(
+    ("raw", "fits"),
+    [
+        (
+            {
+                "model": {"pretrained": "gpt2"},
+                "data": {"train": "book.txt"},
+                "train": {"adapter": {"kind": "lora", "r": 4}},
+            },
+            True,
+        ),
+        ({"model": {"pretrained": "bert"}, "data": {"name": "glue/cola"}}, True),
+        (
+            {"model": {"pretrained": "gpt2"}, "data": {"train": "book.txt"}, "train": {"adapter": {"kind": "ia3"}}},
+            False,
+        ),
+        ({"data": {"name": "glue/cula"}, "train": {"task_rate": 3}}, False),
+    ],
+    ids=str,
+)
+def test_the_schema_of_fine_tuning_has_tasks_and_texts(raw: dict[str, Any], fits: bool) -> None:
+    schema = finetune_schema()
+    assert accepts(schema, raw, schema) == fits
+
+
 def test_the_schema_is_json_and_names_registered_stages() -> None:
     schema = json.loads(json.dumps(json_schema()))
     mix = schema["$defs"]["AttentionConfig"]["properties"]["mix"]["anyOf"]
@@ -185,7 +210,8 @@ def test_the_schema_is_json_and_names_registered_stages() -> None:
 @pytest.mark.parametrize("schema", [json_schema, finetune_schema], ids=["run", "finetuning"])
 def test_every_key_has_a_description(schema: Callable[[], dict[str, Any]]) -> None:
     content = schema()
-    for section in (content, *content["$defs"].values()):
+    roots = [content] if "properties" in content else []
+    for section in (*roots, *content["$defs"].values()):
         assert section["description"]
         for name, key in section["properties"].items():
             assert len(key["description"]) > 3, name

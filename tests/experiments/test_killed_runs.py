@@ -12,13 +12,14 @@ import pytest
 
 import forked
 from research.small_runs import KINDS, outcome
+from tiny_causal import tiny_causal, write_text
 
 MEMORY = "memory, Skip-Retain, cross-head"
 
 
-def kill_when(folder: Path, lines: int, *words: object) -> None:
+def kill_when(folder: Path, lines: int, *words: object, verb: str = "train") -> None:
     """Start a training, and kill it when so many lines of metrics and a checkpoint are there."""
-    process = forked.start("train", *words, "--quiet")
+    process = forked.start(verb, *words, "--quiet")
     end, metrics = time.monotonic() + 200, folder / "metrics.jsonl"
     while process.is_alive() and time.monotonic() < end:
         written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -31,9 +32,9 @@ def kill_when(folder: Path, lines: int, *words: object) -> None:
     assert not (folder / "result.json").exists()
 
 
-def finish(*words: object) -> None:
+def finish(*words: object, verb: str = "train") -> None:
     """Train to the end, in a process as the killed one is: the last digits may vary with what a process did before."""
-    process = forked.start("train", *words, "--quiet")
+    process = forked.start(verb, *words, "--quiet")
     process.join()
     assert process.exitcode == 0
 
@@ -68,3 +69,29 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
     kill_when(killed, 5, file, taught, "--out", killed)
     finish(killed)
     assert outcome(killed) == outcome(tmp_path / "whole") != outcome(teacher)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("adapter", [(), ("--peft", "lora")], ids=["whole", "adapter"])
+def test_a_killed_fine_tuning_on_a_text_ends_as_one_never_killed(adapter: tuple[str, ...], tmp_path: Path) -> None:
+    """Killed in the plain arm and in the injected one; each time the same command goes on, and at last its run by itself."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    text = write_text(tmp_path / "book.txt")
+    model = tiny_causal(tmp_path / "gpt2", text)
+    settings = (
+        "model.attention.mix=position_wise", f"data.cache={tmp_path / 'cache'}", "train.batch_size=4", "train.steps=60",
+        "train.segment_length=24", "train.log_every_steps=1", "train.save_every_steps=7", "train.device=cpu",
+        "train.check=false", "eval.every_steps=20",
+    )  # fmt: skip
+    command = (model, "--text", text, *adapter, *settings)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(*command, "--out", whole, verb="finetune")
+    plain, injected = sorted(folder.name for folder in whole.iterdir() if folder.is_dir())
+    kill_when(killed / plain, 11, *command, "--out", killed, verb="finetune")
+    kill_when(killed / injected, 23, *command, "--out", killed, verb="finetune")
+    finish(killed / injected, verb="finetune")
+    for arm in (plain, injected):
+        expected = outcome(whole / arm)
+        assert len(expected) > 5
+        assert outcome(killed / arm) == expected

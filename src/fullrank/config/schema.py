@@ -7,7 +7,7 @@ import inspect
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from fullrank.config.finetune import TASKS, FinetuneConfig
+from fullrank.config.finetune import TASKS, FinetuneConfig, TextFinetuneConfig
 from fullrank.config.run import RunConfig
 from fullrank.core import registry
 from fullrank.core.section import ByKind, Section, Slot, keys_of, section_in
@@ -17,22 +17,20 @@ _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", typ
 
 def json_schema() -> dict[str, Any]:
     """The schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
-    schema = _schema(RunConfig, "fullrank run configuration")
+    definitions: dict[str, Any] = {}
+    section = _section(RunConfig, definitions)
+    schema = {"$defs": dict(sorted(definitions.items())), **section, "title": "fullrank run configuration"}
     schema["$defs"]["PhaseConfig"]["required"] = ["name"]
     return schema
 
 
 def finetune_schema() -> dict[str, Any]:
-    """The schema of a run of fine-tuning; its tasks are an enumeration, too."""
-    schema = _schema(FinetuneConfig, "fullrank fine-tuning configuration")
-    schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
-    return schema
-
-
-def _schema(root: type[Section], title: str) -> dict[str, Any]:
+    """The schema of a run of fine-tuning: on a task, whose names are an enumeration, too, or of a causal model on a text."""
     definitions: dict[str, Any] = {}
-    schema = _section(root, definitions)
-    return {"$defs": dict(sorted(definitions.items())), **schema, "title": title}
+    either = [_value(config, definitions) for config in (FinetuneConfig, TextFinetuneConfig)]
+    definitions["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
+    definitions["PhaseConfig"]["required"] = ["name"]
+    return {"$defs": dict(sorted(definitions.items())), "anyOf": either, "title": "fullrank fine-tuning configuration"}
 
 
 def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
