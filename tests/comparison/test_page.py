@@ -18,10 +18,7 @@ from fullrank.render.page import write_page
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     runs = make_pairs_of_seeds(tmp_path_factory.mktemp("runs"))
-    sample = {"prompt": "if", "text": "if <the> end", "tokens": 3, "temperature": 0.8, "seed": 1}
     for run, rank in zip(runs[:4], (2.5, 2.75, 3.5, 3.75), strict=True):
-        result = json.loads((run / "result.json").read_text())
-        (run / "result.json").write_text(json.dumps(result | {"sample": sample}))
         records = [Record({"layer": layer}, "effective rank", rank + layer).to_dict() for layer in (0, 1)]
         analysis = {
             "measurement": "spectrum", "text": "test text", "segment_length": 64, "records": records,
@@ -43,11 +40,11 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_section_and_figure_is_there(page: str) -> None:
     sections = re.findall(r'<section id="([^"]+)"', page)
     assert sections == [
-        "summary", "comparison", "curves", "analyses", "samples", "parameters", "settings", "unfinished",
+        "summary", "comparison", "curves", "analyses", "parameters", "settings", "unfinished",
     ]  # fmt: skip
     for figure in (
         "111.50 ± 2.12", "−7.85%", "[−13.10%, −2.60%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
-        "if &lt;the&gt; end", "mix: position_wise", "fullrank train", "plain, seed 2", "4.75",
+        "mix: position_wise", "fullrank train", "plain, seed 2", "4.75",
         "Effective rank of layers", "reached step 400", "Some CPU", "train 700,000, valid 40,000",
     ):  # fmt: skip
         assert figure in page.replace("\N{NO-BREAK SPACE}", " "), figure

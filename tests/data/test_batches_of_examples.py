@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullrank.data.padded_batches import Encoded, ExampleBatches, iterate_by_length
+from fullrank.data.padded_batches import Encoded, ExampleBatches, batches_by_length
 
 
 def encoded(count: int, seed: int = 0) -> Encoded:
@@ -63,8 +63,8 @@ def test_grouping_spares_padding_and_keeps_chance() -> None:
 
 
 def test_evaluation_reads_every_example_once() -> None:
-    examples = encoded(57)
-    parts = list(iterate_by_length(examples, 8))
-    assert sorted(i for part in parts for i in part.indices.tolist()) == list(range(57))
-    for part in parts:
-        assert (part.inputs["input_ids"][:, 0] - 10).tolist() == part.indices.tolist()
+    lengths = encoded(57).lengths.tolist()
+    parts = list(batches_by_length(lengths, 8))
+    assert sorted(i for part in parts for i in part) == list(range(57))
+    assert [len(part) for part in parts] == [8] * 7 + [1]
+    assert [lengths[i] for part in parts for i in part] == sorted(lengths, reverse=True)

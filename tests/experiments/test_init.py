@@ -59,7 +59,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ({"tokens": "character"}, {"segment_length": 128, "order": "shuffled"}),
         ({"tokens": "bpe"}, {"segment_length": 64}),
-        ({"memory": True}, {"order": "contiguous"}),
         ({"task": "translation", "languages": ("de", "en")}, {"label_smoothing": 0.1}),
     ],
 )
@@ -75,7 +74,6 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_p
     assert resolve(str(out)).config == config
     assert {key: getattr(config.train, key) for key in states} == states
     assert config.model.position == "rotary"
-    assert bool(config.model.memory_length) == bool(wish.get("memory"))
     lines = out.read_text(encoding="utf-8").splitlines()
     assert all("  # " in line for line in lines if line.startswith("  "))
     few = ["train.steps=1", "train.warmup_steps=1", "eval.every_steps=1", "eval.beams=1", "train.threads=1"]
@@ -119,7 +117,7 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
         ("a line\n" * 100, {}, "2,000"),
         ("word " * 5000, {}, "too few"),
         ("a line\n" * 1000, {"minutes": float("nan")}, "--minutes"),
-        ("a line\n" * 1000, {"task": "translation", "memory": True}, "--memory"),
+        ("a line\n" * 1000, {"task": "translation", "tokens": "byte"}, "--tokens"),
         ("a line\n" * 1000, {"task": "translation"}, "two languages"),
     ],
 )

@@ -87,7 +87,6 @@ def init(
     minutes: Annotated[
         float, typer.Option(metavar="MINUTES", help="Of training on this machine, with evaluation.")
     ] = 5.0,
-    memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
     source: Annotated[str | None, typer.Option(help="Translation: suffix of the source files.")] = None,
     target: Annotated[str | None, typer.Option(help="Translation: suffix of the target files.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -101,7 +100,7 @@ def init(
     from fullrank.experiments.init import Request, write_configuration
 
     languages = None if source is None or target is None else (source, target)
-    write_configuration(Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
+    write_configuration(Request(texts, task, tokens, size, minutes, languages), out, force=force, say=say)
     print(out.read_text(encoding="utf-8"), end="")
 
 

@@ -285,18 +285,6 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
         yield from build_blocks(analysis["tables"], analysis["plots"], records[name])
 
 
-def _build_samples(compared: Comparison) -> Iterator[Block]:
-    texts = []
-    for row in compared.rows:
-        sample = row.first.get_mapping("sample")
-        if sample.get("text"):
-            drawn = f"{sample.get('tokens')} tokens, temperature {sample.get('temperature')}, seed {sample.get('seed')}"
-            texts.append((f"{row.name} ({drawn})", str(sample["text"])))
-    if texts:
-        yield Facts(texts, "samples")
-        yield Paragraph("By the best checkpoint of the first seed. They show the road, not a ranking.", "note")
-
-
 def _build_parameters(compared: Comparison) -> Iterator[Block]:
     records = [record for record in compared.records if record.measure == "parameters"]
     records.sort(key=lambda record: record.labels["component"] == "total")
@@ -360,7 +348,6 @@ _SECTIONS: dict[str, Callable[[Comparison], Iterable[Block]]] = {
     "Comparison": _build_comparison,
     "Curves": _build_curves,
     "Analyses": _build_analyses,
-    "Samples": _build_samples,
     "Parameters": _build_parameters,
     "Settings": _build_settings,
     "Unfinished": _build_troubles,

@@ -219,10 +219,18 @@ def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def iterate_by_length(examples: Encoded, batch_size: int) -> Iterator[ExampleBatch]:
-    """All examples once, the longest first, so that there is little padding; for evaluation."""
-    for indices in _cut(np.argsort(-examples.lengths, kind="stable"), batch_size):
-        yield ExampleBatch(examples.rows(indices), indices)
+def batches_by_length(lengths: Sequence[int], batch_size: int, *, usual: int | None = None) -> Iterator[list[int]]:
+    """Indices of texts of like lengths, the longest first, so that there is little padding; at most `batch_size` of them.
+
+    usual: fewer of texts that are longer than so many tokens.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        most = batch_size
+        if usual is not None:
+            most = max(1, min(batch_size, batch_size * usual // lengths[order[0]]))
+        yield order[:most]
+        order = order[most:]
 
 
 def choose_subset(count: int, most: int | None, seed: int) -> np.ndarray:

@@ -24,7 +24,6 @@ from fullrank.data.corpora import CorpusInfo, download, read_extra, text_corpus
 from fullrank.data.files import Report, Section, check_folder, cut_by_lines, file_digest, lines, open_text
 
 SPLITS = ("train", "valid", "test")
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz "  # of text8
 _MOST_CUT = 1000  # pairs of a split that is cut from the training files
 _IWSLT_VALID_EVERY = 23
 _IWSLT_DROPPED = re.compile("<url>|<talkid>|<keywords>")
@@ -191,19 +190,9 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report)
     if info.name == "lm1b":
         return _find_lm1b(folder)
     files = _choose_files(info, folder, info.files)
-    if info.name == "text8":
-        _check_letters(files["all"][0])
     if info.name in ("enwik8", "text8"):
         return _cut_by_bytes(info, files["all"][0])
     return list_sections({split: [Section(files[split][0])] for split in SPLITS})
-
-
-def _check_letters(path: Path) -> None:
-    """InputError for a text8 with other characters than its 27."""
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            if others := piece.translate(None, _LETTERS):
-                raise InputError(f"data.dir: {path} is no text8: it holds {chr(others[0])!r}, beside a to z and space")
 
 
 def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:

@@ -58,7 +58,7 @@ def sample(
     repetition_penalty: float = 1.0,
     greedy: bool = False,
     eos_id: int | None = None,
-    seed: int | Sequence[int] | None = None,
+    seed: int | None = None,
     attention_mask: Tensor | None = None,
     use_cache: bool = True,
     window: int | None = None,
@@ -72,7 +72,6 @@ def sample(
     2019), before all else; padding does not count. `greedy`, and temperature 0, take the most probable token, the first of
     equal ones.
     Draws come from a generator of this call alone: the same `seed` gives the same text, and the global one is untouched.
-    With a sequence of seeds, one a row, a row's text does not depend on the rows beside it.
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
     before the draw; a row ends where nothing may follow.
@@ -83,7 +82,11 @@ def sample(
     _check_options(temperature, top_k, top_p, min_p, repetition_penalty)
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     greedy = greedy or temperature == 0
-    generators = _make_generators(seed, prompt_ids)
+    generator = torch.Generator(prompt_ids.device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
     with evaluating(model):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
@@ -112,7 +115,7 @@ def sample(
                 token = scores.argmax(dim=-1)
             else:
                 p = distribution(scores, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-                token = _draw(p, generators)
+                token = torch.multinomial(p, 1, generator=generator).squeeze(1)
             token = token.masked_fill(ended, filler)
             here = log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)
             chosen, ids = torch.cat((chosen, here), dim=1), torch.cat((ids, token[:, None]), dim=1)
@@ -194,26 +197,6 @@ def _check_options(
         raise InputError(f"min_p: a share from 0 to 1 of the likeliest token's probability, given {min_p}")
     if not (repetition_penalty > 0 and math.isfinite(repetition_penalty)):
         raise InputError(f"repetition_penalty: above 0, where 1 changes nothing, given {repetition_penalty}")
-
-
-def _make_generators(seed: int | Sequence[int] | None, prompt_ids: Tensor) -> list[torch.Generator]:
-    """One generator for all rows, or one for each."""
-    generator = torch.Generator(prompt_ids.device)
-    if seed is None:
-        generator.seed()
-        return [generator]
-    if isinstance(seed, int):
-        return [generator.manual_seed(seed)]
-    if len(seed) != len(prompt_ids):
-        raise InputError(f"seed: a number, or one for each of {len(prompt_ids)} prompts, given {len(seed)}")
-    return [torch.Generator(prompt_ids.device).manual_seed(number) for number in seed]
-
-
-def _draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token for each row of probs (B, V), (B,)."""
-    rows = probs.split(1) if len(generators) > 1 else (probs,)
-    draws = [torch.multinomial(row, 1, generator=draw) for row, draw in zip(rows, generators, strict=True)]
-    return torch.cat(draws).squeeze(1)
 
 
 @dataclass(frozen=True)

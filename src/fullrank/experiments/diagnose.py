@@ -273,7 +273,7 @@ def read_quotes(finding: str) -> list[str]:
 
 def measure_reading(subject: Subject) -> Finding:
     """Count the signs of too little training, of three."""
-    run, words, advice = subject.run, [], []
+    run, words = subject.run, []
     if subject.is_undertrained:
         words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
     figures: dict[str, Any] = {}
@@ -286,10 +286,9 @@ def measure_reading(subject: Subject) -> Finding:
         gain = measure_late_gain(read_curve(run, "valid", "ppl"))
         if gain is not None and gain > STILL_FALLING:
             words.append(f"Its validation perplexity falls by {gain:.1%} in the last tenth of training.")
-            advice.append(f"fullrank train {run.folder} --more '5 minutes' --out {run.folder}-more")
         figures = {"fourgram_perplexity": fourgrams, "late_gain": gain}
     signs = len(words)
-    return Finding(signs, words or ["It predicts better than counting does."], figures, advice=tuple(advice))
+    return Finding(signs, words or ["It predicts better than counting does."], figures)
 
 
 def measure_overfitting(subject: Subject) -> Finding:
@@ -416,6 +415,12 @@ def measure_heads(subject: Subject) -> Finding:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
+def train_longer(subject: Subject) -> Sequence[Sequence[str]]:
+    """Two times as many steps."""
+    steps = subject.run and subject.run.get("steps")
+    return [(f"train.steps={2 * steps}",)] if steps else ()
+
+
 def enlarge_heads(subject: Subject) -> Sequence[Sequence[str]]:
     """Mixed heads, or fewer and larger ones."""
     return [("model.attention.mix=position_wise",), (f"model.head_dim={2 * subject.head_dim}",)]
@@ -443,7 +448,7 @@ CHECKS = (
         "reading", "Reading", "too little reading",
         "signs of it, of perplexity above that of counting words, or 4-grams for its run, and a validation perplexity that "
         f"falls by more than {STILL_FALLING:.0%} in the last tenth of training",
-        measure_reading, bottleneck=0,
+        measure_reading, bottleneck=0, settings=train_longer,
     ),
     Check(
         "overfits", "Overfitting", "learning its text by heart",

@@ -17,7 +17,7 @@ from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalCo
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.invented import make_examples, make_questions
-from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
+from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
 from fullrank.data.tasks import (
     NO_ANSWER,
     Question,
@@ -88,8 +88,9 @@ def logits_by_example(
     """The logits of each example, in order, on the CPU; in evaluation mode."""
     logits_here: dict[int, Tensor] = {}
     with evaluating(model):
-        for number, batch in enumerate(iterate_by_length(examples, batch_size)):
+        for number, indices in enumerate(batches_by_length(examples.lengths.tolist(), batch_size)):
             if number % world_size() == rank():
+                batch = ExampleBatch(examples.rows(indices), np.array(indices))
                 logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
     by_example: dict[int, Tensor] = {}
     for part in all_gather(logits_here):

@@ -55,7 +55,6 @@ class Request:
     tokens: str | None = None
     size: str | None = None
     minutes: float = 5.0
-    memory: bool = False
     languages: tuple[str, str] | None = None
 
 
@@ -87,8 +86,8 @@ def check_request(request: Request) -> None:
     if not 0 < request.minutes < math.inf:
         raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
     if request.task == "translation":
-        if request.memory or request.tokens in ("character", "byte"):
-            raise InputError("--task translation: sentence pairs take --tokens word or bpe, and no --memory")
+        if request.tokens in ("character", "byte"):
+            raise InputError(f"--tokens: word or bpe for --task translation, given {request.tokens}")
         if len(request.texts) > 2:
             raise InputError(f"TEXT: of translations a prefix or two files, given {len(request.texts)}")
 
@@ -147,7 +146,7 @@ def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConf
     from fullrank.experiments.run import task_of
     from fullrank.experiments.speed import try_training
 
-    has_pairs, memory, seconds = data["name"] == "parallel", request.memory, 60 * request.minutes
+    has_pairs, seconds = data["name"] == "parallel", 60 * request.minutes
     first_rules = list(choose_data(data))
     if has_pairs:
         first_rules.append(("train.batch_tokens", 1024, ""))
@@ -161,7 +160,7 @@ def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConf
         )
 
     def attempt(size: str, amounts: Amounts) -> Trial:
-        values = choose_values(data, size, memory, amounts, prepared)
+        values = choose_values(data, size, amounts, prepared)
         return try_training(_build(data, values), prepared, _EVALUATIONS)
 
     say("Measuring the speed of this machine ...")
@@ -174,13 +173,13 @@ def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConf
         size, trial = other_size, other
     read = _count_read(trial, seconds, have)
     amounts = Amounts(
-        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9 + memory), 13),
+        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9), 13),
         dropout=next(rate for most, rate in _DROPOUT if read <= most * have),
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
     trial = attempt(size, amounts)  # other batches have another speed
     steps = max(_LEAST_STEPS, round(_count_read(trial, seconds, have) / trial.tokens))
-    rules = list(choose_values(data, size, memory, replace(amounts, steps=steps), prepared))
+    rules = list(choose_values(data, size, replace(amounts, steps=steps), prepared))
     duration = _STARTUP + steps * trial.step + trial.judging
     texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
@@ -235,22 +234,20 @@ def _write_value(value: Any) -> str:
 # -- the rules -----------------------------------------------------------------------------------------------------------
 
 
-def choose_values(data: Values, size: str, memory: bool, amounts: Amounts, prepared: Prepared) -> Iterator[Rule]:
+def choose_values(data: Values, size: str, amounts: Amounts, prepared: Prepared) -> Iterator[Rule]:
     """The values of all sections by the rules, each with its reason."""
     corpus, config = prepared.corpus, prepared.config
-    seen = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
-    length = seen // 4 if memory else seen
+    length = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
     yield from choose_data(data)
-    yield from _choose_model(size, 3 * length if memory else 0, amounts.dropout, corpus)
-    yield from _choose_training(SIZES[size]["hidden_size"], length, memory, amounts, corpus.has_pairs)
+    yield from _choose_model(size, amounts.dropout, corpus)
+    yield from _choose_training(SIZES[size]["hidden_size"], length, amounts, corpus.has_pairs)
     yield "eval.every_steps", -(-amounts.steps // _EVALUATIONS), f"{_EVALUATIONS} evaluations"
     if corpus.has_pairs:
         yield "eval.max_sentences", 0, "while training, perplexity alone; BLEU of all sentences at the end"
         yield "eval.beams", 4, "width of the beam at the end"
         return
     valid = corpus.splits["valid"]["tokens"]
-    rows = min(2048 // length, max(1, valid // (20 * length))) if memory else 2048 // length
-    yield "eval.batch_size", rows, "2,048 tokens at a time; a memory begins empty in each row"
+    yield "eval.batch_size", 2048 // length, "2,048 tokens at a time"
     yield "eval.max_tokens", min(amounts.evaluated, valid), "while training: about 1 % of the work each; in the end all"
 
 
@@ -275,7 +272,7 @@ def choose_data(data: Values) -> Iterator[Rule]:
         yield "data.vocabulary", "joint", "one for both languages, so that names and numbers are the same token"
 
 
-def _choose_model(size: str, memory_length: int, dropout: float, corpus: Any) -> Iterator[Rule]:
+def _choose_model(size: str, dropout: float, corpus: Any) -> Iterator[Rule]:
     width = SIZES[size]["hidden_size"]
     entries = len(corpus.target if corpus.has_pairs else corpus.tokenizer)
     sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
@@ -291,8 +288,6 @@ def _choose_model(size: str, memory_length: int, dropout: float, corpus: Any) ->
         yield "model.hidden_act", "swiglu", "learns more from the same text at the same cost"
         yield "model.intermediate_size", 8 * round(width / 3), "8/3 of hidden_size: three matrices as large as two of 4"
     yield "model.position", "rotary", "learns fastest, and reads on past the trained length"
-    if memory_length:
-        yield "model.memory_length", memory_length, "three segments"
     if entries > 4000 and not corpus.has_pairs:
         adaptive = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
         yield "model.input", adaptive, "above 4,000 entries: rare ones get shorter vectors"
@@ -303,17 +298,17 @@ def _choose_model(size: str, memory_length: int, dropout: float, corpus: Any) ->
         yield "model.encoder", {"share_embedding": True}, "both languages have one vocabulary"
 
 
-def _choose_training(width: int, length: int, memory: bool, amounts: Amounts, has_pairs: bool) -> Iterator[Rule]:
+def _choose_training(width: int, length: int, amounts: Amounts, has_pairs: bool) -> Iterator[Rule]:
     yield "train.steps", amounts.steps, f"what the time allows; at most {_MOST_EPOCHS} times through the text"
-    batch = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
+    batch = f"a power of two that leaves {_STEPS:,} updates, from 512 to 8,192 tokens"
     if has_pairs:
         yield "train.batch_tokens", amounts.per_step, batch
         yield "train.label_smoothing", 0.1, "usual for translation"
     else:
-        lengths = "128 characters or bytes, 64 words or subwords; with a memory a quarter"
+        lengths = "128 characters or bytes, 64 words or subwords"
         yield "train.segment_length", length, lengths
         yield "train.batch_size", max(1, amounts.per_step // length), f"times segment_length: {batch}"
-        yield "train.order", "contiguous" if memory else "shuffled", "a memory needs the text in order"
+        yield "train.order", "shuffled", "another order in every epoch; a memory would need contiguous"
     yield "train.learning_rate", float(f"{0.5 / width:.3g}"), "0.5 / hidden_size"
     yield "train.warmup_steps", max(1, amounts.steps // 20), "5 % of the steps"
     yield "train.schedule", "cosine", "down to 0 at the last step"

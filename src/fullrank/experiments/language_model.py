@@ -71,7 +71,6 @@ from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosi
 
 _MEASURED = ("valid", "test")
 COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are counted: about 3 GB
-_PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a finished run shows
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -320,19 +319,6 @@ class LanguageModelTask(TextTask):
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
         return figures(total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"])
 
-    def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
-        """A continuation of the beginning of the validation text; None where tokens see later ones."""
-        if model.config.sees_future:
-            return None
-        tokenizer = corpus.tokenizer
-        longer = 5 if tokenizer.kind in ("byte", "character") else 1
-        tokens, prompt = longer * _SAMPLE, corpus.ids("valid")[: longer * _PROMPT].tolist()
-        ids = torch.tensor([[tokenizer.start_id, *prompt]], device=device_of(model))
-        with torch.no_grad():
-            text = model.generate(ids, tokens, temperature=_TEMPERATURE, seed=1)[0, 1:].tolist()
-        content = {"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(text)}
-        return {**content, "tokens": tokens, "temperature": _TEMPERATURE, "seed": 1}
-
 
 def _check_positions(model: LanguageModel, stream: int) -> None:
     """InputError where positions go on through a memory beyond the last one that the model has."""
@@ -415,9 +401,6 @@ class MaskedModelTask(LanguageModelTask):
         config, corpus = data.config, data.corpus
         masking = make_masking(config, corpus, model)
         return figures(measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size))
-
-    def sample(self, model: Any, corpus: Corpus) -> None:
-        return None
 
 
 def make_masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:

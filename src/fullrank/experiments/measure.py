@@ -20,6 +20,7 @@ from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
+from fullrank.data.padded_batches import batches_by_length
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, rank, world_size
@@ -195,22 +196,6 @@ class Score:
 
     nll: float
     greedy: bool
-
-
-def batches_by_length(
-    lengths: Sequence[int], batch_size: int, *, equal: bool = False, usual: int | None = None
-) -> Iterator[list[int]]:
-    """Indices of texts of like lengths, the longest first, at most `batch_size` of them.
-
-    equal: of the same length, so that there is no padding. usual: fewer of texts that are longer than so many tokens.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        longest = lengths[order[0]]
-        most = batch_size if usual is None else max(1, min(batch_size, batch_size * usual // longest))
-        batch = [i for i in order[:most] if not equal or lengths[i] == longest]
-        yield batch
-        order = order[len(batch) :]
 
 
 def ending(text: Sequence[int], scored: int, longest: int | None) -> list[Passage]:

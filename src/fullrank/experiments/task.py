@@ -101,10 +101,6 @@ class TextTask(Task):
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         raise NotImplementedError
 
-    def sample(self, model: Any, corpus: Corpus) -> dict[str, Any] | None:
-        """A text that the model writes, for people; None where it writes none."""
-        return None
-
     def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
         """Parameter groups of the optimizer."""
         rates: dict[nn.Parameter, dict[str, float]] = {}
@@ -150,9 +146,6 @@ def identify(corpus: Corpus) -> dict[str, Any]:
     return {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
 
 
-WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
-
-
 def training_parts(
     task: TextTask,
     data: Prepared,
@@ -180,7 +173,6 @@ def training_parts(
 
     def result(done: Counters) -> dict[str, Any]:
         best, final = measure("best", folder)
-        text = task.sample(best, data.corpus) if done.step >= WRITES_FROM else None
         counts = task.count_parameters(model)
         settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
         words = {split: protocol.in_words() for split, protocol in protocols.items()}
@@ -197,7 +189,6 @@ def training_parts(
             "protocols": {split: {"words": words[split], "settings": settings[split]} for split in splits},
             **entries(),
             **task.finish(data, best, folder),
-            **({"sample": text} if text is not None else {}),
         }
 
     def make_groups() -> Groups:

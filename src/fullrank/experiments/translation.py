@@ -20,12 +20,11 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import longest
 from fullrank.core.translator import Translator
 from fullrank.data import Corpus, Language, Pairs, load_language, prepare
-from fullrank.data.padded_batches import PairBatch, PairBatches, pad_sentences
+from fullrank.data.padded_batches import PairBatch, PairBatches, batches_by_length, pad_sentences
 from fullrank.decoding import Ensemble, beam_search
 from fullrank.decoding.sample import log_normalized
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_scores
-from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
     Parts,

@@ -82,7 +82,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Facts:
-    """Pairs of a term and its description. kind: `rows`, `tiles` (large numbers), `samples` (text as it is)."""
+    """Pairs of a term and its description. kind: `rows`, `tiles` (large numbers)."""
 
     items: Sequence[tuple[str, str]]
     kind: str = "rows"

@@ -47,7 +47,7 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
                 print_line(text, console, style)
             case Code():
                 console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
-            case Facts() if block.kind not in ("samples", "tiles"):
+            case Facts() if block.kind != "tiles":
                 for term, text in block.items:
                     print_line(f"{term}: {text}" if term else text, console)
             case Group():
