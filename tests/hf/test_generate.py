@@ -15,8 +15,7 @@ import combinations
 import fullrank as fr
 from combinations import Combination
 from fullrank.core.errors import InputError
-from fullrank.decoding import beam_search, sample
-from fullrank.experiments.generation import MemoryReader
+from fullrank.decoding import MemoryReader, beam_search, sample
 
 every_pair = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 NEW = 8
