@@ -62,17 +62,22 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("target", "text", "tokens"), [("en", "a red dog runs", "13a"), ("zh", "一只红色的狗在公园里跑", "zh")]
+    ("target", "text", "key", "tokens"),
+    [
+        ("en", "a red dog runs", None, "13a"),
+        ("zh", "一只红色的狗在公园里跑", None, "zh"),
+        ("zh", "一只红色的狗在公园里跑", "char", "char"),
+    ],
 )
-def test_tokens_of_bleu_are_those_of_the_key(
-    target: str, text: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tokens_of_bleu_are_those_of_the_key_or_the_language(
+    target: str, text: str, key: str | None, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A perfect translation of a text that has no spaces has a BLEU of 100, and its signature says by which tokens."""
     for suffix, line in (("xx", "ein roter hund"), (target, text)):
         (tmp_path / f"train.{suffix}").write_text(f"{line}\n" * 40, encoding="utf-8")
     data = DataConfig(name="parallel", dir=str(tmp_path), train="train", source="xx", target=target, tokens="word",
                       vocabulary="separate", cache=str(tmp_path / "cache"))  # fmt: skip
-    config = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=tokens))
+    config = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=key))
     prepared = TranslationTask().prepare(config, {}, True, lambda _: None)
     monkeypatch.setattr(translation, "translate_split", lambda *_: ([text, text], [text, text]))
     monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))

@@ -187,7 +187,9 @@ class EvalConfig(ProtocolConfig):
     no_repeat_ngram_size: SizeOrZero = key(0, "translation: no n-gram of this length comes twice; 0: it may")
     max_length_a: PositiveOrZero = key(1.2, "translation: of M tokens come at most a M + b; a")
     max_length_b: SizeOrZero = key(10, "translation: of M tokens come at most a M + b; b")
-    bleu_tokenize: Tokenization = key("13a", "translation: tokens of BLEU, named as in sacreBLEU")
+    bleu_tokenize: Tokenization | None = key(
+        None, "translation: tokens of BLEU, named as in sacreBLEU; null: its choice for the target language"
+    )
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key(
         "loss", "what patience, plateau and the best checkpoint follow", needs={"bleu": "task=translation"}

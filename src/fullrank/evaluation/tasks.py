@@ -30,13 +30,17 @@ def _import_metrics() -> Any:
     return sacrebleu.metrics
 
 
-def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
-    """The BLEU of sacreBLEU over tokens of a kind; InputError where a package that they need is missing."""
+def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> Any:
+    """The BLEU of sacreBLEU over tokens of a kind (None: its choice for the language, 13a for most).
+
+    Raises InputError where a package that they need is missing.
+    """
     metrics = _import_metrics()
     try:
-        return metrics.BLEU(tokenize=tokenize, **options)
+        return metrics.BLEU(tokenize=tokenize, trg_lang=language, **options)
     except Exception as error:  # of MeCab, of any kind
-        raise InputError(f"eval.bleu_tokenize: {tokenize} cannot be used here ({one_line(error, 200)})") from error
+        given = tokenize or f"the choice for {language}"
+        raise InputError(f"eval.bleu_tokenize: {given} cannot be used here ({one_line(error, 200)})") from error
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
@@ -48,18 +52,23 @@ def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str | None = None,
+    language: str = "",
 ) -> dict[str, Any]:
     """BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
 
-    `lowercase` ignores case in both, `tokenize` is sacreBLEU's name of the tokens that BLEU counts. The signatures are
+    `lowercase` ignores case in both, `tokenize` and the target `language` are as in `bleu_of`. The signatures are
     sacreBLEU's, with its version: scores of different signatures do not compare, so every figure goes with its own.
     `length_ratio` is tokens of the hypotheses over tokens of the references; `brevity_penalty` is the factor of BLEU for
     being shorter. An empty hypothesis is a sentence without match.
     Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
     _check_pairs(hypotheses, references)
-    bleu = bleu_of(tokenize, lowercase=lowercase)
+    bleu = bleu_of(tokenize, language, lowercase=lowercase)
     chrf = _import_metrics().CHRF(lowercase=lowercase)
     texts = (list(hypotheses), [list(references)])
     score = bleu.corpus_score(*texts)

@@ -192,7 +192,7 @@ class TranslationTask(TextTask):
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
-        bleu_of(config.eval.bleu_tokenize)  # an error here, not after training
+        bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
 
         def save(folder: Path) -> None:
             corpus.source.save(folder / SOURCE)
@@ -208,7 +208,8 @@ class TranslationTask(TextTask):
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
-        references, tokenize = validation.references()[:some], config.eval.bleu_tokenize
+        references = validation.references()[:some]
+        tokens = {"tokenize": config.eval.bleu_tokenize, "language": corpus.target.name}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
@@ -217,7 +218,7 @@ class TranslationTask(TextTask):
                 return EvaluationResult(total.nll, total.tokens)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
                 texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
-            scores = translation_scores(texts, references, tokenize=tokenize)
+            scores = translation_scores(texts, references, **tokens)
             return EvaluationResult(total.nll, total.tokens, {"bleu": scores["bleu"]})
 
         bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
@@ -248,7 +249,9 @@ class TranslationTask(TextTask):
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
         (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.references()
-        measured |= translation_scores(texts, references, tokenize=config.eval.bleu_tokenize)
+        measured |= translation_scores(
+            texts, references, tokenize=config.eval.bleu_tokenize, language=corpus.target.name
+        )
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
         if keep is not None and rank() == 0:
