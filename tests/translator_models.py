@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -76,9 +75,6 @@ FEW = [
     "random synthesizer with B", "multi-linear encoder, decayed", "multi-linear decoder", "multi-linear cross",
     "one adaptive table", "other depths",
 ]  # fmt: skip
-every_mechanism = pytest.mark.parametrize(
-    "mechanism", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in MECHANISMS]
-)
 WEIGHTED = {
     name: keys for name, keys in MECHANISMS.items() if "multi-linear" not in name and "position term" not in name
 }

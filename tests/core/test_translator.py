@@ -1,4 +1,7 @@
-"""Translator: what a token depends on, where mixing starts, shared embeddings, files, and misuse."""
+"""Translator: beams, what the released code does, where dropout acts, what a trace holds, and one table for two languages.
+
+Who sees what, padding, decoding, starts and files: tests/properties/test_every_translator.py.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +9,160 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.cache import ProjectedSource
 from fullrank.core.errors import InputError
 from translator_models import (
     PAIRS,
     TARGET,
+    WEIGHTED,
     WIDE,
     WIDTH,
+    B,
     close,
-    every_mechanism,
     padding,
     sentences,
     shared,
     tokens,
     translator,
-)  # fmt: skip
+)
 
 LENGTHS = [7, 3, 5]
 
 
-def taken(module: nn.Module, kept: list[Tensor]) -> None:
-    """Vectors of tokens as leaves, in the order in which they are looked up."""
-
-    def leaf(_: nn.Module, args: Any, out: Tensor) -> Tensor:
-        kept.append(out.detach().requires_grad_())
-        return kept[-1]
-
-    module.register_forward_hook(leaf)
-
-
-# -- who sees what ----------------------------------------------------------------------------------------------------
+def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list[list[int]], of: list[int]) -> Tensor:
+    """The last logits of each text, the sentence `of` it read again from its first token, (R, V)."""
+    out = []
+    for text, row in zip(texts, of, strict=True):
+        own = source[row : row + 1] if mask is None else source[row][mask[row].bool()][None]
+        out.append(model(own, torch.tensor([text])).logits[0, -1])
+    return torch.stack(out)
 
 
-@every_mechanism
-def test_targets_see_no_later_ones_and_the_whole_source(mechanism: str) -> None:
-    """By gradient: exactly zero from later targets, and some from every token of the source and from the token itself."""
-    model = translator(mechanism)
-    read: list[Tensor] = []
-    taken(model.decoder.embedding, read)
-    if model.encoder.embedding is not None:
-        taken(model.encoder.embedding, read)
-    model.train()
-    source, target = sentences(model)
-    logits = model(source, target).logits
-    of_source, of_target = read  # the encoder reads first
-    assert (of_source.shape[1], of_target.shape[1]) == (7, 5)
-    for place in range(5):
-        cotangent = torch.randn(logits[:, place].shape, dtype=WIDE)
-        back, own = torch.autograd.grad(logits[:, place], (of_source, of_target), cotangent, retain_graph=True)
-        assert not own[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
-        assert (own[:, : place + 1].abs().amax(2) > 0).all(), f"logits of token {place} leave an earlier one out"
-        assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
+# -- beams ------------------------------------------------------------------------------------------------------------
+
+# what is kept at each step, of what the step before kept: (index, ...)
+SELECTIONS: dict[str, list[list[int]]] = {
+    "groups of one size": [[0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [0, 1, 2, 3, 5, 4], [0, 2, 4]],
+    "groups of other sizes": [[0, 0, 0, 1, 2], [0, 2, 2, 3, 4, 4], [1, 0, 2, 3, 5]],
+    "sentences that end": [[0, 0, 1, 1, 2, 2], [0, 1, 4, 5], [3, 2], [0, 0]],
+    "the first ends": [[0, 0, 1, 1, 2, 2], [2, 3, 4, 5], [0, 0, 2, 3], [2, 2]],
+    "another order": [[2, 0, 1], [0, 0, 1, 1, 2, 2], [4, 5, 0, 1, 2, 3], [5, 1, 3]],
+    "a sentence in two places": [[0, 1, 0, 2, 2, 0], [5, 2, 0, 1, 3], [1, 1, 2, 3, 3, 0]],
+    "equal groups in two places": [[0, 0, 1, 1, 0, 0], [4, 5, 2, 3, 0, 1], [0, 2, 4]],
+    "growing": [[0, 1], [0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], [7]],
+    "one": [[1], [0, 0, 0], [2, 1, 0], [0]],
+}
 
 
-@every_mechanism
-def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
-    """On either side, whatever stands there; a batch gives each sentence what it gets alone."""
+BEAMS = [  # every day each mechanism, selection and side; their product in the full tier
+    pytest.param(mechanism, selection, side, marks=() if (j, k) == (i % 3, i // 3) else pytest.mark.full)
+    for i, selection in enumerate(SELECTIONS)
+    for j, mechanism in enumerate(["B", "multi-linear everywhere", "relative positions"])
+    for k, side in enumerate(["", "right", "left"])
+]
+
+
+@pytest.mark.parametrize(("mechanism", "selection", "side"), BEAMS)
+def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, side: str) -> None:
     model = shared(mechanism)
+    source, _ = sentences(model, 3, 7)
+    mask = padding(LENGTHS, 7, side) if side else None
+    generator = torch.Generator().manual_seed(3)
+    texts, of = [[1], [2], [3]], [0, 1, 2]
+    with torch.no_grad():
+        writer = model.of_source(model.encode(source, mask))
+        out = writer(torch.tensor([[text[-1]] for text in texts]), cache=writer.new_cache())
+        for index in SELECTIONS[selection]:
+            assert out.cache is not None
+            cache = out.cache.reorder(torch.tensor(index))
+            new = torch.randint(TARGET, (len(index),), generator=generator)
+            texts = [[*texts[i], int(token)] for i, token in zip(index, new, strict=True)]
+            of = [of[i] for i in index]
+            out = writer(new[:, None], cache=cache)
+            close(out.logits[:, 0], whole(model, source, mask, texts, of), f"{selection} {index}")
+            assert cache.length == len(texts[0]) - 1
+
+
+def test_beams_of_one_sentence_read_one_row() -> None:
+    """A row of keys and values for each sentence while beams stand in equal groups; one a text where they do not."""
+    model = translator("B")
+    source, _ = sentences(model, 3, 7)
+    written = model.of_source(model.encode(source, padding(LENGTHS, 7, "right"))).new_cache().source
+
+    def rows(projected: ProjectedSource) -> int:
+        assert {layer.batch for layer in projected.layers} == {projected.layers[0].batch}
+        assert projected.mask is not None
+        assert len(projected.mask) == projected.layers[0].batch
+        return projected.layers[0].batch
+
+    assert rows(written) == 3
+    beams = written.reorder(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
+    assert rows(beams) == 3
+    assert beams.layers[0].values is written.layers[0].values  # nothing is copied
+    again = beams.reorder(torch.tensor([3, 1, 1, 0, 4, 4, 4, 4, 11, 10, 9, 8]))
+    assert again.layers[0].values is written.layers[0].values
+    assert again.rows.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert rows(beams.reorder(torch.tensor([4, 5, 6, 7]))) == 1  # two sentences are done
+    assert rows(beams.reorder(torch.tensor([0, 4, 5]))) == 3  # unequal groups
+    assert rows(beams.reorder(torch.tensor([0, 4, 1]))) == 3
+    none = beams.reorder(torch.tensor([], dtype=torch.long))
+    assert (rows(none), none.rows.tolist()) == (0, [])
+
+
+# -- the released code ------------------------------------------------------------------------------------------------
+
+
+RELEASED = [
+    pytest.param(name, marks=() if name in {"plain", "B", "sigsoftmax with B", "random mixing"} else pytest.mark.full)
+    for name in WEIGHTED
+]
+
+
+@pytest.mark.parametrize("mechanism", RELEASED)
+def test_released_decoding_changes_only_decoding_with_a_cache(mechanism: str) -> None:
+    model = translator(mechanism)
+    released = translator(mechanism, decoder_keys={"released_decoding": True})
+    assert released.state_dict().keys() == model.state_dict().keys()
+    source, target = sentences(model)
+    plain = translator(mechanism, decoder={"mix": "none"} | _without_mix(model.config.get_decoder_config().attention))
+    plain.load_state_dict({n: v for n, v in model.state_dict().items() if n in plain.state_dict()}, strict=True)
+    mixes = model.config.get_decoder_config().attention.mix != "none"
+
+    def cached(of: fr.Translator) -> Tensor:
+        writer = of.of_source(of.encode(source))
+        first = writer(target[:, :2], cache=writer.new_cache())
+        return torch.cat((first.logits, writer(target[:, 2:], cache=first.cache).logits), 1)
+
+    with torch.no_grad():
+        assert torch.equal(released(source, target).logits, model(source, target).logits)
+        assert torch.equal(released.of_source(released.encode(source))(target).logits, model(source, target).logits)
+        close(cached(released), plain(source, target).logits, "as without mixing in the decoder's self-attention")
+        close(cached(model), model(source, target).logits, "ours mixes")
+        assert (float((cached(released) - cached(model)).abs().max()) > 1e-3) == mixes
+
+
+def _without_mix(attention: fr.AttentionConfig) -> dict[str, Any]:
+    return {"score": attention.score, "normalize": attention.normalize, "cross_head": attention.cross_head}
+
+
+def test_released_cross_never_mixes_across() -> None:
+    released = translator("B", decoder_keys={"released_cross": True})
+    assert not [name for name in released.state_dict() if "cross_attention.attend.mix" in name]
+    own = {"cross": {"mix": "none"}}
+    model = translator("B", **own)
+    model.load_state_dict(released.state_dict())
     source, target = sentences(model)
     with torch.no_grad():
-        for side in ("right", "left"):
-            mask = padding(LENGTHS, 7, side)
-            found = [model(source.masked_fill(mask == 0, junk), target, mask).logits for junk in (0, TARGET - 1)]
-            assert torch.equal(*found), "what stands in the padding is read"
-            for row, length in enumerate(LENGTHS):
-                own = source[row][mask[row].bool()][None]
-                assert own.shape[1] == length
-                close(found[0][row], model(own, target[row : row + 1]).logits[0], f"{side}, row {row}")
-        whole = torch.ones(3, 7)
-        assert torch.equal(model(source, target, whole).logits, model(source, target).logits)
+        assert torch.equal(released(source, target).logits, model(source, target).logits)
+    given = translator("plain", cross=B | {"normalize": "sigsoftmax"}, decoder_keys={"released_cross": True})
+    assert given.config.get_cross_config().attention.normalize == "sigsoftmax"  # only mixing is left out
+    assert given.config.get_cross_config().attention.mix == "none"
 
 
-# -- the start --------------------------------------------------------------------------------------------------------
+# -- dropout, traces, tables ---------------------------------------------------------------------------------------------
 
 
 def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
@@ -97,9 +180,6 @@ def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
                 assert not all(torch.equal(layer(x, y), quiet) for _ in range(8))
                 layer.eval()
             assert torch.equal(model(source, target).logits, model(source, target).logits)
-
-
-# -- what penalties and pictures read ----------------------------------------------------------------------------------
 
 
 def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights() -> None:
@@ -124,9 +204,6 @@ def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights()
     everywhere = translator("multi-linear everywhere")
     with pytest.raises(InputError, match="no attention weights to collect"):
         everywhere(*sentences(everywhere), trace=fr.Trace())
-
-
-# -- one table for two languages --------------------------------------------------------------------------------------
 
 
 def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:

@@ -1,4 +1,7 @@
-"""The properties of translation models, for everything registered: a pair of halves made of each choice of each slot."""
+"""The properties of translation models, for everything registered: a pair of halves made of each choice of each slot.
+
+And for translators whose places differ: encoder, decoder, attention between them, tables and depths.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,24 @@ from torch import Tensor
 
 import combinations
 import fullrank as fr
+import translator_models
 from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
 from moving import moved, seed
 
 PAIRS = combinations.pairwise()
 SOURCES = 13
+Case = Combination | str
 
 
-def translator(combination: Combination, *, fresh: bool = False, **changes: Any) -> fr.Translator:
+def cases(step: int) -> list[Any]:
+    """Every `step`-th combination, others are full; and each translator of `translator_models.FEW` by its name."""
+    return [*combinations.sparse(PAIRS, step), *translator_models.FEW]
+
+
+def translator(combination: Case, *, fresh: bool = False, **changes: Any) -> fr.Translator:
     """Both halves, and cross-attention, are what the combination says, where positions of two texts do not matter."""
+    if isinstance(combination, str):
+        return translator_models.translator(combination, **changes)
     words = VOCABULARY if combination.input == "adaptive" else SOURCES
     decayed = combination.attend == "multilinear_decayed"
     decoder = fr.DecoderConfig(cross=fr.AttentionConfig()) if decayed else fr.DecoderConfig()
@@ -30,8 +42,8 @@ def translator(combination: Combination, *, fresh: bool = False, **changes: Any)
     return model if fresh else moved(model)
 
 
-def sources(combination: Combination, length: int = 6) -> Tensor:
-    return tokens(3, length, seed=9) % (VOCABULARY if combination.input == "adaptive" else SOURCES)
+def sources(model: fr.Translator, length: int = 6) -> Tensor:
+    return tokens(3, length, seed=9) % (model.encoder.config.vocab_size or 1)
 
 
 def close(given: Tensor, expected: Tensor, message: str) -> None:
@@ -52,10 +64,12 @@ def test_something_was_found() -> None:
         pytest.param(row, training, id=f"{name}-{row}", marks=() if i % 6 == 3 * training else pytest.mark.full)
         for i, row in enumerate(PAIRS)
         for name, training in (("evaluation", False), ("training", True))
-    ],
+    ]
+    + [(name, False) for name in translator_models.FEW],
 )
-def test_no_later_target_and_the_whole_source(combination: Combination, training: bool) -> None:
-    model = translator(combination, **noisy(combination)).train(training)
+def test_no_later_target_and_the_whole_source(combination: Case, training: bool) -> None:
+    model = translator(combination, **noisy(combination) if isinstance(combination, Combination) else {})
+    model.train(training)
     read: list[Tensor] = []
 
     def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
@@ -63,8 +77,9 @@ def test_no_later_target_and_the_whole_source(combination: Combination, training
         return read[-1]
 
     for half in (model.encoder, model.decoder):
-        half.get_submodule("embedding").register_forward_hook(leaf)
-    logits = model(sources(combination), tokens(3, 5)).logits
+        if half.embedding is not None:  # one table for both
+            half.get_submodule("embedding").register_forward_hook(leaf)
+    logits = model(sources(model), tokens(3, 5)).logits
     for place in range(5):
         cotangent = torch.randn(logits[:, place].shape, dtype=logits.dtype)
         back, own = torch.autograd.grad(logits[:, place], read, cotangent, retain_graph=True)
@@ -74,10 +89,11 @@ def test_no_later_target_and_the_whole_source(combination: Combination, training
             assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
-def test_padding_changes_nothing(combination: Combination) -> None:
+@pytest.mark.parametrize("combination", cases(6))
+def test_padding_changes_nothing(combination: Case) -> None:
     """On either side of the source; as computed by the definition, and as it is computed by itself."""
-    model, source, target, lengths = translator(combination), sources(combination), tokens(3, 5), (6, 1, 4)
+    model, target, lengths = translator(combination), tokens(3, 5), (6, 1, 4)
+    source = sources(model)
     for kernel, left in itertools.product(("reference", "auto"), (False, True)):
         mask = torch.arange(6) < torch.tensor(lengths)[:, None]
         mask = mask.flip(1) if left else mask
@@ -88,10 +104,10 @@ def test_padding_changes_nothing(combination: Combination) -> None:
                 close(found[row], alone, f"{kernel}, left: {left}, row {row}")
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
-def test_written_token_by_token_and_as_beams(combination: Combination) -> None:
-    model, source, target = translator(combination), sources(combination), tokens(3, 5)
-    mask = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
+@pytest.mark.parametrize("combination", cases(6))
+def test_written_token_by_token_and_as_beams(combination: Case) -> None:
+    model, target = translator(combination), tokens(3, 5)
+    source, mask = sources(model), torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
     with torch.no_grad():
         writer = model.of_source(model.encode(source, mask))
         expected = model(source, target, mask).logits
@@ -101,6 +117,7 @@ def test_written_token_by_token_and_as_beams(combination: Combination) -> None:
             for start, end in itertools.pairwise((0, 1, 2, 5)):
                 out = writer(target[index, start:end], cache=cache)
                 assert out.cache is not None
+                assert cache.length == start, "a cache is a value"
                 cache = out.cache
                 parts.append(out.logits)
             close(torch.cat(parts, 1), expected[index], f"rows {order}")
@@ -109,7 +126,7 @@ def test_written_token_by_token_and_as_beams(combination: Combination) -> None:
 @pytest.mark.parametrize("combination", [c for c in PAIRS if c.mix != "none" and starts_plain(c.mix)], ids=str)
 def test_starts_as_plain_attention(combination: Combination) -> None:
     mixed, plain = translator(combination, fresh=True), translator(combination.but("mix", "none"), fresh=True)
-    source, target = sources(combination), tokens(3, 5)
+    source, target = sources(mixed), tokens(3, 5)
     for name, value in plain.state_dict().items():
         assert torch.equal(mixed.state_dict()[name], value), f"{name} starts otherwise"
     with torch.no_grad(), fr.kernel("reference"):
@@ -123,7 +140,7 @@ def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
     loaded = fr.Translator.load(tmp_path)
     assert loaded.config == model.config
     with torch.no_grad():
-        found = [one(sources(combination), tokens(3, 5)).logits for one in (loaded, model)]
+        found = [one(sources(model), tokens(3, 5)).logits for one in (loaded, model)]
     assert torch.equal(*found)
 
 
@@ -131,7 +148,7 @@ def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
 def test_learns(combination: Combination) -> None:
     """To copy: with randomness on, a few pairs are learned in a few steps."""
     model = translator(combination, fresh=True, scale_embedding=True).float().train()
-    source, target = sources(combination), tokens(3, 6)
+    source, target = sources(model), tokens(3, 6)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
     for _ in range(45):
         optimizer.zero_grad()
