@@ -1,0 +1,60 @@
+"""The properties of encoders and masked models, for everything registered: all see all, and padding is no place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import combinations
+import fullrank as fr
+from combinations import VOCABULARY, Combination, tokens
+from moving import moved, seed
+
+PAIRS = combinations.pairwise()
+LENGTHS = (7, 3, 5)
+
+
+def masked_model(combination: Combination) -> fr.MaskedLanguageModel:
+    seed(3)
+    return moved(fr.MaskedLanguageModel(combination.config()).double().eval())
+
+
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
+def test_every_token_sees_every_other(combination: Combination) -> None:
+    model, read = masked_model(combination), []
+
+    def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
+        read.append(out.detach().requires_grad_())
+        return read[-1]
+
+    model.encoder.get_submodule("embedding").register_forward_hook(leaf)
+    logits = model(tokens(2, 6)).logits
+    for place in range(6):
+        cotangent = torch.randn(2, VOCABULARY, dtype=torch.float64)
+        (gradient,) = torch.autograd.grad(logits[:, place], read, cotangent, retain_graph=True)
+        assert (gradient.abs().amax(2) > 0).all(), f"logits of token {place} leave a token out"
+
+
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
+def test_padding_changes_nothing(combination: Combination) -> None:
+    """On either side, whatever stands there; the loss of a padded batch is that of its texts."""
+    model, ids, targets = masked_model(combination), tokens(3, 7), tokens(3, 7, seed=6)
+    weights = torch.rand(3, 7, dtype=torch.float64)
+    with torch.no_grad():
+        for left in (False, True):
+            mask = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+            mask = mask.flip(1) if left else mask
+            found = [model(ids.masked_fill(~mask, junk), mask).logits for junk in (0, VOCABULARY - 1)]
+            assert torch.equal(found[0][mask], found[1][mask]), "what stands in the padding is read"
+            total = torch.zeros((), dtype=torch.float64)
+            for row in range(3):
+                own = (x[row][mask[row]][None] for x in (ids, targets, weights))
+                text, wanted, share = own
+                alone = model(text).logits[0]
+                assert (found[0][row][mask[row]] - alone).abs().max() < 1e-10, (left, row)
+                total += model.loss(text, wanted, share) * share.sum()
+            loss = model.loss(ids, targets, weights * mask, mask)
+            assert abs(float(loss - total / (weights * mask).sum())) < 1e-11
