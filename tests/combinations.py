@@ -177,6 +177,49 @@ class Combination:
         return moved(self.model(dtype=dtype, **changes))
 
 
+@dataclass(frozen=True)
+class Variant(Combination):
+    """A combination with keys of the model that no slot has."""
+
+    keys: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def weighted(self) -> bool:
+        return dict(self.keys)["attention"].get("kind") != "multilinear"
+
+    def config(self, **changes: Any) -> fr.ModelConfig:
+        keys = dict(self.keys)
+        attention = keys.pop("attention", {}) | changes.pop("attention", {})
+        return super().config(**keys | changes, attention=attention)
+
+
+B, STRIDED = {"mix": "position_wise"}, {"pattern": "strided", "stride": 3}
+OWN_BIASES = {"score": {"name": "relative", "shared_biases": False}}
+# the attention of each layer, or of all, by the position of the model
+VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "strided": ("none", [STRIDED]),
+    "strided, relative": ("relative", [STRIDED | B | {"score": "relative"}]),
+    "own biases": ("relative", [OWN_BIASES, OWN_BIASES | B]),
+    "relative, then B": ("relative", [{"score": "relative"}, B | {"score": "relative", "normalize": "sigsoftmax"}]),
+    "cross-head, then B": ("rotary", [{"cross_head": 0.5}, B]),
+    "pairs, then B": ("sinusoidal", [MULTILINEAR, B]),
+    "gates, then decayed sums": ("none", [{"gate": "head"}, ATTENDS["multilinear_decayed"]]),
+    "decayed sums, then pairs": ("none", [ATTENDS["multilinear_decayed"], MULTILINEAR]),
+    "synthesizers": ("sinusoidal", [{"score": "dense_synthesizer"}, B | {"score": "random_synthesizer"}]),
+    "position terms": ("relative", [MULTILINEAR | {"score": "relative", "cores": cores} for cores in (1, 2)]),
+}
+
+
+def variant(name: str) -> Variant:
+    """One of `VARIANTS`, else plain."""
+    position, attentions = VARIANTS[name]
+    layers = [fr.LayerConfig(attention=fr.AttentionConfig(**one)) for one in attentions]
+    keys = {"attention": attentions[0], "layers": layers if len(layers) > 1 else []}
+    others = {"norm": "pre", "activation": "relu", "initializer": "fairseq", "norm_type": "layer_norm"}
+    plain = PLAIN | others | {"position": position, "input": "token", "output": "softmax"}
+    return Variant(**plain, keys=tuple(keys.items()))
+
+
 @functools.cache
 def slots() -> dict[str, list[str]]:
     """The choices of each field of a `Combination`; stages that other tests register later are not among them."""

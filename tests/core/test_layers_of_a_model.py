@@ -1,4 +1,7 @@
-"""`model.layers`: a model whose layers differ in attention is its layers one after the other, with all that a model can do."""
+"""`model.layers`: a model whose layers differ in attention is its layers one after the other, and a sum of them.
+
+That it is causal, decodes, remembers and is padded as other models: `combinations.VARIANTS`.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def uniform(case: str, layer: int, **keys: Any) -> fr.ModelConfig:
     )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("value")])
+@pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> None:
     found, read = model(case), tokens(2, 9)
@@ -89,7 +92,7 @@ def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> No
     torch.testing.assert_close(found(read).logits, found.output(found.final_norm(x)), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("value")])
+@pytest.mark.parametrize("case", CASES)
 def test_parameters_and_work_are_the_sums_of_the_layers(case: str) -> None:
     length, batch = 24, 2
     found, count = size(config(case), length, batch), range(len(CASES[case][1]))
@@ -113,43 +116,6 @@ def test_layers_by_place_and_by_number() -> None:
     assert fr.ModelConfig.from_dict(by_number.to_dict()) == by_number
     mixed = fr.LanguageModel(by_number)
     assert [hasattr(block.attention.attend, "mix") for block in mixed.blocks] == [False, True, True, True]
-
-
-@pytest.mark.parametrize("case", CASES)
-@torch.no_grad()
-def test_causal_and_incremental(case: str) -> None:
-    found, read = model(case), tokens(2, 12)
-    whole = found(read).logits
-    other = read.clone()
-    other[:, 7] = (other[:, 7] + 1) % 13
-    changed = found(other).logits
-    assert torch.equal(changed[:, :7], whole[:, :7])
-    assert not torch.equal(changed[:, 7], whole[:, 7])
-    cache, parts = found.new_cache(), []
-    for start, end in ((0, 5), (5, 6), (6, 12)):
-        out = found(read[:, start:end], cache=cache)
-        cache = out.cache.reorder(torch.tensor([1, 0])).reorder(torch.tensor([1, 0]))
-        parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-11)
-    mask = torch.ones(2, 12, dtype=torch.int64)
-    mask[0, :4] = 0
-    padded = found(read, attention_mask=mask).logits
-    torch.testing.assert_close(padded[:1, 4:], found(read[:1, 4:]).logits, rtol=0, atol=1e-11)
-    torch.testing.assert_close(padded[1], whole[1], rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("grad", [pytest.param(False, marks=pytest.mark.full), True])
-@pytest.mark.parametrize("case", CASES)
-def test_segments_with_memory_are_one_long_pass(case: str, grad: bool) -> None:
-    found, read = model(case, memory_length=P), tokens(2, 12)
-    with torch.set_grad_enabled(grad):
-        whole = found(read).logits
-        memory, parts = None, []
-        for start, end in ((0, 5), (5, 6), (6, 12)):
-            out = found(read[:, start:end], memory)
-            memory = out.memory
-            parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-11)
 
 
 # -- translation models and masked ones -------------------------------------------------------------------------------

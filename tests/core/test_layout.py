@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from moving import moved
 
 
 def picture(layout: fr.Layout, row: int = 0) -> list[str]:
@@ -109,39 +108,11 @@ def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directi
     assert picture(replace(fr.Layout.of(5, causal=False), stride=2)) == ["xxx.x", "xxxx.", "xxxxx", ".xxxx", "x.xxx"]
 
 
-STRIDED = {"pattern": "strided", "stride": 3}
-
-
-@pytest.mark.parametrize("mix", ["none", "position_wise"])
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
-def test_strided_models(score: str, mix: str) -> None:
-    """No look-ahead, the cache and the memory are one long pass, every kernel is the definition."""
-    torch.manual_seed(1)
-    config = fr.ModelConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, memory_length=16,
-        position="relative" if score == "relative" else "none",
-        attention=fr.AttentionConfig(score=score, mix=mix, **STRIDED),
-    )  # fmt: skip
-    model = moved(fr.LanguageModel(config).double()).eval()
-    ids = torch.randint(11, (2, 13))
-    with torch.no_grad():
-        whole = model(ids).logits
-        dense = fr.LanguageModel(replace(config, attention=fr.AttentionConfig(score=score, mix=mix))).double().eval()
-        dense.load_state_dict(model.state_dict())
-        assert float((dense(ids).logits - whole).abs().max()) > 1e-3
-        torch.testing.assert_close(dense(ids[:, :4]).logits, whole[:, :4])  # no key is further away than the stride
-        other = ids.clone()
-        other[:, 7] = (ids[:, 7] + 1) % 11
-        assert torch.equal(model(other).logits[:, :7], whole[:, :7])
-        with fr.kernel("reference"):
-            torch.testing.assert_close(model(ids).logits, whole, atol=1e-12, rtol=0)
-        memory, parts = None, []
-        for segment in ids.split(4, dim=1):
-            out = model(segment, memory)
-            memory, _ = out.memory, parts.append(out.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
-        cache, parts = model.new_cache(), []
-        for segment in (ids[:, :5], *ids[:, 5:].split(1, dim=1)):
-            out = model(segment, cache=cache)
-            cache, _ = out.cache, parts.append(out.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+def test_a_model_has_weights_where_its_pattern_sees() -> None:
+    model, trace = (
+        fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention={"pattern": "strided", "stride": 3})),
+        fr.Trace(),
+    )
+    model.eval()(torch.randint(11, (2, 13)), trace=trace)
+    seen = replace(fr.Layout.of(13), stride=3).visible()
+    assert all(torch.equal(layer.weights > 0, seen.expand_as(layer.weights)) for layer in trace.layers)

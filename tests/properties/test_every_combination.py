@@ -142,6 +142,16 @@ def test_segments_with_memory_equal_one_pass(combination: Combination, dtype: to
     checks.segments_with_memory_equal_one_pass(combination, dtype)
 
 
+@pytest.mark.parametrize("name", combinations.VARIANTS)
+def test_keys_that_no_slot_has(name: str) -> None:
+    """Patterns of keys, and layers that differ in attention."""
+    variant, wide = combinations.variant(name), torch.float64
+    checks.changing_a_token_changes_nothing_before(variant, False)
+    checks.decoding_equals_one_pass(variant, wide)
+    checks.segments_with_memory_equal_one_pass(variant, wide)
+    checks.padding_changes_nothing(variant, wide)
+
+
 @a_precision
 def test_padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
     checks.padding_changes_nothing(combination, dtype)
