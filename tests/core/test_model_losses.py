@@ -1,127 +1,171 @@
-"""The model's nll and loss, its cache as a value, and what it refuses."""
+"""Losses of causal and of masked models for every output layer, what counts in them, and how a residual mixture starts."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import output_equations as equations
 import pytest
 import torch
-from torch.nn import functional as F
+from output_equations import DOUBLE
+from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.errors import InputError
+from moving import moved
 
-V = 13
-
-
-def model(**changes: object) -> fr.LanguageModel:
-    sizes = {
-        "vocab_size": V,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "initializer": "pytorch",
-    }
-    return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).double()
-
-
-@pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(V, (3, 5)), torch.randint(V, (3, 5))
-
-
-def grads(made: fr.LanguageModel) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in made.named_parameters()}
-    made.zero_grad()
-    return found
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_nll_and_loss_are_the_cross_entropy_of_the_logits(
-    tied: bool, training: bool, batch: tuple[torch.Tensor, ...]
-) -> None:
-    """Values and the gradients of every parameter, differentiated through logits, nll and loss."""
-    read, targets = batch
-    made = model(output=fr.OutputConfig(tied=tied)).train(training)
-    weights = torch.tensor([[1.0, 0.0, 2.0, 0.5, 0.0]]).double().expand(3, 5)
-    each = F.cross_entropy(made(read).logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
-    (each * weights).sum().div(weights.sum()).backward()
-    expected = grads(made)
-    nll = made.nll(read, targets)
-    assert nll.per_token.shape == (3, 5)
-    assert nll.memory is None
-    assert torch.allclose(nll.per_token, each, atol=1e-12)
-    (nll.per_token * weights).sum().div(weights.sum()).backward()
-    through_nll = grads(made)
-    loss = made.loss(read, targets, weights)
-    assert loss.shape == ()
-    assert abs(float((loss - (each * weights).sum() / weights.sum()).detach())) < 1e-12
-    loss.backward()
-    through_loss = grads(made)
-    for name, gradient in expected.items():
-        assert torch.allclose(through_nll[name], gradient, atol=1e-12), name
-        assert torch.allclose(through_loss[name], gradient, atol=1e-12), name
-
-
-def test_padding_and_weights_give_the_mean_over_the_tokens(batch: tuple[torch.Tensor, ...]) -> None:
-    """A padded batch has the loss of its texts alone, each token counting once."""
-    read, targets = batch
-    made, lengths = model().eval(), (5, 2, 3)
-    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
-    alone = sum(made.nll(read[i : i + 1, :n], targets[i : i + 1, :n]).per_token.sum() for i, n in enumerate(lengths))
-    loss = made.loss(read, targets, mask.double(), attention_mask=mask)
-    assert torch.allclose(loss, alone / 10, atol=1e-12)
-
-
-KINDS = {
+V, E = 13, 8
+CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
+MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 3}
+KINDS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "mixture": {"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)},
-    "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 8])},
+    "tied": {"tied": True},
+    "sigsoftmax": {"normalize": "sigsoftmax"},
+    "mixture": MIXTURE,
+    "residual mixture": MIXTURE | {"latent": "residual"},
+    "tied mixture": MIXTURE | {"tied": True, "bias": True, "normalize": "sigsoftmax"},
+    "adaptive": {"kind": "adaptive", "tied": True},
+    "transformer_xl": {"kind": "adaptive", "tied": True, "form": "transformer_xl", "tied_projections": False},
+    "untied adaptive": {"kind": "adaptive"},
 }
+MODELS = {"causal": fr.LanguageModel, "masked": fr.MaskedLanguageModel}
+
+
+def build(kind: str = "softmax", model: str = "causal", **changes: Any) -> Any:
+    """Away from its start, where priors and latents hardly differ."""
+    torch.manual_seed(1)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2, position="sinusoidal",
+        input=CLUSTERS if KINDS[kind].get("kind") == "adaptive" else {}, output=KINDS[kind], **changes,
+    )  # fmt: skip
+    return moved(MODELS[model](config).to(DOUBLE))
+
+
+def gradients(made: Any, value: Tensor) -> dict[str, Tensor]:
+    made.zero_grad()
+    value.backward(retain_graph=True)
+    return {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        equations.close(name, found[name], tensor, 1e-10, 1e-2)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_targets_of_minus_100_do_not_count(kind: str, kernel: str, batch: tuple[torch.Tensor, ...]) -> None:
-    """The ignored target of PyTorch's cross entropy: values and gradients, with weights, smoothing and in each token's nll."""
-    read, targets = batch
-    targets = targets.clone()
-    targets[0, :3] = targets[2, 4] = -100
-    made = model(**KINDS[kind])
-    for smoothing in (0.0, 0.1):
-        logits = made(read).logits.flatten(0, 1)
-        F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing).backward()
-        expected = grads(made)
-        with fr.kernel(kernel):
-            made.loss(read, targets, label_smoothing=smoothing).backward()
-        for name, found in grads(made).items():
-            torch.testing.assert_close(found, expected[name], msg=name)
-    each = F.cross_entropy(made(read).logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
-    weights = torch.rand(3, 5).double()
+def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind: str, model: str, kernel: str) -> None:
+    """Values and the gradients of every parameter, in training too; targets of -100 count no more than a weight of 0.
+
+    Logits of mixtures and clusters are normalised; tied tensors get both of their gradients.
+    """
+    made, read, targets = build(kind, model).train(kernel == "auto"), torch.randint(V, (4, 6)), torch.randint(V, (4, 6))
+    logits = made(read).logits
+    logs = logits.log_softmax(-1)
+    if "mixture" in KINDS[kind].get("kind", "") or "adaptive" in KINDS[kind].get("kind", ""):
+        assert torch.allclose(logits, logs)
+    each = -logs.gather(-1, targets[..., None]).squeeze(-1)
     with fr.kernel(kernel):
-        torch.testing.assert_close(made.nll(read, targets).per_token, each)
-        wanted = (each * weights).sum() / (weights * (targets != -100)).sum()
-        torch.testing.assert_close(made.loss(read, targets, weights), wanted)
+        nll = made.nll(read, targets).per_token
+        assert torch.allclose(nll, each, atol=1e-12)
+        found = gradients(made, nll.square().sum())
+        same(found, gradients(made, each.square().sum()))
+        assert all(float(gradient.abs().max()) > 0 for gradient in found.values() if gradient.dim() > 1)
+        weights = torch.rand(read.shape, dtype=DOUBLE)
+        weights[1, 2:] = 0
+        ignored = targets.masked_fill(weights < 0.4, -100)
+        counted = (ignored != -100).double()
+        for smoothing, given, wanted, share in (
+            (0.0, None, targets, None),
+            (0.1, weights, targets, weights),
+            (0.0, None, ignored, counted),
+            (0.1, weights, ignored, weights * counted),
+        ):
+            expected = equations.mean_loss(logs, targets, share, smoothing)
+            parts = made.loss_parts(read, wanted, given, label_smoothing=smoothing)
+            assert abs(float((parts.loss - expected).detach())) < 1e-12
+            assert abs(float(parts.nll - equations.mean_loss(logs, targets, share, 0.0).detach())) < 1e-12
+            same(gradients(made, parts.loss), gradients(made, expected))
+        assert torch.allclose(made.nll(read, ignored).per_token, each * counted)
         assert made.loss(read, torch.full_like(targets, -100)).item() == 0
-        plain = made.loss(read, batch[1])
-        assert torch.equal(plain, made.loss(read, batch[1].int()))
+        assert torch.equal(made.loss(read, targets), made.loss(read, targets.int()))
+
+
+def test_padding_and_weights_give_the_mean_over_the_tokens() -> None:
+    """A padded batch has the loss of its texts alone, each token counting once."""
+    made, read, targets, lengths = build().eval(), torch.randint(V, (3, 5)), torch.randint(V, (3, 5)), (5, 2, 3)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
+    alone = sum(made.nll(read[i : i + 1, :n], targets[i : i + 1, :n]).per_token.sum() for i, n in enumerate(lengths))
+    assert torch.allclose(made.loss(read, targets, mask.double(), attention_mask=mask), alone / 10, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory", [0, 4])
 def test_inputs_before_the_targets_are_context(memory: int) -> None:
     """T targets of N inputs: the loss of the last T positions, and the gradients of a loss with weight 0 at the others."""
-    made = model(output=fr.OutputConfig(tied=True), memory_length=memory)
+    made = build("tied", memory_length=memory)
     read, targets = torch.randint(V, (3, 7)), torch.randint(V, (3, 7))
-    weights = torch.zeros(3, 7).double()
+    weights = torch.zeros(3, 7, dtype=DOUBLE)
     weights[:, 3:] = 1
-    expected = made.loss(read, targets, weights)
-    expected.backward()
-    gradients = grads(made)
-    loss = made.loss(read, targets[:, 3:])
+    expected, loss = made.loss(read, targets, weights), made.loss(read, targets[:, 3:])
     assert abs(float((loss - expected).detach())) < 1e-12
-    loss.backward()
-    for name, gradient in grads(made).items():
-        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12, msg=name)
+    same(gradients(made, loss), gradients(made, expected))
     with pytest.raises(InputError, match="targets"):
         made.loss(read[:, :3], targets)
     with pytest.raises(InputError, match="targets"):
         made.nll(read, targets[:, 3:])  # a figure is of all tokens
+
+
+# -- masked models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_layer_reads_masked_places_only(kind: str) -> None:
+    made, read = build(kind, "masked"), []
+    ids, weights = torch.randint(V - 1, (3, 9)), torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
+    loss = made.output.loss
+
+    def watched(hidden: Tensor, *rest: Any) -> Any:
+        read.append(tuple(hidden.shape))
+        return loss(hidden, *rest)
+
+    made.output.loss = watched
+    made.loss(ids, ids, weights)
+    assert read == [(1, int((weights != 0).sum()), E)]
+
+
+def test_what_a_masked_model_is_made_of() -> None:
+    """A causal model with the same vocabulary has the same parts."""
+    made = build("tied", "masked")
+    assert made.mask_id == V - 1
+    assert made.num_parameters() == fr.LanguageModel(made.config).num_parameters()
+    assert made.compile_targets() == list(made.encoder.blocks)
+    assert made.max_length is None
+    synthesizer = fr.AttentionConfig(score="random_synthesizer")
+    assert build("softmax", "masked", attention=synthesizer, max_position_embeddings=16).max_length == 16
+    with torch.device("meta"):
+        assert fr.MaskedLanguageModel(made.config).num_parameters() == made.num_parameters()
+    trace = fr.Trace()
+    made(torch.randint(V, (3, 9)), trace=trace)
+    assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 2, 9, 9)]
+
+
+# -- residual mixtures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixtures", [1, 4])
+@pytest.mark.parametrize("initializer", ["fairseq", "pytorch", "xavier_uniform", "transformer_xl"])
+def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initializer: str, mixtures: int) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 23, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    output = {"kind": "mixture_of_softmaxes", "mixtures": mixtures, "latent": "residual"}
+    mixed = fr.LanguageModel(fr.ModelConfig(**sizes, initializer=initializer, output=output)).double()
+    plain = fr.LanguageModel(fr.ModelConfig(**sizes)).double()
+    plain.load_state_dict({name: value for name, value in mixed.state_dict().items() if "mixture" not in name})
+    ids = torch.randint(23, (2, 7))
+    torch.testing.assert_close(mixed(ids).logits, plain(ids).logits.log_softmax(-1), rtol=1e-12, atol=1e-12)
+
+    mixed.loss(ids[:, :-1], ids[:, 1:]).backward()
+    found = mixed.output.mixture.latent.weight.grad.view(mixtures, 8, 8)
+    assert found.abs().amax((1, 2)).min() > 0
+    assert all((found[0] - other).abs().max() > 1e-3 * found[0].abs().max() for other in found[1:])
