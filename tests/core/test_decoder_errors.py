@@ -115,11 +115,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "a dictionary as attention": (lambda **_: fr.Attention({"mix": "none"}), "AttentionConfig, given"),
     "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.5, num_attention_heads=2), "whole number"),
     "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
-    "a misspelt key of attention": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
-    "a misspelt key of the output": (lambda **_: fr.OutputConfig(mixture=3), "did you mean 'model.output.mixtures'"),
-    "a misspelt key of dropout": (lambda **_: fr.DropoutConfig(attn=0.1), "did you mean 'model.dropout.attention'"),
-    "a misspelt key inside": (lambda **_: fr.ModelConfig(attention={"mixx": "none"}), "did you mean 'model.attention.mix'"),
-    "a word as section": (lambda **_: fr.ModelConfig(attention="multilinear"), "model.attention: a section of keys"),
+    "a misspelt key of a section": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
 }  # fmt: skip
 
 

@@ -133,21 +133,6 @@ def test_generated_documents_begin_anew() -> None:
     assert torch.equal(written[:, 5:], model.generate(prompt[:, 4:], 6, greedy=True)[:, 1:])
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"memory_length": 4}, "model.document_token_id: goes with `model.memory_length: 0`"),
-        ({"attention": {"kind": "multilinear"}, "position": "none"}, "multi-linear attention has no weights to mask"),
-        ({"document_token_id": VOCABULARY}, "model.document_token_id: an id below model.vocab_size 11, given 11"),
-        ({"encoder": {"num_hidden_layers": 1}}, "model.document_token_id: sentences are no documents"),
-    ],
-)
-def test_errors(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        build(**keys)
-    assert words in str(error.value)
-
-
 def test_what_reads_documents_as_one_text_is_refused() -> None:
     model = build()
     with pytest.raises(ConfigError, match=r"model\.document_token_id"):

@@ -15,7 +15,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.analysis.size import size, translation_size
 from fullrank.core.attention import WeightedValues
-from fullrank.core.errors import ConfigError
 from fullrank.core.layout import Layout
 from fullrank.core.trace import Trace
 from moving import moved
@@ -146,44 +145,3 @@ def test_both_sides_of_a_translator(case: str) -> None:
     assert len(trace.layers) == sum(isinstance(module, WeightedValues) for module in found.modules())
     sized = translation_size(whole, 7)
     assert sized["parameters"]["total"] == found.num_parameters()
-
-
-# -- what does not go together ----------------------------------------------------------------------------------------
-
-THREE: Keys = {**SIZES, "num_hidden_layers": 3}
-
-
-@pytest.mark.parametrize(
-    ("layers", "keys", "message"),
-    [
-        ([{}, {}], {}, r"model\.layers: an entry for each of 3 layers \(model\.num_hidden_layers\).* given 2 entries"),
-        ([{}, {"at": [1]}, {}], {}, r"or `at` in all entries; given 3 entries, 2 without `at`"),
-        ([{"at": [3]}], {}, r"model\.layers\.at: .* 0 to 2 or from -3 to -1 \(model\.num_hidden_layers is 3\); given \[3\]"),
-        ([{"at": [0]}, {"at": [1, -3]}], {}, r"model\.layers\.at: each layer at most once.* given \[0, 1, -3\]"),
-        ({"at": [0]}, {}, r"model\.layers: a list, each a section of keys"),
-        ([{"at": 0}], {}, r"model\.layers\.at: a list, each a whole number, given 0"),
-        ([{"attention": {"mx": "none"}}], {}, r"'model\.layers\.attention\.mx'; did you mean 'model\.layers\.attention\.mix'"),
-        ([{"attention": {"rank": 3}}], {}, r"model\.layers\.attention\.rank: goes with .*multilinear"),
-        ([{"at": [1], "attention": RELATIVE}], {}, r"model\.layers\.attention\.score: 'relative' goes with model\.position"),
-        (
-            [{"at": [1], "attention": B}],
-            {"position": "relative", "attention": RELATIVE},
-            r"model\.layers\.attention\.score: .* given score dot_product with model\.position: relative",
-        ),
-        (
-            [{"at": [1], "attention": {"score": {"name": "relative", "clamp_length": 2}}}],
-            {"position": "relative", "attention": RELATIVE},
-            r"read the same distances, u and v.* given \('weighted', None, \{'clamp_length': 2\}\)",
-        ),
-        (
-            [{"at": [1], "attention": PAIRS | RELATIVE}],
-            {"position": "relative", "attention": RELATIVE},
-            r"read the same distances, u and v.* given \('multilinear', 5, \{\}\)",
-        ),
-        ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on scores.*model\.layers\.attention"),
-        ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
-    ],
-)  # fmt: skip
-def test_wrong_layers_are_named(layers: Any, keys: Keys, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fr.ModelConfig(**THREE | keys, layers=layers)

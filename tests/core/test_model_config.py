@@ -1,4 +1,4 @@
-"""The encoder and decoder sections: what follows from what, what cannot be, and by which key it is named."""
+"""The encoder and decoder sections: what follows from what, and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import apply_overrides, build, to_yaml
+from fullrank.config.load import build, to_yaml
 from fullrank.core.errors import ConfigError
 from fullrank.files import parse_yaml
 
@@ -22,20 +22,6 @@ SEEING = PAIRS | {"causal": "as_published"}
 
 def model(**sections: Any) -> fr.ModelConfig:
     return fr.ModelConfig.from_dict(SIZES | sections)
-
-
-def of_python(**sections: Any) -> fr.ModelConfig:
-    """Sections given in Python, without YAML."""
-    made = dict(sections)
-    for name, cls in (("encoder", fr.EncoderConfig), ("decoder", fr.DecoderConfig)):
-        if name in made:
-            inner = {k: fr.AttentionConfig(**v) if isinstance(v, dict) else v for k, v in made[name].items()}
-            made[name] = cls(**inner)
-    for name, cls in (("attention", fr.AttentionConfig), ("dropout", fr.DropoutConfig), ("input", fr.InputConfig),
-                      ("output", fr.OutputConfig)):  # fmt: skip
-        if name in made:
-            made[name] = cls(**made[name])
-    return fr.ModelConfig(**SIZES | made)
 
 
 # -- what follows from what -------------------------------------------------------------------------------------------
@@ -104,87 +90,6 @@ def test_as_published_is_asked_of_the_decoder() -> None:
     assert not model(attention=said, decoder={"attention": {}}).sees_future
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    (
-        {"decoder": {"cross": {"score": "dense_synthesizer"}}},
-        "model.decoder.cross.score: 'dense_synthesizer' reads positions",
-    ),
-    ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
-    ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
-    ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
-    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross.output_map: 'decayed' reads"),
-    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross.output_map: 'decayed' reads"),
-    ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model has no memory"),
-    ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model has no memory"),
-    (
-        {"encoder": {"share_embedding": True, "vocab_size": 21}},
-        "model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is 21 and "
-        "model.vocab_size 20",
-    ),
-    (
-        {"encoder": {"attention": {"score": "relative"}}},
-        "model.encoder.attention.score: 'relative' goes with model.position",
-    ),
-    (
-        {"position": "relative", "attention": {"score": "relative"}, "decoder": {"attention": {}}},
-        "given score dot_product with model.position: relative",
-    ),
-    ({"position": "rotary", "encoder": {"attention": PAIRS}}, "model.position: rotary .* (model.encoder.attention)"),
-    ({"encoder": {"num_hidden_layers": 0}}, "model.encoder.num_hidden_layers: a positive whole number"),
-    ({"encoder": {"vocab_size": -1}}, "model.encoder.vocab_size: a positive whole number"),
-    ({"encoder": {"vocab_size": 2**31}}, "model.encoder.vocab_size: a positive whole number below 2,147,483,648"),
-    ({"decoder": {"num_hidden_layers": 2**40}}, "model.decoder.num_hidden_layers: a positive whole number"),
-]
-
-
-@pytest.mark.parametrize(("sections", "message"), REFUSED, ids=lambda value: str(value)[:60])
-def test_refused(sections: dict[str, Any], message: str) -> None:
-    """From YAML, and the same from Python."""
-    for read in (model, of_python):
-        with pytest.raises(ConfigError) as error:
-            read(**sections)
-        found = "\n".join(error.value.problems)
-        for part in message.split(" .* "):
-            assert part in found
-        assert len(error.value.problems) == 1
-
-
-INSIDE: list[tuple[str, str]] = [
-    ("encoder.attention.mix=position_wize", "model.encoder.attention.mix: 'position_wize' is not available; did you mean"),
-    ("encoder.attention.kind=linear", "model.encoder.attention.kind: 'linear' is not available"),
-    ("encoder.attention.cross_head=3", "model.encoder.attention.cross_head: a probability from 0 to 1, given 3"),
-    ("encoder.attention.rank=5", "model.encoder.attention.rank: goes with `model.encoder.attention.kind: multilinear`"),
-    ("encoder.attention.cross_head=true", "model.encoder.attention.cross_head: a probability"),
-    ("encoder.num_hidden_layers=true", "model.encoder.num_hidden_layers: a positive whole number"),
-    ("encoder.num_hidden_layers=many", "model.encoder.num_hidden_layers: a positive whole number"),
-    ("encoder.share_embedding=perhaps", "model.encoder.share_embedding: true or false"),
-    ("decoder.attention.normalize=sofmax", "model.decoder.attention.normalize: 'sofmax' is not available; did you mean"),
-    ("decoder.cross.mix=position_wize", "model.decoder.cross.mix: 'position_wize' is not available; did you mean"),
-    ("decoder.cross.score=dot", "model.decoder.cross.score: 'dot' is not available"),
-    ("decoder.cross.cores=2", "model.decoder.cross.cores: goes with `model.decoder.cross.kind: multilinear`"),
-    ("decoder.cross=yes", "model.decoder.cross: a section of keys, given True"),
-    ("encoder=deep", "model.encoder: a section of keys, given 'deep'"),
-    ("encoder.num_layers=2", "unknown key 'model.encoder.num_layers'; did you mean 'model.encoder.num_hidden_layers'?"),
-    ("encoder.attention.mixx=none", "unknown key 'model.encoder.attention.mixx'; did you mean 'model.encoder.attention.mix'?"),
-    ("decoder.cros.mix=none", "unknown key 'model.decoder.cros'; did you mean 'model.decoder.cross'?"),
-    ("decoder.cross.mixing=none", "unknown key 'model.decoder.cross.mixing'; did you mean 'model.decoder.cross.mix'?"),
-    ("decoder.released_cros=true", "unknown key 'model.decoder.released_cros'; did you mean 'model.decoder.released_cross'?"),
-    ("decoder.vocab_size=3", "unknown key 'model.decoder.vocab_size'; did you mean"),
-    ("coder.num_hidden_layers=3", "unknown key 'model.coder'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("override", "message"), INSIDE, ids=[override for override, _ in INSIDE])
-def test_faults_are_named_with_their_full_key(override: str, message: str) -> None:
-    raw = apply_overrides({"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 100}}, [f"model.{override}"])
-    with pytest.raises(ConfigError) as error:
-        build(raw)
-    assert len(error.value.problems) == 1, error.value.problems
-    assert message in error.value.problems[0]
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +112,6 @@ def test_there_and_back() -> None:
     assert saved["encoder"]["attention"].keys() == fr.AttentionConfig().to_dict().keys()
     assert config.model.decoder is not None
     assert config.model.decoder.released_decoding is True
-    assert of_python(**{k: v for k, v in raw["model"].items() if k not in SIZES}) == config.model  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
