@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from torch import Tensor, nn
 
@@ -176,7 +176,7 @@ class LanguageModel(Layers):
         length_penalty: float = 1.0,
         no_repeat_ngram_size: int | None = None,
         eos_id: int | None = None,
-        seed: int | Sequence[int] | None = None,
+        seed: int | None = None,
         attention_mask: Tensor | None = None,
         window: int | None = None,
     ) -> Tensor:
