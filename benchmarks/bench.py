@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from candidates import BOTH, Settings, Suite
-from fullrank.cli.output import print_json, say
+from fullrank.cli.app import print_json, say
 from fullrank.core.errors import InputError, suggest
 from fullrank.training.device import choose_device
 from machine import environment

@@ -119,8 +119,7 @@ def strided(weights: bool) -> Score:
 
 def ours(kind: str) -> Score:
     """`fullrank eval`: blocks of eight tokens, or windows of eight of which four are scored."""
-    from fullrank.evaluation.perplexity import EvaluationProtocol, figures
-    from fullrank.experiments.measure import measure
+    from fullrank.experiments.measure import EvaluationProtocol, figures, measure
 
     torch.manual_seed(0)
     config = fr.ModelConfig(

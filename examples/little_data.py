@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config import register
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core import draws
 from fullrank.core.attention import WeightedValues
 from fullrank.core.decoder import LanguageModel

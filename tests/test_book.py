@@ -20,8 +20,7 @@ import yaml
 from typer.main import get_command
 
 from fullrank.cli import main
-from fullrank.cli.app import load
-from fullrank.cli.output import UsageError
+from fullrank.cli.app import UsageError, load
 from fullrank.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]

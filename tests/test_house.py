@@ -141,7 +141,7 @@ def test_text_of_users_has_one_reader() -> None:
         for path, count in calls.items()
         if count > NO_TEXT_OF_USERS.get(path.parent.name, {}).get(path.stem, 0)
     ]
-    assert not more, "read it by `fullrank.files.read_text` or `fullrank.data.files.lines`"
+    assert not more, "read it by `fullrank.files.read_text` or `fullrank.files.lines`"
 
 
 # An import that the layers forbid, from the first to the second; one for every rule
@@ -208,7 +208,7 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
         "experiments/run.py": ["subprocess.run"],  # git
         "kernels/native/build.py": ["subprocess.run"],  # a compiler
     }
-    assert "python_command(" in (ROOT / "src" / "fullrank" / "training/distributed.py").read_text(encoding="utf-8")
+    assert "python_command(" in (ROOT / "src" / "fullrank" / "training/device.py").read_text(encoding="utf-8")
 
 
 def test_nothing_is_pickled() -> None:

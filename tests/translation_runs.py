@@ -10,8 +10,7 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import to_yaml
-from fullrank.config.run import DataConfig, EvalConfig, RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.data import Language
 from fullrank.data.language import build_language, find_words, learn_byte_bpe
 from moving import moved

@@ -7,7 +7,7 @@ from fullrank.config import register as register
 from fullrank.config.run import DataConfig as DataConfig
 from fullrank.config.run import EvalConfig as EvalConfig
 from fullrank.config.run import RunConfig as RunConfig
-from fullrank.config.training import TrainConfig as TrainConfig
+from fullrank.config.run import TrainConfig as TrainConfig
 from fullrank.core.attention import Attention as Attention
 from fullrank.core.compressed_embedding import AdaptiveInput as AdaptiveInput
 from fullrank.core.config import AttentionConfig as AttentionConfig

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.files import Section, lines, read_pieces
 from fullrank.data.language import Language
 from fullrank.data.tokenizers import Tokenizer
+from fullrank.files import Section, lines, read_pieces
 
 if TYPE_CHECKING:
     from fullrank.models import LoadedModel

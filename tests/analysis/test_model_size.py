@@ -13,8 +13,7 @@ import fullrank as fr
 from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
 from fullrank.config import register
 from fullrank.config.load import resolve
-from fullrank.config.run import RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.registry import unregister
 from fullrank.kernels import multilinear as engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_runs import SMALL, called, write_config, write_text
 
-from fullrank.cli.output import print_json
+from fullrank.cli.app import print_json
 from fullrank.core.errors import Interrupted
 from fullrank.experiments.init import Request
 from fullrank.files import write_json

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from fullrank.cli.output import clear_progress, say, show_progress, tell
+from fullrank.cli.app import clear_progress, say, show_progress, tell
 
 
 class Terminal(io.StringIO):

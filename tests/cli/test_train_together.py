@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from fullrank.cli import main
-from fullrank.training import distributed
+from fullrank.training import device as distributed
 
 TINY = "mixhead/table1-vanilla"
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.training import PhaseConfig
+from fullrank.config.run import PhaseConfig
 from fullrank.core import registry
 from fullrank.core.skip_retain import draw
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank import files as text
 from fullrank.core.errors import InputError
-from fullrank.data import files as text
-from fullrank.data.files import Section, cut_by_lines, read_pieces
+from fullrank.files import Section, cut_by_lines, read_pieces
 
 
 def pieces(section: Section, exact: bool = False, **keys: str) -> list[str]:

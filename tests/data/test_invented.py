@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fullrank.config.finetune import GLUE
-from fullrank.data.invented import SIZES, WORDS, make_examples, make_questions, write_translation
+from fullrank.data.invented import SIZES, WORDS, write_translation
+from fullrank.data.tasks import make_examples, make_questions
 
 DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
 

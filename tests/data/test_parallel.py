@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fullrank import files as files_module
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Tokenizer, prepare
-from fullrank.data import files as files_module
-from fullrank.data.files import Section, read_pieces
+from fullrank.files import Section, read_pieces
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process makes all pieces")
 LINES = [f"{'the' * (i % 3 + 1)} cat {i % 37} saw Ärger  {'x' * (i % 11)}" for i in range(400)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullrank.evaluation.perplexity import Evaluation, Tally, figures
+from fullrank.experiments.measure import Evaluation, Tally, figures
 
 Block = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, weights (B, N)
 

@@ -11,7 +11,7 @@ from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.evaluation.perplexity import EvaluationProtocol, Flags, final_protocol, validation_protocol
+from fullrank.experiments.measure import EvaluationProtocol, Flags, final_protocol, validation_protocol
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
 MULTILINEAR = {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}

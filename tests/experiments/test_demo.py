@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.load import load, resolve
-from fullrank.experiments import demo, speed
+from fullrank.experiments import demo
+from fullrank.experiments import run as speed
 
 SMALL = """\
 extends: demo/builtin

@@ -10,10 +10,10 @@ import torch
 
 from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
-from fullrank.experiments import speed, translation
+from fullrank.experiments import run as speed
+from fullrank.experiments import translation
 from fullrank.experiments.init import Request, choose_data, write_configuration
-from fullrank.experiments.run import train
-from fullrank.experiments.speed import Speed
+from fullrank.experiments.run import Speed, train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]

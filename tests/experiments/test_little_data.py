@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.load import build
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data.batches import Batch, Part, Streams
 from fullrank.experiments.language_model import CausalObjective

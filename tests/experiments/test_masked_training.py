@@ -14,7 +14,7 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import Resolved, build
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus
 from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks

@@ -12,7 +12,7 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import Resolved, build
-from fullrank.config.training import PhaseConfig, TrainConfig
+from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams

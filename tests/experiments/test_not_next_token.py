@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
-from fullrank.experiments.measure import measure
+from fullrank.experiments.measure import Evaluation, EvaluationProtocol, measure
 
 START, VOCABULARY, LONGEST = 3, 11, 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.data.batches import Batch
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.training.values import TrainingPosition

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullrank as fr
-from fullrank.evaluation.perplexity import EvaluationProtocol
-from fullrank.experiments.measure import Passage, ending, measure, passages, score
+from fullrank.experiments.measure import EvaluationProtocol, Passage, ending, measure, passages, score
 
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]

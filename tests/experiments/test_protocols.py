@@ -12,8 +12,14 @@ import torch
 import fullrank as fr
 from fullrank.config.load import build as configuration
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Flags, final_protocol, validation_protocol
-from fullrank.experiments.measure import measure
+from fullrank.experiments.measure import (
+    Evaluation,
+    EvaluationProtocol,
+    Flags,
+    final_protocol,
+    measure,
+    validation_protocol,
+)
 
 START, VOCABULARY = 3, 13
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 41).astype(np.uint16)

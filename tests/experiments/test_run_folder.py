@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fullrank.config.load import load, resolve, select_rows, tables
-from fullrank.config.run import RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.experiments import run as run_module
 from fullrank.experiments.run import cells

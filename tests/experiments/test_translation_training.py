@@ -13,11 +13,10 @@ import yaml
 from safetensors.numpy import load_file
 
 from fullrank.config.load import resolve
-from fullrank.config.run import DataConfig, EvalConfig, RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core.translator import Translator
-from fullrank.evaluation.perplexity import Evaluation
 from fullrank.experiments import translation
+from fullrank.experiments.measure import Evaluation
 from fullrank.experiments.run import average, evaluate, train
 from fullrank.experiments.translation import Search, TranslationTask
 

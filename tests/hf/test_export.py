@@ -25,8 +25,7 @@ from safetensors.torch import load_file, save_file
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
-from fullrank.config.run import DataConfig, EvalConfig, RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.errors import InputError
 from fullrank.core.registry import register, unregister

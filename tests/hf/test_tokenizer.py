@@ -12,8 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from fullrank.config.load import to_yaml
-from fullrank.config.run import DataConfig, RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import DataConfig, RunConfig, TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe

@@ -10,7 +10,7 @@ from typing import Any
 from made_rows import RECIPE, make_run
 
 from fullrank.config.load import resolve_any
-from fullrank.evaluation.perplexity import EvaluationProtocol
+from fullrank.experiments.measure import EvaluationProtocol
 from fullrank.experiments.run import train
 from research import LEDGER
 from research.ledger import add_runs, find_runs, read_ledger, row_of, without_empty

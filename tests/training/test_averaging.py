@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from training_toy import train
 
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.training import EvaluationResult
-from fullrank.training.state import WeightAverage
+from fullrank.training.checkpoint import WeightAverage
 
 
 def test_swa_is_the_plain_mean_after_its_start() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device
 from fullrank.training.device import begin_draws, end_draws, explain_failures

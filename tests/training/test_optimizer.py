@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from training_toy import Toy
 
 import fullrank as fr
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.training import make_optimizer, parameter_groups
 

@@ -25,7 +25,7 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.training import PhaseConfig, PlateauConfig
+from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.training import EvaluationResult, Loss, TrainingPosition
 from fullrank.training.values import update_plateau
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from training_toy import ToyBatches
 
-from fullrank.config.run import EvalConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.training import Plan, make_plan
 
 

@@ -24,7 +24,7 @@ from training_toy import (
     train_in_child,
 )
 
-from fullrank.config.training import PhaseConfig, PlateauConfig
+from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.core.errors import RunError
 from fullrank.training import Interrupted
 

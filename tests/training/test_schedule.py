@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.training import make_schedule
 

@@ -18,7 +18,8 @@ from fullrank.config.load import Resolved, build_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import train
 from fullrank.files import silent
-from fullrank.training import distributed, loop
+from fullrank.training import device as distributed
+from fullrank.training import loop
 from tiny_encoder import tiny_encoder, write_cola
 
 DROPOUT = {"residual": 0.2, "attention": 0.2, "embedding": 0.1, "activation": 0.1, "output": 0.1}

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullrank.config.run import EvalConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.training import (
     Counters,
     EvaluationResult,

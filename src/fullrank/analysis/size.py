@@ -17,8 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from fullrank.config.run import RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.attention import Attention, WeightedValues
 from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel

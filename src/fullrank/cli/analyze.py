@@ -27,14 +27,17 @@ from fullrank.cli.app import (
     TextOptions,
     app,
     check_models,
+    clear_progress,
     examples,
     expand,
     load_modules,
+    print_json,
+    say,
     set_parameters,
     suggest_recipes,
+    tell,
     verb,
 )
-from fullrank.cli.output import clear_progress, print_json, say, tell
 from fullrank.core.errors import InputError
 from fullrank.records import Measurement, describe_measurements, find_measurement
 

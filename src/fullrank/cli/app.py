@@ -1,4 +1,4 @@
-"""The Typer application, in which every module of verbs registers its own, and the options that verbs share.
+"""The Typer application, in which every module of verbs registers its own: output, and the options that verbs share.
 
 Options stand alone, in bundles, or are made from the keys of a section of the configuration.
 """
@@ -8,20 +8,25 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import shlex
+import shutil
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo
 
-from fullrank.cli.output import name_option, say
-from fullrank.core.errors import FullRankError, InputError, one_line
+from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Allowed, Section, hints_of
+from fullrank.files import as_json, no_room, out_of_memory, visible
 from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
@@ -29,6 +34,155 @@ if TYPE_CHECKING:
     from fullrank.config.load import Resolved
     from fullrank.config.run import RunConfig
     from fullrank.experiments.analyze import Reading
+    from fullrank.render.blocks import Grid, Page
+
+# -- output: results to stdout, everything else to stderr --------------------------------------------------------------
+
+_LONGEST = 2000  # characters of a line
+_SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys whose options have other names
+UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
+
+
+def name_option(key: str) -> str:
+    """The option of a key."""
+    return f"--{_SHORT.get(key, key)}".replace("_", "-")
+
+
+def explain(error: Exception) -> str:
+    """An error in a line or two."""
+    if isinstance(error, FullRankError):
+        return "\n".join(f"fullrank: {visible(line[:_LONGEST])}" for line in str(error).splitlines())
+    if isinstance(error, UsageError):
+        command = error.ctx.command_path if error.ctx else "fullrank"
+        return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
+    if no_room(error):
+        return "fullrank: no space left on the disk"
+    words = visible(" ".join(str(error).split())[:300])
+    if out_of_memory(error):
+        return (
+            "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size), the length of what is read at "
+            f"once (--context, eval.segment_length, train.segment_length), or the size of the model; {words}"
+        )
+    return f"fullrank: {type(error).__name__}: {words} (--debug shows where)"
+
+
+def say(text: str) -> None:
+    """A remark for the person at the terminal."""
+    clear_progress()
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+_ERASE_LINE = "\r\x1b[2K"
+_open_lines: list[str] = []  # the line of progress that stands on the terminal, without its end
+
+
+def show_progress(text: str) -> None:
+    """A remark that takes the place of the one before it on a terminal; elsewhere it is a line like any other."""
+    if not sys.stderr.isatty():
+        say(text)
+        return
+    _open_lines[:] = [visible(" ".join(text.split()))[: shutil.get_terminal_size().columns - 1]]
+    print(f"{_ERASE_LINE}{_open_lines[0]}", end="", file=sys.stderr, flush=True)
+
+
+def clear_progress() -> None:
+    """Take the line of progress off the terminal."""
+    if _open_lines:
+        _open_lines.clear()
+        print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
+
+
+def print_json(content: Any) -> None:
+    """The one JSON document of a verb called with `--json`."""
+    print(as_json(content))
+
+
+_WIDTH = 100  # characters; what is longer has a line for each part
+
+
+def describe(content: Mapping[str, Any]) -> list[str]:
+    """Values by name as lines for people: a mapping that is long has a line for each of its names, what is empty has none."""
+    lines = []
+    shown = {name: value for name, value in content.items() if value is not None and value not in ({}, (), [], "")}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        text = _shorten(value)
+        if not isinstance(value, Mapping) or len(text) < _WIDTH:
+            lines.append(f"{name:<{width}}  {text}")
+        else:
+            lines += [name, *(f"  {line}" for line in describe(value))]
+    return lines
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shorten(part)}" for name, part in value.items() if part is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shorten, value))
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> None:
+    """The result of a verb: as one JSON document, or as lines and tables for people."""
+    from fullrank.render.blocks import Grid
+    from fullrank.render.terminal import print_grid
+
+    clear_progress()
+    if json:
+        print_json(content)
+        return
+    for line in lines:
+        if isinstance(line, Grid):
+            print_grid(line)
+        else:
+            print(visible(str(line)))
+
+
+def write_report(
+    folders: Sequence[Path], page: Path, title: str | None = None, table: str | None = None
+) -> tuple[Page, dict[str, Any]]:
+    """Write the report of runs to `page`; the page and its content as JSON.
+
+    table: the table of several recipes that the runs belong to.
+    """
+    from fullrank.comparison.compare import build_report
+    from fullrank.comparison.page import build_page, report_to_dict
+    from fullrank.render.page import write_page
+
+    content = build_report(folders, table)
+    built = build_page(content, title)
+    return built, {"report": str(write_page(built, page)), **report_to_dict(content)}
+
+
+def show_report(
+    folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
+) -> None:
+    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
+    from fullrank.render.terminal import print_page
+
+    clear_progress()
+    built, content = write_report(folders, page, title, table)
+    if json:
+        print_json(content)
+        return
+    print_page(built)
+    print(content["report"])
+
+
+def exclude(option: str, does: str, others: Iterable[str]) -> None:
+    """InputError if there are `others`: beside `option` they would change nothing."""
+    if names := ", ".join(map(name_option, others)):
+        raise InputError(f"{option} {does}: leave out {names}, or {option}")
+
+
+def drop_missing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+# -- verbs -------------------------------------------------------------------------------------------------------------
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -374,3 +528,63 @@ def read_seeds(text: str | None) -> list[int] | None:
     if len(numbers) < len([word for word in words if word]) or not numbers or (not is_list and numbers[0] < 1):
         raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
     return list(dict.fromkeys(numbers)) if is_list else list(range(1, numbers[0] + 1))
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+
+_INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits with 0, 2 for bad input, 1 for a failed run, 130 when interrupted.
+
+    `--debug`, anywhere on the line, shows the traceback of an error.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        os.environ["PYTHONSAFEPATH"] = (
+            "1"  # processes that libraries start import nothing from the working directory either
+        )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a pipe of Windows has an encoding without most of our characters
+            stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
+    try:
+        status = load()([word for word in words if word != "--debug"], prog_name="fullrank", standalone_mode=False)
+        sys.stdout.flush()  # while an error can still be told
+        sys.exit(status)
+    except KeyboardInterrupt:
+        _interrupt()
+    except SystemExit as stopped:
+        if isinstance(stopped.__context__, BrokenPipeError):  # told by Rich or Typer, with status 1
+            _end_unread()
+        if stopped.code == _INTERRUPTED:  # Typer returns it for a verb that Ctrl-C stopped, and says nothing
+            _interrupt()
+        raise
+    except BrokenPipeError:
+        _end_unread()
+    except Exception as error:
+        if "--debug" in words:
+            raise
+        sys.exit(_tell(error, words))
+
+
+def _tell(error: Exception, words: list[str]) -> int:
+    """Print an error; its exit status."""
+    clear_progress()
+    print(explain(error), file=sys.stderr)
+    if isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" not in os.environ:  # else who started it says so
+        print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
+    if isinstance(error, OSError):  # a full disk: Python would try to print what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 2 if isinstance(error, UsageError) else getattr(error, "status", 1)
+
+
+def _end_unread() -> NoReturn:
+    """End where nobody reads the output any more (`| head`): what is left of it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def _interrupt() -> NoReturn:
+    print("fullrank: interrupted", file=sys.stderr)
+    sys.exit(_INTERRUPTED)

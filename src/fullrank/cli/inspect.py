@@ -12,8 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import Choice, Json, Number, Overrides, Source, app, examples, suggest_recipes, verb
-from fullrank.cli.output import describe, print_json, say, tell
+from fullrank.cli.app import (
+    Choice,
+    Json,
+    Number,
+    Overrides,
+    Source,
+    app,
+    describe,
+    examples,
+    print_json,
+    say,
+    suggest_recipes,
+    tell,
+    verb,
+)
 from fullrank.core.errors import InputError
 
 recipes = typer.Typer(
@@ -58,7 +71,7 @@ def info(
 
     resolved = choice.resolve()
     if getattr(resolved.config.model, "vocab_size", 0) is None:  # the data have it
-        from fullrank.data.sources import check_data
+        from fullrank.data.corpora import check_data
 
         check_data(resolved.config.data)
 

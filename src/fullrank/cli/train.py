@@ -21,19 +21,17 @@ from fullrank.cli.app import (
     RunOptions,
     Scale,
     Source,
-    import_options,
-    read_seeds,
-    suggest_recipes,
-    verb,
-)
-from fullrank.cli.output import (
     drop_missing,
     exclude,
+    import_options,
     print_json,
+    read_seeds,
     say,
     show_progress,
     show_report,
+    suggest_recipes,
     tell,
+    verb,
     write_report,
 )
 from fullrank.core.errors import InputError
@@ -159,7 +157,7 @@ def train(
         _train_together(context)
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.training.distributed import is_main_process
+    from fullrank.training.device import is_main_process
 
     progress, trained = silent if quiet else say, {}
     if is_run:
@@ -220,7 +218,7 @@ def _check(choice: Choice, out: Path | None) -> Resolved[RunConfig | FinetuneCon
     """The configuration of a training, and of a new one its files: InputError before torch is imported."""
     resolved = choice.resolve()
 
-    from fullrank.data.sources import check_data
+    from fullrank.data.corpora import check_data
     from fullrank.experiments.run_folder import default_folder
     from fullrank.seal import is_run
 
@@ -231,7 +229,7 @@ def _check(choice: Choice, out: Path | None) -> Resolved[RunConfig | FinetuneCon
 
 def _train_together(context: typer.Context) -> NoReturn:
     """Train in several processes, each with the options of this command, and end with their exit status."""
-    from fullrank.training.distributed import launch
+    from fullrank.training.device import launch
 
     options = {name: value for name, value in context.params.items() if name != "imports"}
     procs = options.pop("procs")
@@ -413,7 +411,7 @@ def finetune(
 def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: str | None, *, plain: bool) -> None:
     """Train a pretrained causal model on a text, plain and with what is injected, and compare the runs."""
     from fullrank.config.load import resolve_arms
-    from fullrank.data.sources import check_data
+    from fullrank.data.corpora import check_data
     from fullrank.seal import is_run
 
     if is_run(Path(choice.config)):

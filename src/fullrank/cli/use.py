@@ -27,9 +27,6 @@ from fullrank.cli.app import (
     Runs,
     SamplingOptions,
     Split,
-    verb,
-)
-from fullrank.cli.output import (
     clear_progress,
     drop_missing,
     exclude,
@@ -38,6 +35,7 @@ from fullrank.cli.output import (
     show_progress,
     show_report,
     tell,
+    verb,
 )
 from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
 from fullrank.core.errors import InputError

@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 
-from fullrank.config.run import RunConfig
-from fullrank.config.training import Schedule, TrainConfig, TrainingConfig
+from fullrank.config.run import RunConfig, Schedule, TrainConfig, TrainingConfig
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import (

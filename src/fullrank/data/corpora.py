@@ -1,24 +1,44 @@
-"""The corpora that have a name: what was published about them, and their downloads. They are listed in corpora.yaml."""
+"""Corpora and their source files. Those that have a name are listed in corpora.yaml, with what was published about them.
+
+IWSLT 2014 as it was published is read as everybody prepares it since Ranzato et al. (2016): the training file without its
+address, keyword and id lines and without the tags of title and description; the test set is dev2010, dev2012, tst2010, tst2011
+and tst2012, from XML; every 23rd of the cleaned training pairs is the validation set.
+"""
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import itertools
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask
-from fullrank.config.run import PAIR_CORPORA
+from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask, TaskDataConfig
+from fullrank.config.run import PAIR_CORPORA, DataConfig
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
-from fullrank.data.files import Report, create_folder, file_digest
-from fullrank.files import SafeLoader, mended, no_room
+from fullrank.data import invented
+from fullrank.files import (
+    Report,
+    SafeLoader,
+    Section,
+    check_folder,
+    create_folder,
+    cut_by_lines,
+    file_digest,
+    lines,
+    mended,
+    no_room,
+    open_text,
+)
 
 SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
     "1.1": {"train": 87_599, "dev": 10_570},
@@ -246,3 +266,318 @@ def load_hub_rows(
             f"connect to the network, or {local}"
         ) from error
     return map(mended, rows)
+
+
+# -- source files ------------------------------------------------------------------------------------------------------
+
+SPLITS = ("train", "valid", "test")
+_MOST_CUT = 1000  # pairs of a split that is cut from the training files
+_IWSLT_VALID_EVERY = 23
+_IWSLT_DROPPED = re.compile("<url>|<talkid>|<keywords>")
+_IWSLT_TAGS = re.compile("</?title>|</?description>")
+_IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
+
+
+def files_of(config: DataConfig, split: str) -> list[Path]:
+    """The files of a split of one's own text or sentence pairs; of a text, a pattern is all files that match."""
+    value = getattr(config, split)
+    if value == []:
+        raise InputError(f"data.{split}: an empty list; give a file, or null")
+    folder, files = Path(config.dir or "").expanduser(), list[Path]()
+    for name in [value] if isinstance(value, str) else value or []:
+        path = folder / Path(name).expanduser()
+        if config.has_pairs:
+            files += [Path(f"{path}.{str(side).lstrip('.')}") for side in (config.source, config.target)]
+        else:
+            files += _match_files(path, f"data.{split}")
+    return files
+
+
+def _match_files(path: Path, key: str) -> list[Path]:
+    """The file `path`; of a folder all .txt files in it, with `*`, `?` or `[` all files that match, in alphabetical order."""
+    pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
+    if path.is_file() or not glob.has_magic(pattern):
+        return [path]
+    files = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    if not files:
+        raise InputError(f"{key}: no file matches {pattern}")
+    return files
+
+
+def check_data(config: DataConfig | TaskDataConfig) -> None:
+    """InputError for files of one's own, or a folder of a corpus, that are not there; reads no more than their names."""
+    if config.dir is not None and config.name not in (invented.TRANSLATION, "builtin"):
+        check_folder(Path(config.dir).expanduser(), "the files of the corpus")
+    if not isinstance(config, DataConfig):
+        return
+    if not config.has_pairs:
+        text_corpus(config.name)
+    if config.name in ("text", "parallel"):
+        for split in SPLITS:
+            for path in files_of(config, split):
+                open_text(path, f"data.{split}").close()
+
+
+def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Path:
+    """The folder with the files of a corpus, which is downloaded where no folder is named."""
+    if info.name == invented.TRANSLATION:
+        return invented.write_translation(cache)
+    if config.dir is not None:
+        folder = check_folder(Path(config.dir).expanduser(), info.file_names())
+    elif info.urls:
+        folder = download(info, cache, report)
+    else:
+        raise InputError(
+            f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
+        )
+    inner = [folder / name for name in (info.name, read_extra(info.name, "folder", info.name))]
+    return next((candidate for candidate in inner if candidate.is_dir()), folder)
+
+
+def _choose_files(
+    info: CorpusInfo, folder: Path, names: Mapping[str, Sequence[str]], suffixes: Sequence[str] = ("",)
+) -> dict[str, list[Path]]:
+    """Match the files of each split: the first of its accepted `names` that has every suffix in `folder`.
+
+    InputError for a split that is missing; splits beyond train, valid and test may be.
+    """
+    files, missing = {}, []
+    for split, accepted in names.items():
+        choices = [[folder / f"{name}{suffix}" for suffix in suffixes] for name in accepted]
+        complete = next((paths for paths in choices if all(path.is_file() for path in paths)), None)
+        if complete is not None:
+            files[split] = complete
+        elif split in (*SPLITS, "all"):
+            missing += [path.name for path in choices[0] if not path.is_file()]
+    if missing:
+        hint = ". Without data.dir the corpus is downloaded" if info.urls else ""
+        raise InputError(f"data.dir: {info.name}: {folder} lacks {', '.join(missing)}{hint}")
+    return files
+
+
+@dataclass(frozen=True)
+class Split:
+    """The files of a split, read one after another: of a text, or of both sides of sentence pairs.
+
+    `key`: the configuration key that errors name. `is_raw`: files of IWSLT with their tags. `is_tokenized`: with Moses' rules
+    already.
+    """
+
+    key: str
+    columns: tuple[Sequence[Section], ...]
+    is_raw: bool = False
+    is_tokenized: bool = False
+
+    def _read_side(self, sections: Sequence[Section]) -> Iterator[str]:
+        for section in sections:
+            rows = lines(section.path, self.key, section.start, section.end)
+            yield from _read_iwslt(section.path, rows) if self.is_raw else rows
+
+    def read_pairs(self) -> Iterator[tuple[str, str]]:
+        """The lines of both sides, side by side."""
+        source, target = map(self._read_side, self.columns)
+        return zip(source, target, strict=True)
+
+    def check_pairs(self) -> None:
+        """InputError if the two sides have different numbers of lines, or none."""
+        m, n = (sum(1 for _ in self._read_side(sections)) for sections in self.columns)
+        if m != n:
+            source, target = (" + ".join(str(section.path) for section in side) for side in self.columns)
+            raise InputError(
+                f"{self.key}: {source} has {m:,} lines and {target} has {n:,}; line k of the one must be the translation of "
+                "line k of the other (where there is none, an empty line)"
+            )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of each split, and notes on how they were divided.
+
+    Of sentence pairs: `languages`, source and target; `codes`, BPE merges that go with them; `valid_every`, every so many-th
+    training pair that cleaning keeps belongs to the validation split instead, which then has no files.
+    """
+
+    splits: Mapping[str, Split]
+    notes: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    codes: Path | None = None
+    valid_every: int | None = None
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Files and their sha256, for the record of the corpus."""
+        digests: dict[Path, str] = {}
+        rows = []
+        for name, split in self.splits.items():
+            for side, sections in zip(("source", "target"), split.columns, strict=False):
+                for section in sections:
+                    path = section.path
+                    digests[path] = digests.get(path) or file_digest(path, f"data.{name}")
+                    row: dict[str, Any] = {"split": name, "file": str(path.absolute()), "sha256": digests[path]}
+                    if self.languages:
+                        row["side"] = side
+                    if not self.languages or section.end is not None:
+                        row |= {"start": section.start, "end": section.end}
+                    rows.append(row)
+        return rows
+
+
+# text for language models
+
+
+def list_sections(sections: Mapping[str, Sequence[Section]], *notes: str) -> Sources:
+    return Sources({split: Split(f"data.{split}", (sections[split],)) for split in SPLITS}, notes)
+
+
+def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
+    """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
+    if info.name == "text":
+        return _find_own_text(config, report)
+    folder = _choose_folder(config, info, cache, report)
+    if info.name == "lm1b":
+        return _find_lm1b(folder)
+    files = _choose_files(info, folder, info.files)
+    if info.name in ("enwik8", "text8"):
+        return _cut_by_bytes(info, files["all"][0])
+    return list_sections({split: [Section(files[split][0])] for split in SPLITS})
+
+
+def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:
+    """One file in the published proportions 90/5/5."""
+    size = path.stat().st_size
+    part = size // 20
+    if part == 0:
+        raise InputError(f"data.dir: {path} has {size} bytes, too few to cut 90, 5 and 5 % from")
+    borders = pairwise((0, size - 2 * part, size - part, size))
+    sections = {split: [Section(path, *ends)] for split, ends in zip(SPLITS, borders, strict=True)}
+    notes = [f"{path.name}: {size:,} bytes cut 90/5/5 in their order"]
+    return list_sections(sections, *(notes if size != sum(info.published.values()) else []))
+
+
+def _find_lm1b(folder: Path) -> Sources:
+    """Training shards with two held-out shards, or a slice of held-out shards alone."""
+    train = sorted(folder.rglob("news.en-*-of-00100"), key=lambda path: path.name)
+    heldout = {path.name: path for path in sorted(folder.rglob("news.en.heldout-*"))}
+    valid, test = (heldout.get(f"news.en.heldout-{number:05d}-of-00050") for number in (1, 0))
+    if train and valid and test:
+        return list_sections({"train": [*map(Section, train)], "valid": [Section(valid)], "test": [Section(test)]})
+    if train or len(heldout) < 2:
+        raise InputError(
+            f"data.dir: lm1b: {folder} holds {len(train)} training shards and {len(heldout)} held-out shards; wanted are "
+            "news.en-*-of-00100 with news.en.heldout-00000-of-00050 (test) and -00001- (valid), or, as a slice, "
+            "at least two files news.en.heldout-*. Without data.dir the corpus is downloaded."
+        )
+    *first, last = (heldout[name] for name in sorted(heldout))
+    valid_half, test_half = cut_by_lines([last], (0.5, 0.5), "data.dir")
+    note = f"held-out shards only: {', '.join(p.name for p in first)} as train, {last.name} in halves as valid and test"
+    return list_sections({"train": [*map(Section, first)], "valid": valid_half, "test": test_half}, note)
+
+
+def _find_own_text(config: DataConfig, report: Report) -> Sources:
+    """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
+    paths = {split: files_of(config, split) for split in SPLITS}
+    sections = {split: [*map(Section, paths[split])] for split in SPLITS}
+    absent = [split for split in SPLITS if not paths[split]]
+    if not absent:
+        return list_sections(sections)
+    parts = cut_by_lines(paths["train"], [1.0, *[0.05] * len(absent)], "data.train")
+    sections |= dict(zip(["train", *absent], parts, strict=True))
+    note = f"{' and '.join(absent)}: the last lines of the training files, 5 % each"
+    report(note)
+    return list_sections(sections, note)
+
+
+# sentence pairs
+
+
+def _read_iwslt(path: Path, rows: Iterator[str]) -> Iterator[str]:
+    """Sentences of a published file: of the test set from XML, of the training set without their tags."""
+    if path.suffix == ".xml":
+        return (_IWSLT_SEGMENT.sub("", row).replace("\u2019", "'") for row in rows if "<seg id" in row)
+    return (_IWSLT_TAGS.sub("", row) for row in rows if not _IWSLT_DROPPED.search(row))
+
+
+def _is_tokenized(path: Path) -> bool:
+    return "tok" in path.name.split(".")
+
+
+def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
+    """The files of a corpus of sentence pairs.
+
+    Raises InputError for folders or files that are missing, empty, or of different numbers of lines; RunError if a
+    download fails.
+    """
+    if info.languages is None:
+        sources = _find_own_pairs(config, report)
+    else:
+        source = config.source or next(side for side in info.languages if side != config.target)
+        target = config.target or next(side for side in info.languages if side != source)
+        if {source, target} != set(info.languages):
+            raise InputError(
+                f"data.source, data.target: {info.name} has the languages {' and '.join(info.languages)}, given {source} "
+                f"and {target}"
+            )
+        folder = _choose_folder(config, info, cache, report)
+        sources = _find_iwslt(info, (source, target), folder) or _find_known(config, info, (source, target), folder)
+    if config.codes is not None:
+        sources = replace(sources, codes=Path(config.dir or "").expanduser() / Path(config.codes).expanduser())
+    for split in sources.splits.values():
+        split.check_pairs()
+    return sources
+
+
+def _find_own_pairs(config: DataConfig, report: Report) -> Sources:
+    """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
+
+    Splits that are not given are cut from the end of the training pairs.
+    """
+    paths = {split: files_of(config, split) for split in SPLITS}
+    splits = {
+        split: Split(
+            f"data.{split}",
+            ([*map(Section, files[::2])], [*map(Section, files[1::2])]),
+            is_tokenized=all(map(_is_tokenized, files)),
+        )
+        for split, files in paths.items()
+        if files
+    }
+    notes = []
+    if absent := [split for split in SPLITS if split not in splits]:
+        shares, train = [1.0, *[0.05] * len(absent)], splits["train"]
+        train.check_pairs()
+        parts = (cut_by_lines(paths["train"][side::2], shares, "data.train", _MOST_CUT) for side in (0, 1))
+        for split, *columns in zip(["train", *absent], *parts, strict=True):
+            splits[split] = replace(train, key=f"data.{split}", columns=tuple(columns))
+        notes.append(f"{' and '.join(absent)}: the last pairs of the training files, 5 % each, at most {_MOST_CUT:,}")
+        report(notes[-1])
+    languages = (str(side).removesuffix(".txt").rpartition(".")[2] for side in (config.source, config.target))
+    return Sources(splits, tuple(notes), tuple(languages))
+
+
+def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources | None:
+    """The files of IWSLT 2014 as it was published; None where they are not there."""
+    files = [folder / name for name in info.packed]
+    if not files or not all(path.is_file() for path in files):
+        return None
+    columns = [[Section(path) for path in files if path.name.removesuffix(".xml").endswith(one)] for one in languages]
+    source, target = columns
+    splits = {
+        "train": Split("data.dir", (source[:1], target[:1]), is_raw=True),
+        "test": Split("data.dir", (source[1:], target[1:]), is_raw=True),
+    }
+    note = f"every {_IWSLT_VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
+    return Sources(splits, (note,), languages, valid_every=_IWSLT_VALID_EVERY)
+
+
+def _find_known(config: DataConfig, info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources:
+    """The files of a corpus by their known names, with the BPE merges beside them unless a size is asked for."""
+    chosen = _choose_files(info, folder, read_extra(info.name, "files", {}), [f".{side}" for side in languages])
+    splits = {}
+    for split, (source, target) in chosen.items():
+        tokenized = info.name == "iwslt14-de-en" or _is_tokenized(source)
+        splits[split] = Split("data.dir", ([Section(source)], [Section(target)]), is_tokenized=tokenized)
+    codes = None
+    if config.max_vocabulary is None:
+        codes = next((folder / name for name in read_extra(info.name, "codes", ()) if (folder / name).is_file()), None)
+    names = ", ".join(split for split, content in splits.items() if content.is_tokenized)
+    return Sources(splits, (f"tokenized already: {names}",) if names else (), languages, codes)

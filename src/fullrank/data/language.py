@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError, pip_install
-from fullrank.data.files import open_text
 from fullrank.data.tokenizers import (
     LINE_END,
     LOWER,
@@ -28,7 +27,7 @@ from fullrank.data.tokenizers import (
     read_merges,
     train_byte_bpe,
 )
-from fullrank.files import mended, parse_json, text_of
+from fullrank.files import mended, open_text, parse_json, text_of
 
 MARKS = (LINE_END, UNK)  # the first two entries of a language: <eos> and <unk>
 Kind = Literal["word", "byte_bpe", "codes", "unigram"]

@@ -22,8 +22,7 @@ import tokenizers
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
-from fullrank.data.corpora import CorpusInfo, pair_corpus, read_extra
-from fullrank.data.files import Report, file_digest, lines, map_in_processes
+from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, pair_corpus, read_extra
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -39,8 +38,8 @@ from fullrank.data.language import (
     write_piece,
 )
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
-from fullrank.data.sources import Sources, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
+from fullrank.files import Report, file_digest, lines, map_in_processes
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn

@@ -19,21 +19,9 @@ import tokenizers
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.data import builtin
-from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import (
-    Piece,
-    Report,
-    Section,
-    cache_root,
-    create_folder,
-    map_in_processes,
-    open_text,
-    read_pieces,
-    show_progress,
-)
+from fullrank.data.corpora import SPLITS, CorpusInfo, Sources, find_text, list_sections, text_corpus
 from fullrank.data.pairs import plan_pairs
 from fullrank.data.prepared import IDS, Built, Corpus, Plan, id_type, load_corpus, write_corpus
-from fullrank.data.sources import SPLITS, Sources, find_text, list_sections
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
     LINE_END,
@@ -48,7 +36,18 @@ from fullrank.data.tokenizers import (
     rank_entries,
     train_bpe,
 )
-from fullrank.files import silent
+from fullrank.files import (
+    Piece,
+    Report,
+    Section,
+    cache_root,
+    create_folder,
+    map_in_processes,
+    open_text,
+    read_pieces,
+    show_progress,
+    silent,
+)
 
 _BUILTIN_MIN_COUNT = 3
 _PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one

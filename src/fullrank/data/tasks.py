@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.config.finetune import HUB, HUB_REVISION, SQUAD, GlueTask
+from fullrank.config.finetune import HUB, HUB_REVISION, SCORES, SQUAD, GlueTask
 from fullrank.core.errors import InputError
+from fullrank.data import invented
 from fullrank.data.corpora import SQUAD_HUB, SQUAD_SIZES, load_hub_rows
-from fullrank.data.files import Report, check_folder, file_digest, lines, open_text
-from fullrank.files import digest, mended, parse_json, silent, text_of
+from fullrank.files import (
+    Report,
+    check_folder,
+    digest,
+    file_digest,
+    lines,
+    mended,
+    open_text,
+    parse_json,
+    silent,
+    text_of,
+)
 
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
 _COLA = ["source", "label", "mark", "sentence"]  # its files have no header
@@ -362,3 +375,41 @@ def find_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, 
     """First and last token, both included, that share a character with the characters [start, end); None if none does."""
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+# invented examples and questions, whose answers follow from their words (see `invented`)
+
+_TRAIN, _OTHER = 2_000, 400  # of a split
+
+
+def make_examples(task: GlueTask, split: str) -> TaskSplit:
+    """A split of a task of GLUE, 2,000 examples to train on and 400 of any other."""
+    draw = Random(zlib.crc32(f"{task.name} {split}".encode()))
+    rows: list[tuple[tuple[str, ...], float]] = []
+    classes = int(SCORES[1]) + 1 if task.labels is None else task.outputs
+    for _ in range(_TRAIN if split == "train" else _OTHER):
+        label = draw.randrange(classes)
+        if len(task.sentences) == 1:
+            sentence = invented.join_words(invented.draw_words(draw, invented.ADJECTIVES[label]))
+            rows.append(((sentence,), label))
+        else:
+            words, other = invented.draw_words(draw), invented.draw_words(draw)
+            kept = label * len(words) // (classes - 1)
+            rows.append(((invented.join_words(words), invented.join_words(words[:kept] + other[kept:])), label))
+    return TaskSplit(split, rows, task.sizes[split], "invented", digest([repr(rows)]))
+
+
+def make_questions(split: str, version: str) -> TaskSplit:
+    """A split of SQuAD, as large; in version 2.0 a third of the questions is about an animal that the context does not name."""
+    draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
+    questions = []
+    for number in range(_TRAIN if split == "train" else _OTHER):
+        animals, places = draw.sample(invented.ANIMALS, 5), draw.sample(invented.PLACES, 4)
+        context = " ".join(f"the {animal} lives in {place} ." for animal, place in zip(animals, places, strict=False))
+        impossible = version == "2.0" and draw.random() < 1 / 3
+        place = 4 if impossible else draw.randrange(4)
+        answers = () if impossible else (places[place],)
+        starts = tuple(context.index(answer) for answer in answers)
+        question = f"where is the {animals[place]}"
+        questions.append(Question(f"invented-{number}", "invented", context, question, answers, starts, impossible))
+    return TaskSplit(split, questions, SQUAD_SIZES[version][split], "invented", digest([repr(questions)]))

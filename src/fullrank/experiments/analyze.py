@@ -10,7 +10,7 @@ from typing import Any
 
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
-from fullrank.evaluation.perplexity import choose_masked_protocol, final_protocol
+from fullrank.experiments.measure import choose_masked_protocol, final_protocol
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say

@@ -19,8 +19,7 @@ from fullrank.config.load import load, resolve
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
-from fullrank.experiments.run import task_of
-from fullrank.experiments.speed import try_training
+from fullrank.experiments.run import task_of, try_training
 from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
 from fullrank.training.device import catch_signals

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.invented import make_examples, make_questions
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
 from fullrank.data.tasks import (
     NO_ANSWER,
@@ -25,6 +24,8 @@ from fullrank.data.tasks import (
     Window,
     load_glue,
     locate,
+    make_examples,
+    make_questions,
     read_squad,
     squad_windows,
 )
@@ -33,8 +34,7 @@ from fullrank.experiments.pretrained import PretrainedEncoder, check_length, loa
 from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, choose_own_rows, finish_loss
 from fullrank.files import write_json
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import device_of
-from fullrank.training.distributed import all_gather, rank, world_size
+from fullrank.training.device import all_gather, device_of, rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Carry, Counters, EvaluationOptions, EvaluationResult, Loss, TrainingPosition
 

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fullrank.config.run import DataConfig, RunConfig
-from fullrank.config.training import SIZES
+from fullrank.config.run import SIZES, DataConfig, RunConfig
 from fullrank.core.errors import InputError
-from fullrank.data.files import open_text
-from fullrank.data.sources import files_of
-from fullrank.files import write_text
+from fullrank.data.corpora import files_of
+from fullrank.files import open_text, write_text
 
 if TYPE_CHECKING:
-    from fullrank.experiments.speed import Trial
+    from fullrank.experiments.run import Trial
     from fullrank.experiments.task import Prepared, Say
 
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
@@ -143,8 +141,7 @@ def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConf
     """
     import torch
 
-    from fullrank.experiments.run import task_of
-    from fullrank.experiments.speed import try_training
+    from fullrank.experiments.run import task_of, try_training
 
     has_pairs, seconds = data["name"] == "parallel", 60 * request.minutes
     first_rules = list(choose_data(data))

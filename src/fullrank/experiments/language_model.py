@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import RunConfig
-from fullrank.config.training import PhaseConfig, TrainConfig
+from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
@@ -39,17 +38,21 @@ from fullrank.data.batches import (
 )
 from fullrank.data.tokenizers import MASK, Tokenizer
 from fullrank.evaluation.ngram import measure_ngrams
-from fullrank.evaluation.perplexity import (
+from fullrank.experiments.measure import (
     Evaluation,
     EvaluationProtocol,
     Flags,
     MaskedProtocol,
+    check_block,
+    check_length,
+    choose_first,
     choose_masked_protocol,
+    divide_logits,
     figures,
     final_protocol,
+    measure,
     validation_protocol,
 )
-from fullrank.experiments.measure import check_block, check_length, choose_first, divide_logits, measure
 from fullrank.experiments.task import (
     Parts,
     Prepared,
@@ -65,8 +68,7 @@ from fullrank.experiments.task import (
 )
 from fullrank.files import read_json, write_json
 from fullrank.seal import read_identity
-from fullrank.training.device import device_of
-from fullrank.training.distributed import all_reduce, rank, world_size
+from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 _MEASURED = ("valid", "test")

@@ -20,9 +20,17 @@ from tqdm import tqdm
 
 from fullrank.core.errors import InputError
 from fullrank.decoding import MemoryReader, sample
-from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import encode_given, encode_prompt
-from fullrank.experiments.measure import Passage, apply_protocol, check_length, ending, passages, score
+from fullrank.experiments.measure import (
+    Flags,
+    Passage,
+    apply_protocol,
+    check_length,
+    ending,
+    final_protocol,
+    passages,
+    score,
+)
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model

@@ -1,29 +1,376 @@
-"""Measuring a language model: a text becomes passages by its protocol, and passages are read side by side.
+"""Perplexity of a text: the protocol by which it is read, the passages that this makes, the sum of nats, and figures.
 
-A block is a passage whose every token counts, a window one whose beginning is only read, and a stream one that a model with
-memory reads in segments.
+    blocks     consecutive blocks, each read by itself
+    window     overlapping windows, of which only the ends are scored: every token has much context, at many times the cost
+    memory     parallel streams in segments, each segment with a memory of what came before it in its stream
+    masked     consecutive blocks, of which only masked tokens are scored
+
+Every token is scored exactly once in each of the first three. Nats are summed in float64, tokens are counted, and one
+division comes last. Passages are read side by side: a block is a passage whose every token counts, a window one whose
+beginning is only read, and a stream one that a model with memory reads in segments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.config.finetune import TextFinetuneConfig
+from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, ProtocolConfig, RunConfig
+from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
-from fullrank.core.errors import InputError
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
+from fullrank.core.section import Size
 from fullrank.data.padded_batches import batches_by_length
-from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
-from fullrank.training.device import device_of
-from fullrank.training.distributed import all_reduce, rank, world_size
+from fullrank.training.device import all_reduce, device_of, rank, world_size
+
+_OF_MEMORY = ("memory_length", "same_length", "clamp_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """`segment_length`: tokens read at a time (of a window: `context + stride`). Lengths are in tokens.
+
+    context, stride: tokens of a window that are read again, and those that are scored; None unless `kind` is `window`.
+    streams: how many, each begun without memory (with one of zeros where `memory_start` says so); None unless `memory`.
+    memory_length, same_length: tokens remembered; with `same_length` every query sees as many keys, itself included.
+    clamp_length: relative positions beyond it count as it; None: no limit, or no relative positions.
+    next_token: every token is scored given earlier ones only. False where tokens of a model see later ones, unless
+    `only_last`: what it reads then ends before the target.
+    temperature: divides the logits.
+    """
+
+    kind: Literal["blocks", "window", "memory"]
+    segment_length: int
+    context: int | None = None
+    stride: int | None = None
+    streams: int | None = None
+    memory_length: int = 0
+    memory_start: Literal["empty", "zeros"] = "empty"
+    same_length: bool = False
+    clamp_length: int | None = None
+    next_token: bool = True
+    temperature: float = 1.0
+
+    @property
+    def only_last(self) -> bool:
+        """Only the last position of each reading is scored, whose target is not read."""
+        return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
+
+    def in_words(self) -> str:
+        """The protocol as a sentence, for people: printed and saved with every figure."""
+        match self.kind:
+            case "blocks":
+                words = (
+                    f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
+                    "before it in its block and the one before the block"
+                )
+            case "window":
+                assert self.context is not None
+                assert self.stride is not None
+                fewest = self.context + 1  # a target's input is the token before it
+                most = self.context + self.stride
+                span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
+                last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
+                words = (
+                    f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
+                    f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
+                )
+            case "memory":
+                streams = "1 stream, begun" if self.streams == 1 else f"{self.streams} streams, each begun"
+                start = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
+                seen = ""
+                if self.same_length:
+                    keys = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
+                    seen = f", every query sees at most {keys}, its own included"
+                words = (
+                    f"{streams} {start}, read in segments of {_tokens(self.segment_length)} with up to "
+                    f"{_tokens(self.memory_length)} of memory{seen}; every token scored once"
+                )
+        if self.clamp_length is not None:
+            words += f"; positions clamped at {self.clamp_length}"
+        if self.temperature != 1:
+            words += f"; logits divided by {self.temperature:g}"
+        return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count != 1 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(ProtocolConfig):
+    """Options of the command line about the protocol; None: as the configuration says."""
+
+    batch_size: Size | None = None
+
+
+def _choose_settings(config: RunConfig, flags: Flags, split: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings by key, and the flags or keys that give them: a flag, else the key of the split or of `eval`, else training."""
+    trained = {
+        "segment_length": (config.train.segment_length, "train.segment_length"),
+        "memory_length": (config.model.memory_length, "model.memory_length"),
+        "same_length": (config.model.same_length, "model.same_length"),
+    }
+    settings, names = {}, {}
+    for key in PROTOCOL_KEYS:
+        flag = (getattr(flags, key), f"--{key.replace('_', '-')}")
+        configured = config.eval.protocol_setting(key, split)
+        chosen = [one for one in (flag, configured, trained.get(key, configured)) if one[0] is not None]
+        settings[key], names[key] = chosen[0] if chosen else configured
+    return settings, names
+
+
+def validation_protocol(config: RunConfig) -> EvaluationProtocol:
+    """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
+    if config.eval.valid is not None:
+        return replace(final_protocol(config, split="valid"), temperature=1.0)
+    trained = {"memory_length": config.model.memory_length, "same_length": config.model.same_length}
+    segment_length = config.eval.segment_length or config.train.segment_length
+    return _make_protocol(config, {**trained, "segment_length": segment_length}, config.eval.batch_size)
+
+
+def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
+    """Protocol of a split's final figures: as `eval` and its section of that split say, else as the model was trained.
+
+    `flags` come before all of them; a flag wins over a key of the configuration that it excludes. Raises InputError for
+    settings that exclude each other, and for those that the model cannot have.
+    """
+    flags = flags or Flags()
+    settings, names = _choose_settings(config, flags, split)
+    _check_settings(config, flags, settings, names)
+    window = _choose_window(settings, names, flags)
+    if settings["memory_length"] and window:
+        name = names["context" if flags.stride is None else "stride"]
+        instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
+        raise InputError(
+            f"{name}: a sliding window is for models without memory, given {names['memory_length']} "
+            f"{settings['memory_length']}; {instead}"
+        )
+    settings |= {"context": None, "stride": None, **window}
+    return _make_protocol(config, settings, flags.batch_size or config.eval.batch_size)
+
+
+def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
+    if isinstance(config, TextFinetuneConfig):
+        for key in (*_OF_MEMORY, "temperature"):
+            if settings[key] not in (None, False, 0, 1):
+                raise InputError(
+                    f"{names[key]}: for models of ours, given {settings[key]} for {config.model.pretrained}; leave it out"
+                )
+        return
+    memory, same, clamp = (settings[key] for key in _OF_MEMORY)
+    if settings["temperature"] not in (None, 1) and config.model.output.normalize == "sigsoftmax":
+        raise InputError(
+            f"{names['temperature']}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
+        )
+    name = names["same_length"]
+    is_asked = flags.same_length or (name.startswith("eval.") and flags.memory_length is None)
+    if same and not memory and is_asked:
+        raise InputError(
+            f"{name}: goes with a memory, and the text is read without one; give --memory-length or eval.memory_length too"
+        )
+    if clamp is not None and config.model.position != "relative":
+        raise InputError(
+            f"{names['clamp_length']}: goes with model.position: relative, given model.position: {config.model.position}; "
+            "leave it out"
+        )
+    try:
+        with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
+    except ConfigError as error:
+        asked = [key for key in _OF_MEMORY if settings[key] and not names[key].startswith("model.")]
+        given = ", ".join(f"{names[key]} is {settings[key]}" for key in asked)
+        raise InputError("; ".join(f"{given}: {problem}" for problem in error.problems)) from error
+
+
+def _make_protocol(config: RunConfig, settings: dict[str, Any], streams: int) -> EvaluationProtocol:
+    """Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default."""
+    context, stride = settings.get("context"), settings.get("stride")
+    clamp_length = settings.get("clamp_length")
+    if clamp_length is None and config.model.position == "relative":
+        clamp_length = stage_options(config.model.attention.score).get("clamp_length")
+    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or settings["segment_length"]}
+    if context and stride:
+        reading = {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
+    elif settings["memory_length"]:
+        reading |= {key: settings[key] for key in ("memory_length", "same_length")}
+        reading |= {"kind": "memory", "streams": streams, "memory_start": config.model.memory_start}
+    temperature = settings.get("temperature") or 1.0
+    protocol = EvaluationProtocol(clamp_length=clamp_length, temperature=temperature, **reading)
+    return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
+
+
+def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags) -> dict[str, int]:
+    """context and stride, nothing where no window slides; one that is not given is what is left of the segment."""
+    segment, context, stride = (settings[key] for key in ("segment_length", "context", "stride"))
+    if flags.memory_length and flags.context is None and flags.stride is None:
+        return {}
+    if flags.segment_length is not None:  # a flag wins: of the other two, the configuration gives at most one
+        if flags.context is None and flags.stride is not None:
+            context = None
+        elif flags.stride is None and context is not None:
+            stride = None
+    if context is None and stride is None:
+        return {}
+    context = segment - stride if context is None else context
+    stride = segment - context if stride is None else stride
+    if context < 0 or stride < 1 or flags.segment_length not in (None, context + stride):
+        keys = [key for key in ("context", "stride", "segment_length") if settings[key] is not None]
+        raise InputError(
+            f"{names[keys[0]]}: a window has context + stride tokens, and a stride of 1 or more; given are "
+            f"{', '.join(f'{names[key]} is {settings[key]}' for key in keys)}; change one of them"
+        )
+    return {"context": context, "stride": stride}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedProtocol:
+    """Blocks of `segment_length` tokens, each read by itself, and which of their tokens are masked and scored.
+
+    Masks are a function of `mask_seed` and the place in the text: the same for every run, size of blocks and batches.
+    """
+
+    segment_length: int
+    mlm_probability: float
+    mask_replace_prob: float
+    random_replace_prob: float
+    mask_seed: int
+    kind: str = "masked"
+    next_token: bool = False
+
+    def in_words(self) -> str:
+        """The protocol as a sentence, for people: printed and saved with every figure."""
+        return (
+            f"{100 * self.mlm_probability:.4g} % of the tokens asked for, the same in every run (seed {self.mask_seed}), given "
+            f"all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
+        )
+
+
+def choose_masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:
+    """Protocol of a masked model, while training and in the end; `flags` come before the configuration.
+
+    Raises InputError for flags that are about next tokens.
+    """
+    flags, train = flags or Flags(), config.train
+    for key in PROTOCOL_KEYS[1:]:
+        if getattr(flags, key):
+            raise InputError(
+                f"--{key.replace('_', '-')}: says how next tokens are read, and this run predicts masked ones "
+                "(train.objective: masked); leave it out"
+            )
+    return MaskedProtocol(
+        segment_length=flags.segment_length or config.eval.segment_length or train.segment_length,
+        mlm_probability=train.mlm_probability,
+        mask_replace_prob=train.mask_replace_prob,
+        random_replace_prob=train.random_replace_prob,
+        mask_seed=config.eval.mask_seed,
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """nll: nats summed over `tokens` targets.
+
+    last_position: of the last target of each segment alone, where the others are among what the model reads.
+    correct: masked targets whose likeliest word is the right one; None where next tokens are predicted.
+    """
+
+    nll: float
+    tokens: int
+    last_position: Evaluation | None = None
+    correct: int | None = None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Figures that metrics.jsonl gets besides."""
+        return {} if self.correct is None else {"accuracy_percent": 100 * self.correct / self.tokens}
+
+
+class Tally:
+    """Nats summed in float64 on the device; nothing is read back before `total`.
+
+    sums: of numbers over the processes that share a text.
+    """
+
+    def __init__(self, device: torch.device | str, sums: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
+        self.sums = sums
+        self._nats = torch.zeros((), dtype=torch.float64, device=device)
+        self._targets = 0
+
+    def add(self, nll: Tensor) -> None:
+        """Nats of targets that count, in any shape."""
+        self._nats += nll.double().sum()
+        self._targets += nll.numel()
+
+    def total(self) -> Evaluation:
+        """The sums. InputError if there was no target at all."""
+        targets = self._nats.new_tensor(self._targets)
+        nats, tokens = self.sums(torch.stack((self._nats, targets))).tolist()
+        if tokens == 0:
+            raise InputError("nothing to evaluate: the text has no tokens")
+        return Evaluation(nats, int(tokens))
+
+
+def figures(
+    evaluation: Evaluation,
+    words: int | None = None,
+    characters: int | None = None,
+    bytes: int | None = None,
+    line_starts: int | None = None,
+) -> dict[str, Any]:
+    """Figures of an evaluation; one per word, character or byte for each count of the text that is given.
+
+        nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
+        bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
+
+        tokens_without_sos = tokens - line_starts            perplexity_without_sos = exp(S / tokens_without_sos)
+        accuracy_percent = 100 correct / tokens
+
+    S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
+    cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    `line_starts`: so many of the tokens are `<sos>`. Papers that have none count the others only, for the same text and the
+    same S; after `<eos>` a `<sos>` is certain and costs almost nothing.
+    `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted.
+    On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
+    A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
+    """
+    nats, tokens = evaluation.nll, evaluation.tokens
+    if tokens < 1:
+        raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
+    result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
+    result["tokens"] = tokens
+    if line_starts is not None:
+        result["tokens_without_sos"] = tokens - line_starts
+        result["perplexity_without_sos"] = _exp(nats / (tokens - line_starts))
+    if words is not None:
+        result["perplexity_per_word"] = _exp(nats / words)
+    for key, count in (("bits_per_character", characters), ("bits_per_byte", bytes)):
+        if count is not None:
+            result[key] = nats / (math.log(2) * count)
+    result = {key: value for key, value in result.items() if math.isfinite(value)}
+    if evaluation.last_position is not None:
+        result["last_position"] = figures(evaluation.last_position)
+    return result
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int) -> Evaluation:

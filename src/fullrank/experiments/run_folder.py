@@ -160,7 +160,7 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
 
     identity: the run.json of a run; its text, vocabulary and kernel count too.
     """
-    from fullrank.evaluation.perplexity import validation_protocol
+    from fullrank.experiments.measure import validation_protocol
 
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
     if isinstance(config, RunConfig) and config.task == "language_model":

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import EvalConfig, RunConfig
-from fullrank.config.training import TrainConfig, TrainingConfig
+from fullrank.config.run import EvalConfig, RunConfig, TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
@@ -26,8 +25,7 @@ from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data.batches import Part, Share
 from fullrank.data.prepared import Corpus, load_corpus
-from fullrank.training.device import device_of
-from fullrank.training.distributed import rank, world_size
+from fullrank.training.device import device_of, rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Carry, Counters, Evaluate, EvaluationOptions, Loss, Objective
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fullrank.checking import check
 from fullrank.config.finetune import TextFinetuneConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import prepare
 from fullrank.experiments.finetuning import make_groups, mixing_names
@@ -22,7 +22,7 @@ from fullrank.experiments.task import Parts, Prepared, Say, identify, reuse_prep
 from fullrank.files import read_json, write_json
 from fullrank.hf.causal import MODEL, CausalModel, adapt, load_causal, load_tokenizers
 from fullrank.hf.load import quiet
-from fullrank.training.distributed import all_gather, rank
+from fullrank.training.device import all_gather, rank
 from fullrank.training.optimizer import Groups
 
 SPLITS = ("valid", "test")

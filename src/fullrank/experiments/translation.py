@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config.run import EvalConfig, RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import ConfigError, InputError
@@ -23,8 +22,8 @@ from fullrank.data import Corpus, Language, Pairs, load_language, prepare
 from fullrank.data.padded_batches import PairBatch, PairBatches, batches_by_length, pad_sentences
 from fullrank.decoding import Ensemble, beam_search
 from fullrank.decoding.sample import log_normalized
-from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_scores
+from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
     Parts,
@@ -41,8 +40,7 @@ from fullrank.experiments.task import (
 )
 from fullrank.files import write_text
 from fullrank.kernels import kernel
-from fullrank.training.device import choose_device, device_of
-from fullrank.training.distributed import all_reduce, merge_shares, rank, share_of_process
+from fullrank.training.device import all_reduce, choose_device, device_of, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder

@@ -1,28 +1,42 @@
-"""The machine of a run: device, precision, compiling, random numbers, signals, and the lock of the run folder."""
+"""The machine of a run: device, precision, compiling, random numbers, signals, the lock of the run folder, and processes.
+
+Each of several processes reads its rows of every batch. With `train.sharding: ddp` (DistributedDataParallel) it holds the whole
+model, with `fsdp` (FSDP2) a part of each parameter. All processes compute the same figures and take the same decisions; the
+first one writes them.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import logging
+import os
 import random
 import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from fullrank.config.training import TrainConfig, TrainingConfig
+from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core import draws
-from fullrank.core.errors import InputError, RunError
-from fullrank.files import out_of_memory, remove_leftovers
-from fullrank.training.distributed import HasBlocks, blocks_of, ignore_sigterm, is_distributed, rank, read_variable
+from fullrank.core.errors import InputError, Interrupted, RunError, one_line
+from fullrank.files import out_of_memory, python_command, remove_leftovers, usable_cores
+from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -213,3 +227,327 @@ def lock_folder(folder: Path) -> Iterator[None]:
         for path in folder.iterdir():
             remove_leftovers(path)
         yield
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+Value = TypeVar("Value")
+TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT changes it
+# in the messages of a failed communication
+_LOST = re.compile("gloo|NCCL|Connection closed by peer|Connection reset|Timed out waiting|Broken pipe")
+
+
+def is_distributed() -> bool:
+    """True in one of several processes, as torchrun starts them."""
+    return read_variable("WORLD_SIZE", 1) > 1
+
+
+def is_main_process() -> bool:
+    """True in the first of several processes, also before and after they form a group, and alone."""
+    return not is_distributed() or read_variable("RANK", 0) == 0
+
+
+def read_variable(name: str, default: int) -> int:
+    """A number in the environment."""
+    return int(os.environ.get(name, default))
+
+
+def world_size() -> int:
+    """The number of processes that train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
+
+    A process that fails ends the others: the first one to fail says why. RunError: a process hangs or is gone.
+    """
+    if not is_distributed():
+        yield
+        return
+    if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    seconds = read_variable("FULLRANK_TIMEOUT", TIMEOUT)
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+        except (ValueError, RuntimeError, OSError) as error:
+            ignore_sigterm()
+            raise RunError(
+                f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others: one of them is gone, "
+                "or cannot be reached; start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE; "
+                f"{one_line(error)}"
+            ) from error
+        atexit.register(dist.destroy_process_group)
+    try:
+        yield
+    except BaseException as error:
+        ignore_sigterm()
+        if not _is_first_failure(error):
+            raise SystemExit(1) from error
+        is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error))
+        if isinstance(error, dist.DistError) or is_lost:
+            raise RunError(
+                f"process {rank()} of {world_size()} waited for another one, which is gone or did nothing for "
+                f"{seconds} seconds; run the same command again to go on from the last checkpoint"
+            ) from error
+        raise
+    else:
+        dist.barrier()
+
+
+def ignore_sigterm() -> None:
+    """Ignore SIGTERM, which torchrun sends to all when one process has failed: this one ends by itself, with its message."""
+    if is_distributed():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _is_first_failure(error: BaseException) -> bool:
+    """True in the process whose failure is to be told; of a request to end, which reaches all, in the first process."""
+    if isinstance(error, Interrupted):
+        return rank() == 0
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        return bool(store.add("fullrank_failed", 1) == 1)
+    except RuntimeError:  # the store went with the process that kept it
+        return False
+
+
+def launch(processes: int, words: Sequence[str]) -> int:
+    """Run `fullrank` with `words` in so many processes on this machine, by torchrun; its exit status.
+
+    Interrupted: a signal has ended them.
+    """
+    if "LOGLEVEL" not in os.environ:
+        logging.disable()  # a process that fails says why; torchrun's lines would bury it
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser, run
+
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns where every parameter was reached
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // processes)))
+    try:
+        options = ["--standalone", f"--nproc-per-node={processes}", "--no-python"]
+        run(get_args_parser().parse_args([*options, *python_command(["-m", "fullrank", *words])]))
+    except ChildFailedError as failed:
+        codes = {number: failure.exitcode for number, failure in failed.failures.items()}
+        if all(code < 0 for code in codes.values()):  # else one of them has said why
+            first = failed.get_first_failure()[0]
+            raise RunError(
+                f"process {first} of {processes} was ended by {signal.Signals(-codes[first]).name} before any could say why "
+                "(by the system, for want of memory?); run the same command again to go on from the last checkpoint"
+            ) from failed
+        if Interrupted.status in codes.values():
+            raise Interrupted(f"{processes} processes were interrupted") from failed
+        return max(*codes.values(), 1)
+    except SignalException as caught:
+        raise Interrupted(f"{processes} processes were ended by {signal.Signals(caught.sigval).name}") from caught
+    return 0
+
+
+# -- collective operations -------------------------------------------------------------------------------------------
+
+
+def all_reduce(numbers: Tensor) -> Tensor:
+    """Sums over all processes, of each number."""
+    if world_size() > 1:
+        dist.all_reduce(numbers)
+    return numbers
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """Run the block in the first process, and then in the others, which read there what it has prepared."""
+    if rank() > 0:
+        barrier()
+    yield
+    if rank() == 0:
+        barrier()
+
+
+def all_gather(value: Value) -> list[Value]:
+    """The values of all processes, in their order; plain Python objects."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def share_of_process(total: int) -> range:
+    """The numbers of this process among `total` things that are read one by one."""
+    return range(rank(), total, world_size())
+
+
+def merge_shares(results: list[Value]) -> list[Value]:
+    """The results of all processes for their shares (`share_of_process`), in order."""
+    shares = all_gather(results)
+    total = sum(len(share) for share in shares)
+    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
+
+
+# -- tensors in parts ------------------------------------------------------------------------------------------------
+
+
+def is_sharded(tensor: object) -> bool:
+    """True for a tensor in parts on several processes (`torch.distributed.tensor.DTensor`, which is slow to import)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Any) -> Any:
+    """All of a tensor of which each process holds a part; any other as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def distribute_like(tensor: Tensor, example: Any) -> Tensor:
+    """A copy of a whole tensor, of which this process holds the part that it holds of `example`."""
+    if not is_sharded(example):
+        return tensor.clone()
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = example.device_mesh
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, example.placements)
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all processes, in their order; a tensor with fewer than two dimensions is the same in all."""
+    if world_size() == 1 or tensor.ndim < 2:
+        return tensor
+    rows = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    dist.all_gather(rows, tensor.contiguous())
+    return torch.cat(rows)
+
+
+def take_rows(tensor: Tensor) -> Tensor:
+    """The rows of this process of a tensor that `gather_rows` made."""
+    return tensor if world_size() == 1 or tensor.ndim < 2 else tensor.chunk(world_size())[rank()].clone()
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A model that names its blocks (`core.model.Model`)."""
+
+    def compile_targets(self) -> list[nn.Module]: ...
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model; of a pretrained one the members of its longest lists of layers."""
+    if isinstance(model, HasBlocks):
+        return list(model.compile_targets())
+    return [
+        block
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and ".layer" in f".{name}"
+        for block in module
+    ]
+
+
+def shard(model: nn.Module, options: TrainingConfig) -> None:
+    """Leave a part of each parameter in each process (FSDP2), before an optimizer is made; a block is gathered at a time.
+
+    With `train.precision: bf16` parameters are gathered in bfloat16, and gradients are summed in fp32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if options.precision == "bf16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
+    again = not (options.orthogonality or options.overlap)
+    for block in blocks_of(model):
+        fully_shard(block, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mp_policy=policy)
+    if isinstance(model, HasBlocks):
+        register_fsdp_forward_method(model, "loss_parts")
+
+
+class Step(nn.Module):
+    """A training pass as a module, which DistributedDataParallel can wrap: the loss of a batch."""
+
+    def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
+        loss = self.objective(batch, carry, position)
+        value = loss.value
+        if not value.requires_grad:  # no token to predict here, but the others await gradients
+            value = value + 0 * next(self.model.parameters()).sum()
+        # the graph of the value alone says which parameters are reached
+        carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
+        nll = loss.nll.detach() if isinstance(loss.nll, Tensor) else loss.nll
+        return Loss(value, nll, loss.tokens, carry, loss.read)
+
+
+class Engine:
+    """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed.
+
+    A skipped layer has no gradient, nor a tail of the vocabulary that no token of this process is in.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
+        self.model, self.objective = model, objective
+        self.sharded = any(is_sharded(p) for p in model.parameters())
+        self.wrapped: nn.parallel.DistributedDataParallel | None = None
+        if world_size() > 1 and not self.sharded:
+            with warnings.catch_warnings():  # of a name that torch before 2.13 has alone
+                warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+                self.wrapped = nn.parallel.DistributedDataParallel(
+                    Step(model, objective),
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                    find_unused_parameters=True,
+                )
+
+    def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
+        compute: Objective[Any] = self.wrapped or self.objective
+        return compute(batch, carry, position)
+
+    def gradients(self, last: bool) -> AbstractContextManager[object]:
+        """Around a pass and its backward pass: gradients are exchanged after the last batch of an update alone."""
+        if self.sharded:
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        elif self.wrapped is not None and not last:
+            return self.wrapped.no_sync()
+        return nullcontext()
+
+    @contextmanager
+    def gather_parameters(self) -> Iterator[None]:
+        """Inside the block every process holds all parameters, for evaluation.
+
+        Hooks of FSDP2 do not run: by the forward passes that they note the next backward pass gathers parameters ahead, but
+        of a validation text each process reads another part.
+        """
+        if not self.sharded:
+            yield
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        hooks = [(module, module._forward_pre_hooks, module._forward_hooks) for module in modules]
+        for module in modules:
+            module.unshard()
+            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+        try:
+            yield
+        finally:
+            for module, before, after in hooks:
+                module._forward_pre_hooks, module._forward_hooks = before, after
+                module.reshard()

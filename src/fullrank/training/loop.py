@@ -20,13 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.config.run import EvalConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
+from fullrank.training.checkpoint import (
+    Clock,
+    RunningLoss,
+    TrainingState,
+    WeightAverage,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fullrank.training.device import (
+    Engine,
     Signals,
+    all_gather,
+    all_reduce,
     autocast,
     begin_draws,
     catch_signals,
@@ -35,14 +44,16 @@ from fullrank.training.device import (
     device_of,
     end_draws,
     explain_failures,
+    full_tensor,
+    is_sharded,
     lock_folder,
     peak_memory_mib,
+    rank,
     seed_everything,
+    world_size,
 )
-from fullrank.training.distributed import Engine, all_gather, all_reduce, full_tensor, is_sharded, rank, world_size
 from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
-from fullrank.training.state import Clock, RunningLoss, TrainingState, WeightAverage
 from fullrank.training.values import (
     Batch,
     Batches,

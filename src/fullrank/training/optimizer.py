@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config import register
-from fullrank.config.training import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.registry import lookup
-from fullrank.training.distributed import blocks_of, is_sharded
+from fullrank.training.device import blocks_of, is_sharded
 
 Groups = list[dict[str, Any]]
 

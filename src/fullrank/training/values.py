@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fullrank.config.run import EvalConfig
-from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import CountOrZero
 
