@@ -68,8 +68,11 @@ def relative_can(layout: fr.Layout) -> bool:
 def call(
     layout: fr.Layout, mixing: str = "none", *, relative: bool = False, normalize: str = "softmax", p: float = 0.0,
     batch: int = 2, heads: int = 3, size: int = 5, dtype: torch.dtype = torch.float64, device: str = "cpu", times: float = 1.0,
+    scoring: bool = False,
 ) -> Problem:  # fmt: skip
-    """mixing: none, A = (H, H), B = (B, N, H, H). times: what queries and keys are multiplied by, which makes scores large."""
+    """mixing: none, A = (H, H), B = (B, N, H, H). scoring: scores are mixed, too.
+
+    times: what queries and keys are multiplied by, which makes scores large."""
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
 
     def drawn(*shape: int, times: float = 1.0) -> Tensor:
@@ -81,9 +84,9 @@ def call(
     query, key = (drawn(batch, length, heads, size, times=times).transpose(1, 2) for length in (queries, keys))
     value = drawn(batch, keys, heads, size).transpose(1, 2)
     far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
-    return Problem(
-        query, key, value, None if matrix is None else drawn(*matrix), far, layout, 0.3, normalize, p
-    )  # fmt: skip
+    mixed = None if matrix is None else drawn(*matrix)
+    of_scores = drawn(heads, heads) if scoring else None
+    return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores)
 
 
 def scores(problem: Problem) -> Tensor:
@@ -105,6 +108,8 @@ def scores(problem: Problem) -> Tensor:
 def weights(problem: Problem) -> Tensor:
     """Before dropout, as the equations read."""
     a = scores(problem)
+    if problem.scoring is not None:
+        a = torch.stack([sum(problem.scoring[j, i] * a[:, j] for j in range(a.shape[1])) for i in range(a.shape[1])], 1)
     if problem.normalize == "sigsoftmax":
         a = a + a.clamp(max=0) - (-a.abs()).exp().log1p()  # log sigmoid(a), without overflow
     normalized = torch.where(problem.layout.visible().to(a.device), a, -math.inf).softmax(-1)
@@ -131,13 +136,15 @@ def exact(problem: Problem) -> Problem:
     far = problem.distances
     query, keys, values = (x.detach().double().requires_grad_() for x in (problem.query, problem.keys, problem.values))
     distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))  # type: ignore[arg-type]
-    return replace(problem, query=query, keys=keys, values=values, mixing=wide(problem.mixing), distances=distances)
+    matrices = {"mixing": wide(problem.mixing), "scoring": wide(problem.scoring)}
+    return replace(problem, query=query, keys=keys, values=values, distances=distances, **matrices)
 
 
 def named(problem: Problem) -> list[str]:
     """The names of what is differentiated."""
     far = () if problem.distances is None else ("distances", "u", "v")
-    return ["query", "keys", "values", *([] if problem.mixing is None else ["mixing"]), *far]
+    matrices = [name for name in ("mixing", "scoring") if getattr(problem, name) is not None]
+    return ["query", "keys", "values", *matrices, *far]
 
 
 def check(

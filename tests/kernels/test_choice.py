@@ -45,6 +45,7 @@ def plain(queries: int, **choices: object) -> Problem:
         (call(of(1, 9), "A"), "reference", "reference"),
         (call(of(1, 9), relative=True), "reference", "reference"),
         (call(of(9), "B"), "native", "reference"),
+        (call(of(9), scoring=True), "native", "reference"),
         (call(of(191), "B"), "native", "reference"),
         (call(of(192), "B"), "native", "reference"),
         (call(of(9), normalize="sigsoftmax", relative=True), "native", "reference"),

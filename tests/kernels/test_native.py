@@ -106,6 +106,42 @@ def test_equals_the_equation(
     check(problem, out, 3e-6 if dtype == SINGLE else 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "size", "relative", "normalize", "mixing", "where", "dtype"),
+    [
+        (1, 1, 1, 1, False, "softmax", "none", "causal", DOUBLE),
+        (17, 17, 3, 5, False, "softmax", "A", "causal", DOUBLE),
+        (33, 47, 12, 17, False, "sigsoftmax", "B", "holes", DOUBLE),
+        (70, 70, 8, 64, False, "softmax", "A", "window", SINGLE),
+        (129, 200, 4, 16, True, "softmax", "B", "gaps", DOUBLE),
+        (64, 64, 9, 41, True, "sigsoftmax", "none", "causal", SINGLE),
+        (49, 129, 2, 16, False, "softmax", "A", "documents", DOUBLE),
+        (70, 33, 5, 16, False, "softmax", "none", "cross, empty", DOUBLE),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_mixed_scores_equal_the_equation(
+    queries: int, keys: int, heads: int, size: int, relative: bool, normalize: str, mixing: str, where: str,
+    dtype: torch.dtype, threads: int,
+) -> None:  # fmt: skip
+    problem = call(
+        layout(where, queries, keys),
+        mixing,
+        relative=relative,
+        normalize=normalize,
+        heads=heads,
+        size=size,
+        dtype=dtype,
+        scoring=True,
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(problem, attend(problem), 5e-6 if dtype == SINGLE else 1e-12)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
 def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> None:
     """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""

@@ -133,7 +133,8 @@ class WeightedValues(Attend):
         terms = self.score.terms(*self._select_heads(heads), layout)
         if isinstance(terms, str):
             return terms
-        if self.mix_scores is not None:
+        scoring = None if self.mix_scores is None else self.mix_scores.matrix()
+        if self.mix_scores is not None and scoring is None:
             return f"no engine mixes scores before the softmax, as {type(self.mix_scores).__name__} does"
         if self.mix.reason is not None:
             return self.mix.reason
@@ -142,7 +143,7 @@ class WeightedValues(Attend):
         query, keys, scale, distances = terms
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
-        return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p)
+        return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
 
     def _select_heads(self, heads: Heads) -> list[Tensor]:
         return [getattr(heads, name) for name in self.score.needs]

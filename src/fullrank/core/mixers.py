@@ -1,6 +1,6 @@
 """Mixers of the heads' maps beside those of Mixhead, one class each: of scores, and of weights.
 
-mix_scores  S' = mix_scores(S)            before the mask and the softmax; the definition computes it
+mix_scores  S' = mix_scores(S)            before the mask and the softmax; a matrix runs in C++, the definition computes others
 mix         P' = mix(P)                   weights; a matrix runs in every kernel (`core/stages.py`)
 
 Mixers of queries, keys, values and outputs stand in `core/vector_mixers.py`.
@@ -64,6 +64,10 @@ class ScoreMixing(nn.Module):
         mixed: Tensor = self(scores, heads, layout)
         return mixed
 
+    def matrix(self) -> Tensor | None:
+        """L (H, H) of a mixing that is S'_i = sum_j l_ji S_j; None for another one."""
+        return None
+
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         """Notes of each token (B, C, N, F), made of inputs x (B, N, E) and queries, which stand in `Heads.notes[0]`."""
         return None
@@ -93,6 +97,9 @@ class TalkingHeads(ScoreMixing):
 
     def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
         return mix_heads(scores, self.mixing)
+
+    def matrix(self) -> Tensor:
+        return self.mixing
 
     def multiply_adds(self, keys: float) -> float:
         return self.mixing.numel() * keys

@@ -4,11 +4,13 @@
     G_i = dropout(dO_i V_i^T),   dV_i = dropout(P'_i)^T dO_i,   D_ji(n) = sum_m P_j G_i,   delta_j = sum_i M_ji D_ji
     dA_j = P_j o (sum_i M_ji G_i - delta_j),   dQ_j = s dA_j K_j,   dK_j = s dA_j^T Q_j,   dM(n) = D(n)
 
+Mixed scores A_i = sum_j L_ji S_j have dS_j = sum_i L_ji dA_i and dL_ji = sum_nm S_j dA_i in place of these last products.
 For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
 with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
 weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
-Memory: two numbers (with sigsoftmax three) for each head, row of a block and key, for each thread. Texts that do not divide
-by the threads are shared, by sums of each thread's own, added in order: the same call with as many threads gives the same bits.
+Memory: two numbers (one more with sigsoftmax, and with mixed scores) for each head, row of a block and key, for each thread.
+Texts that do not divide by the threads are shared, by sums of each thread's own, added in order: the same call with as many
+threads gives the same bits.
 A compiler gets the same as an operator of its own, without a break in its graph.
 Halves are computed in fp32. Limits: no double backward, no functorch transforms.
 """
@@ -19,7 +21,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +42,8 @@ _SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
 
 def is_plain(problem: Problem) -> bool:
     """Scaled dot product, softmax, no mixing: the attention of PyTorch's fused kernels."""
-    return problem.mixing is None and problem.distances is None and problem.normalize == "softmax"
+    mixes = problem.mixing is not None or problem.scoring is not None
+    return not mixes and problem.distances is None and problem.normalize == "softmax"
 
 
 def fits(problem: Problem) -> bool:
@@ -51,6 +54,7 @@ def fits(problem: Problem) -> bool:
         problem.keys.shape == problem.values.shape == (batch, heads, keys, width)
         and problem.layout.shape == (queries, keys)
         and (mixing is None or mixing.shape in ((heads, heads), (batch, queries, heads, heads)))
+        and (problem.scoring is None or problem.scoring.shape == (heads, heads))
         and (mask is None or mask.shape in ((1, keys), (batch, keys)))
         and (distances is None or distances.keys.shape == (heads, problem.layout.distances, width))
     )
@@ -73,7 +77,7 @@ def find_obstacle(problem: Problem) -> str | None:
 
 def differentiable(problem: Problem) -> list[Tensor]:
     """The tensors for which gradients may be asked."""
-    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing]
+    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing, problem.scoring]
     if problem.distances is not None:
         tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
     tensors.append(problem.layout.distance_bias)
@@ -193,7 +197,7 @@ def attend(problem: Problem) -> Tensor:
     if problem.layout.distance_bias is not None:
         return attend(read_bias_as_distances(problem))[..., : problem.values.shape[-1]]
     dtype, width = problem.values.dtype, problem.values.shape[-1]
-    query, mixing, position, table, base = problem.query, problem.mixing, None, None, None
+    query, position, table, base = problem.query, None, None, None
     if problem.distances is not None:
         distances = problem.distances
         u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
@@ -211,7 +215,8 @@ def attend(problem: Problem) -> Tensor:
         query=_ready(query),
         keys=keys,
         values=values,
-        mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
+        mixing=_widen_matrix(problem.mixing, dtype),
+        scoring=_widen_matrix(problem.scoring, dtype),
         position=position,
         table=table,
         first=visible.first.contiguous(),
@@ -225,7 +230,7 @@ def attend(problem: Problem) -> Tensor:
         dropout=problem.dropout,
     )
     # an operator costs more than a function, and is taken where somebody looks at operators, or operands have no addresses
-    ordinary = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:6])
+    ordinary = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:_OPERANDS])
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not ordinary
     out: Tensor = (operator if watched else Native.apply)(*given)[0]
     return out[..., :width]
@@ -235,6 +240,10 @@ def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
     idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
+
+
+def _widen_matrix(matrix: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if matrix is None else matrix.to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
 def _find_room(heads: Tensor, width: int) -> int | None:
@@ -276,18 +285,23 @@ def _table_rows(layout: Layout) -> Tensor:
 # -- the call of the library: arguments, autograd function, and the operator that a compiler sees ----------------------
 
 
+_OPERANDS: Final = 7  # of `Arguments`, which are differentiated
+
+
 class Arguments(NamedTuple):
     """Operands, which are differentiable; visible keys (`VisibleKeys`, tokens as bytes); seed of dropout; choices.
 
     query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D) have no gaps; D is a multiple of 16, of fp64 of 8.
-    mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
-    None where the score has no distances. base (M,): n plus this is the row of the table of distances.
+    mixing is (H, H), (B, N, H, H) or None, scoring (H, H) or None; position and table (the query that meets the keys of
+    distances, and those) are None where the score has no distances. base (M,): n plus this is the row of the table of
+    distances.
     """
 
     query: Tensor
     keys: Tensor
     values: Tensor
     mixing: Tensor | None
+    scoring: Tensor | None
     position: Tensor | None
     table: Tensor | None
     first: Tensor
@@ -310,9 +324,10 @@ class _Call(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("first_text", "K", "packed")),
         *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "scoring", "position", "table")),
         *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
-        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_values", "d_mixing", "d_position", "d_table")),
+        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_values", "d_mixing", "d_scoring", "d_position")),
+        ("d_table", ctypes.c_void_p),
     )
 
 
@@ -323,7 +338,7 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
     (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
     narrow = queries <= 16 or 32 < queries <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
     number, first_text = (0, 0) if seed is None else seed.tolist()
-    arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
+    arrays: dict[str, Tensor | None] = dict(zip(given._fields[:12], given[:12], strict=True)) | others
     assert all(array is None or array.is_contiguous() or name in ("keys", "values") for name, array in arrays.items())
     call = _Call(
         B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
@@ -351,22 +366,22 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _differentiate(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands; of those that are not there, something empty."""
     given = _widen(arguments)
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:6]]
-    others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:6], gradients, strict=True)}
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:_OPERANDS]]
+    others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:_OPERANDS], gradients, strict=True)}
     _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
-    pairs = zip(gradients, arguments[:6], strict=True)
+    pairs = zip(gradients, arguments[:_OPERANDS], strict=True)
     return [cotangent.new_empty(0) if gradient is None else gradient.to(x.dtype) for gradient, x in pairs]
 
 
 def _widen(arguments: Sequence[Any]) -> Arguments:
     """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
-    operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:6])
-    return Arguments._make((*operands, *arguments[6:]))
+    operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:_OPERANDS])
+    return Arguments._make((*operands, *arguments[_OPERANDS:]))
 
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.choices = inputs[12:]
-    ctx.save_for_backward(*inputs[:12], output[1])
+    ctx.choices = inputs[13:]
+    ctx.save_for_backward(*inputs[:13], output[1])
     ctx.set_materialize_grads(False)
 
 
@@ -375,9 +390,9 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
     if cotangent is None:
-        return (None,) * 15
+        return (None,) * len(Arguments._fields)
     *inputs, lse = ctx.saved_tensors
-    pairs = zip(differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:6], strict=True)
+    pairs = zip(differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:_OPERANDS], strict=True)
     return *(None if tensor is None else gradient for gradient, tensor in pairs), *(None,) * 9
 
 
@@ -398,8 +413,9 @@ class Native(torch.autograd.Function):
 
 
 _ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? position, Tensor? table, Tensor first, Tensor end, "
-    "Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, bool sigsoftmax, float dropout"
+    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? scoring, Tensor? position, Tensor? table, "
+    "Tensor first, Tensor end, Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, "
+    "bool sigsoftmax, float dropout"
 )
 operator = torch.library.custom_op(
     "fullrank::mixed_attention", _compute, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
@@ -421,7 +437,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @_backward_operator.register_fake
 def _(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
-    return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:6]]
+    return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:_OPERANDS]]
 
 
 operator.register_autograd(

@@ -69,6 +69,8 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks onl
 def refuses(problem: Problem) -> str | None:
     if problem.distances is not None or problem.layout.distance_bias is not None:
         return "it computes no relative scores and no biases of distances"
+    if problem.scoring is not None:
+        return "it mixes no scores before the softmax"
     query = problem.query
     if query.dtype not in _DTYPES or not _runs_on(query.device):
         given = f"{query.dtype} on {query.device}".removeprefix("torch.")

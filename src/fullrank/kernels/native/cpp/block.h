@@ -13,7 +13,7 @@ template <class T, int C> struct Block {
 
     const Call& call;
     const int64_t H, N, M, D, room;  // room: keys in a block, at most
-    Buffer<T> weights, slopes, tile, query_block, position_block, out_block, coefficients, raw;
+    Buffer<T> weights, unmixed, slopes, tile, query_block, position_block, out_block, coefficients, raw;
     Buffer<T> most, sum, factors, factor;  // [head][row] twice, [tile][head][row], [row]
     Buffer<Int> first, end, own;
     Buffer<uint32_t> row_key;
@@ -21,7 +21,7 @@ template <class T, int C> struct Block {
 
     Block(const Call& c, int64_t most_keys, bool with_slopes)
         : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), weights(H * room * W),
-          slopes(with_slopes ? H * room * W : 0), tile(H * (TILE + 1) * W), query_block(H * D * W),
+          unmixed(c.scoring ? H * room * W : 0), slopes(with_slopes ? H * room * W : 0), tile(H * (TILE + 1) * W), query_block(H * D * W),
           position_block(c.T ? D * W : 0), out_block(H * W * D), coefficients(c.mixing_kind == 2 ? H * H * W : 0),
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
           first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}
@@ -85,9 +85,12 @@ template <class T, int C> struct Block {
         for (int64_t n = 0; n < W; ++n) factor[n] = hash(key[n] + step) >= dropped ? kept : (T)0;
     }
 
-    // scores of one head at some keys, [key][row], masked with -inf
+    // where scores are computed, before they are mixed
+    T* computed() const { return call.scoring ? unmixed : weights; }
+
+    // scores of one head at some keys, [key][row]; masked with -inf, unless they are to be mixed
     void score(const Rows& r, int64_t h, int64_t start, int64_t keys) {
-        T* s = weights + (h * room + start) * W;
+        T* s = computed() + (h * room + start) * W;
         scores<T, C>(at(call.keys, r.text, h, from + start, call.K), D, (int)keys, query_block + h * D * W, D, s);
         if (call.T) {
             turn(call.position, r, h, (T)call.scale, position_block);
@@ -101,6 +104,18 @@ template <class T, int C> struct Block {
                 for (int64_t n = 0; n < W; ++n) s[k * W + n] += shifted[n * (W + 1)];
             }
         }
+        if (!call.scoring) mask(r, h, start, keys);
+    }
+
+    // scores of all heads at some keys, mixed and masked
+    void mix_scores(const Rows& r, int64_t start, int64_t keys) {
+        mix<T, false>(unmixed + start * W, room * W, (const T*)call.scoring, H, 1, nullptr, W, (int)H, (int)keys,
+                      weights + start * W, room * W);
+        for (int64_t h = 0; h < H; ++h) mask(r, h, start, keys);
+    }
+
+    void mask(const Rows& r, int64_t h, int64_t start, int64_t keys) {
+        T* s = weights + (h * room + start) * W;
         const uint8_t* tokens = call.tokens ? call.tokens + r.text * M : nullptr;
         for (int64_t k = 0; k < keys; ++k) {
             const int64_t key = from + start + k;
@@ -248,13 +263,17 @@ template <class T, int C> struct Block {
     void forward(const Rows& r) {
         begin(r);
         for (int64_t x = 0; x < H * W; ++x) most[x] = std::numeric_limits<T>::lowest();
-        for (int64_t k = 0; k < size; k += TILE)
+        for (int64_t k = 0; k < size; k += TILE) {
+            const int64_t keys = std::min<int64_t>(TILE, size - k);
             for (int64_t h = 0; h < H; ++h) {
-                const int64_t keys = std::min<int64_t>(TILE, size - k);
                 fetch_rows(call.keys, r, h + 1, k, keys);
                 if (!call.T) score(r, h, k, keys);
-                weigh(h, k, keys);
+                if (!call.scoring) weigh(h, k, keys);
             }
+            if (!call.scoring) continue;
+            mix_scores(r, k, keys);
+            for (int64_t h = 0; h < H; ++h) weigh(h, k, keys);
+        }
         normalize(r);
         std::memset(out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < size; k += TILE) {

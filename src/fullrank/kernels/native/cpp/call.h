@@ -19,12 +19,13 @@ struct Call {
     int64_t packed;  // texts have documents, so that the first key of a query differs between them
     double scale, kept_scale;
     const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M of K, D) twice
+    const void* scoring;                                // (H, H), or null where scores are not mixed
     const void *position, *table;                       // (B, H, N, D), (H, T, D)
     const int32_t *first, *end, *own, *base;            // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                              // (B, M) or null
     void *out, *lse;                                    // (B, H, N, D), (B, H, N)
     const void* d_out;
-    void *d_query, *d_keys, *d_values, *d_mixing, *d_position, *d_table;
+    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_position, *d_table;
 
     const int32_t* first_of(int64_t text) const { return first + (packed ? text * N : 0); }
 };

@@ -1,5 +1,6 @@
 // One block of query rows, backward: G_i = dO_i V_i^T, D_ji = sum over keys of P_j G_i, delta_j = sum_i M_ji D_ji,
-// dP_j = sum_i M_ji G_i, dA_j = P_j (dP_j - delta_j), times 2 - sigmoid(A_j) for sigsoftmax.
+// dP_j = sum_i M_ji G_i, dA_j = P_j (dP_j - delta_j), times 2 - sigmoid(A_j) for sigsoftmax. Of mixed scores A_i = sum_j L_ji S_j:
+// dL_ji = sum over queries and keys of S_j dA_i, dS_j = sum_i L_ji dA_i.
 #pragma once
 #include "block.h"
 
@@ -14,17 +15,22 @@ template <class T, int C> struct Gradients {
     const int64_t H, N, M, D, head;  // head: numbers of a head in a block
     // G [head][key][row]; dO [head][d][row]; M [i][j][row]; D [j][i][row]; delta [j][row]
     Buffer<T> cotangents, out_block, turned_mixing, pair, delta;
+    Buffer<T> scaled_scoring, score_pair;  // L, times the scale; dL [j][i][row]
 
     Gradients(const Call& c, int64_t most_keys)
         : block(c, most_keys, c.sigsoftmax), call(c), H(c.H), N(c.N), M(c.M), D(c.D), head(most_keys * W),
           cotangents(H * head), out_block(H * D * W), turned_mixing(c.mixing_kind == 2 ? H * H * W : 0),
-          pair(c.mixing_kind ? H * H * W : 0), delta(H * W) {}
+          pair(c.mixing_kind ? H * H * W : 0), delta(H * W), scaled_scoring(c.scoring ? H * H : 0),
+          score_pair(c.scoring ? H * H * W : 0) {
+        for (int64_t ji = 0; c.scoring && ji < H * H; ++ji) scaled_scoring[ji] = ((const T*)c.scoring)[ji] * (T)c.scale;
+    }
 
-    // d_keys, d_values (H, M, D) of this text, d_table (H, T, D) and d_mixing (H, H) are added to
-    void add(const Rows& r, T* d_keys, T* d_values, T* d_table, double* d_mixing) {
+    // d_keys, d_values (H, M, D) of this text, d_table (H, T, D), d_mixing and d_scoring (H, H) are added to
+    void add(const Rows& r, T* d_keys, T* d_values, T* d_table, double* d_mixing, double* d_scoring) {
         block.begin(r);
         for (int64_t h = 0; h < H; ++h) block.turn(call.d_out, r, h, (T)1, out_block + h * D * W);
         if (call.mixing_kind) std::memset(pair.get(), 0, H * H * W * sizeof(T));
+        if (call.scoring) std::memset(score_pair.get(), 0, H * H * W * sizeof(T));
         std::memset(delta.get(), 0, H * W * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) {
             const int64_t keys = std::min<int64_t>(TILE, block.size - k);
@@ -32,9 +38,13 @@ template <class T, int C> struct Gradients {
                 block.fetch_rows(call.values, r, h, k, keys);
                 if (!call.T) block.score(r, h, k, keys);
                 block.fetch_rows(call.keys, r, h + 1, k, keys);
-                block.weigh_again(r, h, k, keys);
+                if (!call.scoring) block.weigh_again(r, h, k, keys);
                 scores<T, C>(block.at(call.values, r.text, h, block.from + k, call.K), D, (int)keys, out_block + h * D * W, (int)D,
                              cotangents + h * head + k * W);
+            }
+            if (call.scoring) {
+                block.mix_scores(r, k, keys);
+                for (int64_t h = 0; h < H; ++h) block.weigh_again(r, h, k, keys);
             }
             of_values(r, k, d_values);
         }
@@ -43,6 +53,9 @@ template <class T, int C> struct Gradients {
         for (int64_t x = 0; x < H * W; ++x) delta[x] /= block.sum[x];
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, d_keys);
+        if (call.scoring)
+            for (int64_t ji = 0; ji < H * H; ++ji)
+                for (int64_t n = 0; n < r.count; ++n) d_scoring[ji] += score_pair[ji * W + n];
         put(r, call.d_query);
         if (call.T) of_distances(r, d_table);
     }
@@ -92,7 +105,7 @@ template <class T, int C> struct Gradients {
             }
     }
 
-    // of the scores at some keys, in the place of the weights, and what they add to those of keys and queries
+    // of the scores at some keys, in their place, and what they add to those of keys and queries
     void of_scores(const Rows& r, int64_t k, T* d_keys) {
         const int keys = (int)std::min<int64_t>(TILE, block.size - k);
         const T *g = cotangents + k * W, *dp = g;
@@ -105,7 +118,7 @@ template <class T, int C> struct Gradients {
             else
                 mix<T, true>(g, head, turned_mixing, H * W, W, nullptr, W, (int)H, keys, block.tile, stride);
         }
-        const V scale = all<T>((T)call.scale);
+        const V scale = all<T>(call.scoring ? (T)1 : (T)call.scale);
         for (int64_t h = 0; h < H; ++h) {
             T* s = block.weights + h * head + k * W;
             const T* slope = block.slopes ? block.slopes + h * head + k * W : nullptr;
@@ -114,6 +127,14 @@ template <class T, int C> struct Gradients {
                     V y = load(s + x + w) * (load(dp + h * stride + x + w) - load(delta + h * W + w)) * scale;
                     store(s + x + w, slope ? y * load(slope + x + w) : y);
                 }
+        }
+        if (call.scoring) {
+            T *mixed = block.weights + k * W, *unmixed = block.unmixed + k * W;
+            pairs<T>(unmixed, head, mixed, head, keys, W, (int)H, score_pair);
+            mix<T, false>(mixed, head, scaled_scoring, 1, H, nullptr, W, (int)H, keys, unmixed, head);
+        }
+        for (int64_t h = 0; h < H; ++h) {
+            const T* s = block.computed() + h * head + k * W;
             fetch(d_keys + (h * M + block.from + k) * D, 6 * D);
             block.fetch_rows(call.keys, r, h + 1, k, keys);
             product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, call.K), D, keys, block.out_block + h * W * D, D,
@@ -130,7 +151,7 @@ template <class T, int C> struct Gradients {
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t h = 0; h < H; ++h) {
             std::memset(block.raw.get(), 0, (high - low + 2 * W) * W * sizeof(T));
-            const T* s = block.weights + h * head;
+            const T* s = block.computed() + h * head;
             for (int64_t k = 0; k < block.size; ++k) {
                 T* shifted = block.raw + block.shift(r, k, low, high) * W;
                 for (int64_t n = 0; n < W; ++n) shifted[n * (W + 1)] += s[k * W + n];

@@ -31,12 +31,12 @@ template <class T, int C> void run_backward(const Call& c) {
     std::vector<std::vector<Rows>> texts;
     for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
     ++room;
-    const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.mixing_kind == 1 ? c.H * c.H : 0;
+    const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.H * c.H;
     const int64_t whole = c.B - c.B % c.threads;  // texts that one thread does alone
     const int64_t sharing = whole < c.B ? std::min<int64_t>(c.threads, texts[0].size()) : 0;  // threads, of each other text
     const int64_t threads = whole ? c.threads : sharing;
     // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
-    std::vector<double> mixing(pairs_of * threads, 0);
+    std::vector<double> mixing(pairs_of * threads, 0), scoring(pairs_of * threads, 0);
     Buffer<T> of_table(table * threads), shared(per_text * 2 * sharing);
     std::vector<Gradients<T, C>> workers;
     for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room);
@@ -48,7 +48,7 @@ template <class T, int C> void run_backward(const Call& c) {
         for (int64_t text = t; text < whole; text += threads)
             for (const Rows& r : texts[text])
                 workers[t].add(r, (T*)c.d_keys + text * per_text, (T*)c.d_values + text * per_text, of_table + t * table,
-                               mixing.data() + t * pairs_of);
+                               &mixing[t * pairs_of], &scoring[t * pairs_of]);
     for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share, each with sums of its own
         const int64_t count = (int64_t)texts[text].size();
 #pragma omp parallel for num_threads((int)sharing) schedule(static, 1)
@@ -56,7 +56,8 @@ template <class T, int C> void run_backward(const Call& c) {
             T* d_keys = shared + 2 * t * per_text;
             std::memset(d_keys, 0, per_text * 2 * sizeof(T));
             for (int64_t i = t; i < count; i += sharing)
-                workers[t].add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, mixing.data() + t * pairs_of);
+                workers[t].add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, &mixing[t * pairs_of],
+                               &scoring[t * pairs_of]);
         }
 #pragma omp parallel for num_threads((int)sharing) schedule(static)
         for (int64_t i = 0; i < per_text; ++i)
@@ -70,11 +71,15 @@ template <class T, int C> void run_backward(const Call& c) {
         for (int64_t t = 0; t < threads; ++t) sum += of_table[t * table + i];
         ((T*)c.d_table)[i] = sum;
     }
-    for (int64_t i = 0; i < pairs_of; ++i) {
-        double sum = 0;
-        for (int64_t t = 0; t < threads; ++t) sum += mixing[t * pairs_of + i];
-        ((T*)c.d_mixing)[i] = (T)sum;
-    }
+    auto add_up = [&](const std::vector<double>& sums, void* to) {
+        for (int64_t i = 0; i < pairs_of; ++i) {
+            double sum = 0;
+            for (int64_t t = 0; t < threads; ++t) sum += sums[t * pairs_of + i];
+            ((T*)to)[i] = (T)sum;
+        }
+    };
+    if (c.mixing_kind == 1) add_up(mixing, c.d_mixing);
+    if (c.scoring) add_up(scoring, c.d_scoring);
 }
 
 template <class T, int C> void run(const Call& c, bool backward) {
