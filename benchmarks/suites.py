@@ -41,8 +41,8 @@ SUITES = {
         ),
         Suite(
             "mixers",
-            "a layer with each mixer of heads against the same layer without one, over plain SDPA",
-            lengths=(512, 1024, 2048),
+            "a layer with each mixer of heads against the same layer without one, over plain SDPA, and against peers",
+            lengths=(512, 1024, 2048, 4096),
             quick=(64, 128, 256),
             comparisons=mixers.comparisons,
             rounds=5,
