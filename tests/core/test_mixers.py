@@ -199,6 +199,14 @@ def gradients(out: Tensor, layer: fr.Attention, x: Tensor) -> dict[str, Tensor]:
     return dict(zip(named, torch.autograd.grad(out, list(named.values()), cotangent), strict=True))
 
 
+def compare(out: Tensor, expected: Tensor, layer: fr.Attention, x: Tensor) -> None:
+    """Output and all gradients."""
+    assert torch.allclose(out, expected, atol=1e-12)
+    computed = gradients(out, layer, x)
+    for key, gradient in gradients(expected, layer, x).items():
+        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+
+
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("name", CASES)
 def test_is_its_equation_with_all_gradients(name: str, kernel: str) -> None:
@@ -207,10 +215,7 @@ def test_is_its_equation_with_all_gradients(name: str, kernel: str) -> None:
     expected = by_hand(layer, x, **steps)
     with fr.kernel(kernel):
         out = layer(x)
-    assert torch.allclose(out, expected, atol=1e-12)
-    computed = gradients(out, layer, x)
-    for key, gradient in gradients(expected, layer, x).items():
-        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+    compare(out, expected, layer, x)
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"differential", "exclusive", "plain"}))
@@ -226,7 +231,7 @@ def test_starts_as_plain_attention(name: str) -> None:
 
 def test_differential_attention_is_the_released_code() -> None:
     """microsoft/unilm Diff-Transformer/multihead_diffattn.py: H/2 heads, whose values are 2 D wide, and its order of rows."""
-    layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64)
+    layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     project, mix = layer.project, layer.attend.mix
     query = project.query(x).view(B, N, H, D).transpose(1, 2)
     keys = project.key(x).view(B, N, H, D).transpose(1, 2)
@@ -237,8 +242,7 @@ def test_differential_attention_is_the_released_code() -> None:
     amount = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + lambda_init
     out = (maps[:, :, 0] - amount * maps[:, :, 1]) @ values
     out = F.rms_norm(out, (2 * D,), mix.weight, eps=1e-5) * (1 - lambda_init)
-    expected = layer.merge(out.transpose(1, 2).reshape(B, N, H * D))
-    assert torch.allclose(layer(x), expected, atol=1e-12)
+    compare(layer(x), layer.merge(out.transpose(1, 2).reshape(B, N, H * D)), layer, x)
 
 
 def test_interleaved_heads_are_their_equation() -> None:
@@ -255,12 +259,7 @@ def test_interleaved_heads_are_their_equation() -> None:
     ]
     outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*tokens, strict=True)]
     joined = [sum(mix.collapsing[i, j, p] * outputs[j][:, p::3] for j in range(H) for p in range(3)) for i in range(H)]
-    expected = layer.merge(torch.cat(joined, -1))  # type: ignore[arg-type]
-    out = layer(x)
-    assert torch.allclose(out, expected, atol=1e-12)
-    computed = gradients(out, layer, x)
-    for key, gradient in gradients(expected, layer, x).items():
-        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+    compare(layer(x), layer.merge(torch.cat(joined, -1)), layer, x)  # type: ignore[arg-type]
 
 
 def test_interleaved_heads_start_as_plain_attention_without_rotation() -> None:
@@ -289,15 +288,22 @@ def test_differential_attention_2_is_the_released_code() -> None:
     torch.manual_seed(3)
     layer = moved(fr.Attention(grouped(gate="differential")).double())
     assert layer.merge.in_features == H // 2 * D
-    x = torch.randn(B, N, E, dtype=torch.float64)
-    project = layer.project
-    query = project.rotary(project.query(x).view(B, N, H, D).transpose(1, 2), torch.arange(N))
-    keys = project.rotary(project.key(x).view(B, N, H // 2, D).transpose(1, 2), torch.arange(N))
-    values = project.value(x).view(B, N, H // 2, D).transpose(1, 2)
-    heads = [softmax_of(query[:, i] @ keys[:, i // 2].mT / math.sqrt(D)) @ values[:, i // 2] for i in range(H)]
-    shares = torch.sigmoid(x @ layer.gate.weight.mT)
+    x = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
+    query = [turned(head) for head in projected(layer.project.query, x)]
+    keys = [turned(head) for head in projected(layer.project.key, x)]
+    values = projected(layer.project.value, x)
+    heads = [softmax_of(query[i] @ keys[i // 2].mT / math.sqrt(D)) @ values[i // 2] for i in range(H)]
+    shares = 1 / (1 + torch.exp(-(x @ layer.gate.weight.mT)))
     outputs = [heads[2 * i] - shares[..., i, None] * heads[2 * i + 1] for i in range(H // 2)]
-    assert torch.allclose(layer(x), layer.merge(torch.cat(outputs, -1)), atol=1e-12)
+    compare(layer(x), F.linear(torch.cat(outputs, -1), layer.merge.weight, layer.merge.bias), layer, x)
+
+
+def turned(head: Tensor) -> Tensor:
+    """Rotary positions of one head (B, N, D), as complex numbers: dimensions d and d + D / 2 turn by n / 10000^(2 d / D)."""
+    rate = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angle = torch.arange(N, dtype=torch.float64)[:, None] * rate
+    pair = torch.complex(head[..., : D // 2], head[..., D // 2 :]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((pair.real, pair.imag), -1)
 
 
 def test_differential_attention_2_decodes_and_trains() -> None:
