@@ -47,7 +47,7 @@ def figures(folder: Path, checkpoint: str) -> dict[str, Any]:
 def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path) -> None:
     code, out, err = called("average", folder, "--last", 2)
     assert code == 0, err
-    assert f"{folder}: the mean of 2 checkpoints, of steps 16, 18" in out
+    assert f"{folder}: the mean of 2 checkpoints (step 16, 18)" in out
     assert f"fullrank eval {folder} --checkpoint average" in out
     expected = mean(folder, 16, 18)
     model = fr.LanguageModel.load(folder, "average")

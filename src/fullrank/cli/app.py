@@ -546,8 +546,8 @@ def main(argv: list[str] | None = None) -> None:
             "1"  # processes that libraries start import nothing from the working directory either
         )
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a pipe of Windows has an encoding without most of our characters
-            stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = load()([word for word in words if word != "--debug"], prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told

@@ -147,7 +147,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
     from fullrank.config.load import load
     from fullrank.core.errors import ConfigError
     from fullrank.experiments.run import task_of
-    from fullrank.render.blocks import count_things
+    from fullrank.names import count_things
 
     recipe = load(choice.config)
     rows = [choice.row] if choice.row or not recipe.rows else list(recipe.rows)

@@ -40,6 +40,7 @@ from fullrank.cli.app import (
 from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
 from fullrank.core.errors import InputError
 from fullrank.files import text_of
+from fullrank.names import count_things
 
 if TYPE_CHECKING:
     from fullrank.experiments.translation import LineTranslator, Translation
@@ -234,7 +235,7 @@ def average(
     mean = of_run(run, last=last)
     steps = ", ".join(f"{step:,}" for step in mean["steps"])
     lines = [
-        f"{run}: the mean of {len(mean['steps'])} checkpoints, of step{'s' * (len(mean['steps']) > 1)} {steps}",
+        f"{run}: the mean of {count_things(len(mean['steps']), 'checkpoint')} (step {steps})",
         f"  {mean['folder']}   fullrank eval {run} --checkpoint average",
     ]
     tell(mean, lines, json=json)

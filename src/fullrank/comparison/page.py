@@ -18,6 +18,7 @@ from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
+from fullrank.names import count_things
 from fullrank.records import Column, Record, Table
 from fullrank.render import blocks
 from fullrank.render.blocks import (
@@ -30,7 +31,6 @@ from fullrank.render.blocks import (
     Paragraph,
     Section,
     build_grid,
-    count_things,
     join_words,
 )
 from fullrank.render.page import build_blocks, build_figure

@@ -23,7 +23,6 @@ from fullrank.data.tasks import (
     TaskSplit,
     Window,
     load_glue,
-    locate,
     make_examples,
     make_questions,
     read_squad,
@@ -117,13 +116,9 @@ class GlueBenchmark:
         self.outputs = self.task.outputs
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
 
-    def list_splits(self, say: Say) -> list[str]:
-        data, splits = self.config.data, list(self.task.sizes)
-        extra = "dev_mismatched"
-        if extra in splits and data.dir is not None and locate(self.task, extra, Path(data.dir)) is None:
-            say(f"{data.name}: measured without {extra}, for {data.dir} has no file of it")
-            splits.remove(extra)
-        return splits
+    @property
+    def splits(self) -> list[str]:
+        return list(self.task.sizes)
 
     def read(self, split: str, say: Say) -> TaskSplit:
         data = self.config.data
@@ -203,7 +198,8 @@ class SquadBenchmark:
             f"answers of at most {config.eval.max_answer_length} tokens"
         )
 
-    def list_splits(self, say: Say) -> list[str]:
+    @property
+    def splits(self) -> list[str]:
         return ["train", "dev"]
 
     def read(self, split: str, say: Say) -> TaskSplit:
@@ -334,7 +330,7 @@ class Finetuning(Task):
     def prepare(self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         benchmark, data = benchmark_of(config), config.data
         splits = {}
-        for name in benchmark.list_splits(say):
+        for name in benchmark.splits:
             source = benchmark.read(name, say)
             most = data.max_train if name == "train" else data.max_eval
             rows = choose_subset(len(source), most, data.subset_seed)

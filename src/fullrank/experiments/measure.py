@@ -32,6 +32,7 @@ from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.core.section import Size
 from fullrank.data.padded_batches import batches_by_length
+from fullrank.names import count_things
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 
 _OF_MEMORY = ("memory_length", "same_length", "clamp_length")
@@ -72,15 +73,15 @@ class EvaluationProtocol:
         match self.kind:
             case "blocks":
                 words = (
-                    f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
-                    "before it in its block and the one before the block"
+                    f"consecutive blocks of {count_things(self.segment_length, 'token')}, every token scored once, given the "
+                    "tokens before it in its block and the one before the block"
                 )
             case "window":
                 assert self.context is not None
                 assert self.stride is not None
                 fewest = self.context + 1  # a target's input is the token before it
                 most = self.context + self.stride
-                span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
+                span = f"{fewest} to {most} tokens" if most > fewest else count_things(most, "token")
                 last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
                 words = (
                     f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
@@ -91,21 +92,16 @@ class EvaluationProtocol:
                 start = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
                 seen = ""
                 if self.same_length:
-                    keys = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
-                    seen = f", every query sees at most {keys}, its own included"
+                    seen = f", every query sees at most {count_things(self.memory_length, 'key')}, its own included"
                 words = (
-                    f"{streams} {start}, read in segments of {_tokens(self.segment_length)} with up to "
-                    f"{_tokens(self.memory_length)} of memory{seen}; every token scored once"
+                    f"{streams} {start}, read in segments of {count_things(self.segment_length, 'token')} with up to "
+                    f"{count_things(self.memory_length, 'token')} of memory{seen}; every token scored once"
                 )
         if self.clamp_length is not None:
             words += f"; positions clamped at {self.clamp_length}"
         if self.temperature != 1:
             words += f"; logits divided by {self.temperature:g}"
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

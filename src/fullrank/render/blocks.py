@@ -295,11 +295,6 @@ def format_label(value: Label) -> str:
     return "" if value is None else str(value)
 
 
-def count_things(count: int, thing: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
-
-
 def join_words(words: Iterable[str]) -> str:
     """`a, b and c`."""
     *first, last = list(words) or [""]
