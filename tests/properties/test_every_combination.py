@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import property_checks as checks
@@ -14,8 +15,7 @@ import torch
 import combinations
 import fullrank as fr
 from combinations import Combination
-from fullrank.core.config import Position
-from fullrank.core.kinds import Mix, Normalize, Score
+from fullrank.core.errors import ConfigError
 
 ATTENTION = combinations.every_attention()
 PAIRS = combinations.pairwise()
@@ -57,41 +57,24 @@ def test_something_was_found() -> None:
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
 
 
-BUILT_IN = {hint.__metadata__[0].name: hint.__metadata__[0].built_in for hint in (Score, Normalize, Mix, Position)}
-
-# pairs of built-in choices that no configuration has
-IMPOSSIBLE = {
-    ("score", "position"): 6 + 3,  # relative with another one, either way
-    ("attend", "score"): 2 + 3,  # the synthesizers, and the position term with decayed sums
-    ("attend", "normalize"): 2 * 1,
-    ("attend", "mix"): 2 * 8,
-    ("attend", "mix_qkv"): 2 * 2,
-    ("attend", "mix_scores"): 2 * 3,
-    ("score", "mix_qkv"): 3,  # interleaved heads meet in dot products
-    ("score", "mix_scores"): 3,  # so does multi-token attention
-    ("position", "mix_qkv"): 3,
-    ("position", "mix_scores"): 3,
-    ("mix", "mix_qkv"): 1,
-    ("mix_qkv", "mix_scores"): 2,
-    ("mix_qkv", "gate"): 2,
-    ("mix_qkv", "kv_heads"): 1,
-    ("attend", "gate"): 2 * 4,
-    ("attend", "position"): 2 * 3 + 1,  # what acts on scores, and relative with decayed sums
-    ("attend", "qk_norm"): 2 * 1,
-    ("score", "qk_norm"): 2 * 1,  # the synthesizers read no keys
-}
-
-
 def test_pairwise_holds_every_pair() -> None:
+    """Of what goes together; docs/combinations.md lists what does not."""
     found, rows = combinations.slots(), [vars(row) for row in PAIRS]
     for a, b in itertools.combinations(found, 2):
         wanted = {(x, y) for first, x, second, y in combinations.every_pair_of_choices() if (first, second) == (a, b)}
         assert {(row[a], row[b]) for row in rows} == wanted
-        impossible = set(itertools.product(found[a], found[b])) - wanted
-        built_in = {(x, y) for x, y in impossible if x in BUILT_IN.get(a, [x]) and y in BUILT_IN.get(b, [y])}
-        assert len(built_in) == IMPOSSIBLE.get((a, b), 0)
     for slot, names in found.items():
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
+
+
+def test_pairs_that_are_left_out_are_refused() -> None:
+    """Of multi-linear attention, which takes no stages: tests/core/refused.yaml."""
+    plain, found = combinations.variant("strided"), combinations.slots()
+    for a, b in itertools.combinations([slot for slot in found if slot != "attend"], 2):
+        for x, y in itertools.product(found[a], found[b]):
+            if not combinations.possible({a: x, b: y}):
+                with pytest.raises(ConfigError):
+                    replace(plain, **{a: x, b: y}, keys=(("attention", {}),)).config()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""A new mixing stage is one class and one registration: the property tests find it, and find its faults, by themselves."""
+"""A new mixing stage is one class and one registration: the property tests find it by themselves."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import property_checks as checks
@@ -33,50 +33,12 @@ class Neighbour(nn.Module):
         return torch.eye(len(self.share)).to(self.share) + torch.diag(self.share).roll(-1, dims=0)
 
 
-class Peeking(nn.Module):
-    """Reads the query after its own."""
-
-    def __init__(self, config: object, size: HeadSize) -> None:
-        super().__init__()
-
-    def matrix(self, query: Tensor) -> Tensor:
-        products = query @ query.roll(-1, dims=2).transpose(-1, -2)
-        return products.diagonal(dim1=-2, dim2=-1).transpose(1, 2).diag_embed()
-
-
-class Dead(nn.Module):
-    """Has a parameter that nothing uses."""
-
-    def __init__(self, config: object, size: HeadSize) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(size.num_heads))
-
-    def matrix(self, query: Tensor) -> None:
-        return None
-
-
-class Shifted(nn.Module):
-    """Claims, by saying nothing, to start as plain attention."""
-
-    def __init__(self, config: object, size: HeadSize) -> None:
-        super().__init__()
-        self.num_heads = size.num_heads
-
-    def matrix(self, query: Tensor) -> Tensor:
-        return torch.eye(self.num_heads).roll(1, dims=1)
-
-
-STAGES = {"neighbour": Neighbour, "peeking": Peeking, "dead": Dead, "shifted": Shifted}
-
-
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    for name, stage in STAGES.items():
-        registry.register("mix", name)(stage)
+    registry.register("mix", "neighbour")(Neighbour)
     combinations.slots.cache_clear()
     yield
-    for name in STAGES:
-        registry.unregister("mix", name)
+    registry.unregister("mix", "neighbour")
     combinations.slots.cache_clear()
 
 
@@ -86,7 +48,7 @@ def row(mix: str) -> Combination:
 
 def test_a_new_stage_is_found() -> None:
     for rows in (combinations.pairwise(), combinations.every_attention()):
-        assert set(STAGES) <= {combination.mix for combination in rows}
+        assert "neighbour" in {combination.mix for combination in rows}
 
 
 def test_a_right_stage_passes_everything(tmp_path: Path) -> None:
@@ -109,22 +71,6 @@ def test_a_right_stage_passes_everything(tmp_path: Path) -> None:
     for kernel, layout in itertools.product(("native", "auto"), ("past and padding", "gaps")):
         found, expected = (agree.computed(attend, agree.layout(layout), wide, name) for name in (kernel, "reference"))
         agree.compare(found, expected, 1e-13)
-
-
-@pytest.mark.parametrize(
-    ("mix", "check"),
-    [
-        ("peeking", lambda stage: checks.changing_a_token_changes_nothing_before(stage, False)),
-        ("peeking", checks.no_gradient_from_the_future),
-        ("peeking", lambda stage: checks.decoding_equals_one_pass(stage, torch.float64)),
-        ("peeking", lambda stage: checks.segments_with_memory_equal_one_pass(stage, torch.float64)),
-        ("dead", lambda stage: checks.gradients_reach_every_parameter(stage, False)),
-        ("shifted", checks.starts_as_plain_attention),
-    ],
-)
-def test_a_wrong_stage_is_caught(mix: str, check: Callable[[Combination], None]) -> None:
-    with pytest.raises(AssertionError):
-        check(row(mix))
 
 
 def test_registering_and_forgetting() -> None:
