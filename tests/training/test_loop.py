@@ -26,6 +26,7 @@ from training_toy import (
     train,
 )
 
+from fullrank.config.training import PhaseConfig
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
@@ -114,6 +115,7 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
 
 
 def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoch(tmp_path: Path) -> None:
+    """It outlives a phase."""
     given: list[float | None] = []
 
     def counting(model: Toy) -> Any:
@@ -124,7 +126,8 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
 
         return objective
 
-    train(tmp_path, steps=5, objective=counting, gradient_accumulation_steps=2)
+    phases = [PhaseConfig(name="a", steps=2), PhaseConfig(name="b", steps=3)]
+    train(tmp_path, phases=phases, objective=counting, gradient_accumulation_steps=2)
     assert given == [None, 1, 2, 3, 4, 5, 6, None, 1]
 
 

@@ -101,21 +101,6 @@ def test_the_objective_gets_its_position(tmp_path: Path) -> None:
     assert [position.step for position in positions.seen] == list(range(1, 10))
 
 
-def test_the_carry_outlives_a_phase(tmp_path: Path) -> None:
-    given: list[tuple[int, float]] = []
-
-    def counting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
-            given.append((position.step, float(carry.get("count", 0))))
-            loss = Objective(model)(batch, {}, position)
-            return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor(given[-1][1] + 1)})
-
-        return objective
-
-    train(tmp_path, phases=[phase("a", steps=3), phase("b", steps=6)], objective=counting)
-    assert given == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6), (8, 0), (9, 1)]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plateau_is_what_its_equation_says(seed: int) -> None:
     """Against all evaluations ever made, and what is remembered is no more than the window holds."""

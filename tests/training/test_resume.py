@@ -1,13 +1,14 @@
-"""A killed run ends as one never killed: metrics and weights, byte for byte."""
+"""A run that was stopped or killed ends as one never stopped: metrics and weights, byte for byte.
+
+It is killed before every batch in test_phases.py, at every reach for the disk in test_checkpoint.py, and by SIGKILL at random
+moments by `make faults`.
+"""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from training_toy import (
     evaluate_scored,
     outcome,
     train,
-    train_in_child,
 )
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
@@ -48,12 +48,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-every_case = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "phases" else pytest.mark.full) for name in CASES]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("phases", "bleu") else pytest.mark.full) for name in CASES]
 )
-
-
-@every_case
 def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
     """Pauses with and without an evaluation, one of them twice, change nothing, also of what depends on the planned steps."""
     options = dict(CASES[name])
@@ -65,38 +62,6 @@ def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
         assert last["content"]["state"]["step"] == until
     train(tmp_path / "paused", **options)
     assert outcome(tmp_path / "paused") == outcome(tmp_path / "whole")
-
-
-@every_case
-def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullrank.training", "torch._dynamo"])
-
-    def start(folder: Path) -> Any:
-        receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=train_in_child, args=(send, folder, CASES[name]))
-        process.start()
-        return process, receive
-
-    whole, _batches = start(tmp_path / "whole")
-    whole.join()
-    assert whole.exitcode == 0
-
-    for _ in range(4):
-        process, batches = start(tmp_path / "killed")
-        for _ in range(random.randint(1, 14)):  # of 60 and more
-            while process.is_alive() and not batches.poll(0.02):  # the run before this one may have come to its end
-                pass
-            if batches.poll():
-                batches.recv()
-        time.sleep(random.uniform(0, 0.005))
-        process.kill()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL)
-    process, _batches = start(tmp_path / "killed")
-    process.join()
-    assert process.exitcode == 0
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.cuda

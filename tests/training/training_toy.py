@@ -4,7 +4,6 @@ a buffer, a carry between batches, and a last batch of another size."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,24 +184,6 @@ class Death(BaseException):
 
 def die() -> None:
     raise Death
-
-
-@dataclass(frozen=True)
-class Reporting(ToyBatches):
-    """Tells of every batch, and takes a little time, so that there are moments to be killed at."""
-
-    connection: Any = None
-
-    def batch(self, epoch: int, index: int) -> Tensor:
-        self.connection.send((epoch, index))
-        time.sleep(0.001)
-        return super().batch(epoch, index)
-
-
-def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> None:
-    """A toy run in a process of its own."""
-    torch.set_num_threads(1)
-    train(folder, batches=Reporting(connection=connection), **options)
 
 
 class Recorder(Observer):
