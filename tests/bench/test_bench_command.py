@@ -96,24 +96,3 @@ def test_without_a_name_everything_in_small(called: Called, monkeypatch: pytest.
     called("mos", "--json")
     called("growth", "--rounds", "5", "--no-compile")
     assert asked == [("mos", [256, 700, 2048], 9, True), ("growth", list(suites.SUITES["growth"].lengths), 5, False)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["mixng"], "bench: 'mixng' is not a benchmark; did you mean 'mixing'? (fullrank bench --list)"),
-        (["mos", "--heads", "3"], "--heads: the benchmark 'mos' has no such size; leave it out"),
-        (["--lengths", "5"], "--lengths: say which benchmark, such as `fullrank bench mixing --lengths ..`; --list names them"),
-        (["growth", "--device", "tpu"], "--device: auto, cpu, cuda or cuda:0, given 'tpu'"),
-        (["growth", "--dtype", "bf"], "--dtype: 'bf' is not a precision; did you mean 'bf16'?"),
-        (["growth", "--dtype", "fp16"], "--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda"),
-        (["growth", "--plot", "x.svg"], "--plot x.svg: give the name of a file that ends in .png"),
-        *(
-            (["growth", "--lengths", given], f"--lengths: '{given}' is not a list of lengths; give whole numbers from 2 to "
-             "1,048,576, such as 512,1024")
-            for given in ("5x", "", "512,", "1", "-4", "2000000", "５")
-        ),
-    ],
-)  # fmt: skip
-def test_wrong_input_is_one_sentence(called: Called, words: list[str], message: str) -> None:
-    assert called(*words) == (2, "", f"fullrank: {message}\n")

@@ -39,18 +39,15 @@ def norm(layer: torch.nn.LayerNorm, x: Tensor, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_pre_norm(eps: float) -> None:
-    block, x = shaken(Block(config(norm="pre", layer_norm_eps=eps))), torch.randn(2, 5, E, dtype=torch.float64)
-    h = x + block.attention(norm(block.attention_norm, x, eps))
-    expected = h + block.feed_forward(norm(block.feed_forward_norm, h, eps))
-    assert torch.allclose(block(x, fr.Layout.of(5)), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_post_norm(eps: float) -> None:
-    block, x = shaken(Block(config(norm="post", layer_norm_eps=eps))), torch.randn(2, 5, E, dtype=torch.float64)
-    h = norm(block.attention_norm, x + block.attention(x), eps)
-    expected = norm(block.feed_forward_norm, h + block.feed_forward(h), eps)
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_two_residual_lines(kind: str, eps: float) -> None:
+    block, x = shaken(Block(config(norm=kind, layer_norm_eps=eps))), torch.randn(2, 5, E, dtype=torch.float64)
+    if kind == "pre":
+        h = x + block.attention(norm(block.attention_norm, x, eps))
+        expected = h + block.feed_forward(norm(block.feed_forward_norm, h, eps))
+    else:
+        h = norm(block.attention_norm, x + block.attention(x), eps)
+        expected = norm(block.feed_forward_norm, h + block.feed_forward(h), eps)
     assert torch.allclose(block(x, fr.Layout.of(5)), expected, atol=1e-12)
 
 

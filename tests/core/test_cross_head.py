@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.stages import StochasticCrossHead
@@ -75,17 +74,3 @@ def test_permuted_heads_are_permuted_weights(options: dict[str, Any]) -> None:
         for bias in (project.key.bias, project.value.bias):
             bias.copy_(bias.view(3, 2)[list(read)].reshape(6))
     assert torch.allclose(attention(x), permuted, atol=1e-12)
-
-
-def test_beta_zero_adds_no_randomness() -> None:
-    def run(cross_head: float) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(1)
-        config = fr.AttentionConfig(cross_head=cross_head)
-        attention = fr.Attention(config, hidden_size=8, num_attention_heads=4).train()
-        state = torch.get_rng_state()
-        out = attention(torch.ones(1, 3, 8).cumsum(1))
-        return out, (torch.get_rng_state() != state).any()
-
-    assert not run(0.0)[1]
-    assert run(0.5)[1]
-    assert fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).permute.beta == 0

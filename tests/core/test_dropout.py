@@ -45,24 +45,6 @@ def test_locked_shares_one_mask_over_positions() -> None:
     assert not torch.equal(ordinary, ordinary[:, :1].expand_as(ordinary))
 
 
-PLACES = ["embedding", "attention", "activation", "residual", "output"]
-
-
-@pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize("place", PLACES)
-def test_each_place_acts_in_training_only(place: str, locked: bool) -> None:
-    def model(p: float) -> fr.LanguageModel:
-        torch.manual_seed(0)
-        dropout = fr.DropoutConfig(**{place: p}, locked=locked)
-        return fr.LanguageModel(
-            fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, dropout=dropout)
-        )
-
-    read, made = torch.arange(6)[None], model(0.5)
-    assert torch.equal(made.eval()(read).logits, model(0.0).eval()(read).logits)
-    assert not torch.equal(made.train()(read).logits, made(read).logits)
-
-
 def test_places_are_where_they_are_named() -> None:
     """Hooks around each place find the share of zeros that belongs to it."""
     shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}

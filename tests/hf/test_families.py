@@ -230,20 +230,6 @@ def test_with_a_cache_outputs_are_those_of_the_whole_text(name):
     assert_near(torch.cat(pieces, 1)[seen], whole[seen], 1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", *SEQ2SEQ])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beam"])
-def test_generation_is_the_same_with_and_without_a_cache(name, options):
-    model, inputs = FAMILIES[name]()
-    injected = stir(fr.inject(model, mix="position_wise", cross_head=0.5))
-    inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder")}
-    if not model.config.is_encoder_decoder:
-        inputs = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, **options}
-    results = [injected.generate(**inputs, use_cache=cache, **options) for cache in (True, False)]
-    assert torch.equal(*results)
-    assert not torch.equal(results[0], fr.remove(injected).generate(**inputs, **options))
-
-
 @pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
 @pytest.mark.parametrize("name", everyday(ROTARY))
 @torch.no_grad()

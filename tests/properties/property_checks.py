@@ -115,9 +115,11 @@ def decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> No
                     new = None if mask is None else mask[:, start:end]
                     out = model(read[:, start:end], cache=cache, attention_mask=new)
                     assert cache.length == start, "a cache is a value: a call leaves the one it was given alone"
-                    cache = out.cache
+                    before, cache = cache, out.cache
                     parts.append(out.logits)
                 assert cache.length == 12
+                again = model(read[:, start:], cache=before, attention_mask=None if mask is None else mask[:, start:])
+                assert torch.equal(again.logits, parts[-1]), "two go on from one cache"
                 _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cut at {bounds}", mask)
 
 
