@@ -68,27 +68,6 @@ def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: objec
     return linear(made.merge, heads)
 
 
-KERNELS = pytest.mark.parametrize("kernel", ["reference", "auto"])
-
-
-@KERNELS
-@pytest.mark.parametrize("mix", ["none", "position_wise"])
-@pytest.mark.parametrize("clamp", [None, 3])
-def test_a_causal_text_is_the_equation(kernel: str, mix: str, clamp: int | None) -> None:
-    made, x = layer(mix, clamp_length=clamp), torch.randn(2, 7, E, dtype=torch.float64)
-    with fr.kernel(kernel):
-        given = made(x).detach().numpy()
-
-    def distance(n: int, m: int) -> int:
-        return min(n - m, clamp or 99)
-
-    for b in range(2):
-        expected = equation(made, x[b].numpy(), distance, lambda n, m: m <= n)
-        assert np.abs(given[b] - expected).max() < 1e-12
-        absolute = equation(made, x[b].numpy(), lambda n, m: min(m, clamp or 99), lambda n, m: m <= n)
-        assert np.abs(given[b] - absolute).max() > 1e-2
-
-
 def test_distances_come_from_the_layout() -> None:
     """A gap between keys, positions that differ by row, padding, and queries that see what comes after them."""
     made, x = layer(), torch.randn(1, 6, E, dtype=torch.float64)

@@ -100,20 +100,6 @@ def test_every_optimizer_follows_its_equation(name: str) -> None:
         torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_weight_decay_leaves_mixing_weights_biases_and_norms_alone(name: str) -> None:
-    """Without any gradient, decay is all there is."""
-    model = Toy()
-    before = copy.deepcopy(model.state_dict())
-    options = TrainConfig(steps=1, optimizer=name, momentum=0.5, weight_decay=0.5, learning_rate=0.1)
-    optimizer = make_optimizer(name, parameter_groups(model, options.weight_decay), options)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
-    assert moved == {"embedding.weight", "inner.weight", "output.weight"}
-
-
 def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_says_so() -> None:
     model = Toy()
     model.inner.weight.no_weight_decay = True  # type: ignore[attr-defined]
