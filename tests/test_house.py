@@ -211,15 +211,6 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
     assert "python_command(" in (ROOT / "src" / "fullrank" / "training/device.py").read_text(encoding="utf-8")
 
 
-def test_nothing_is_pickled() -> None:
-    sources = list((ROOT / "src").rglob("*.py"))
-    assert len(sources) > 20
-    for source in sources:
-        text = source.read_text(encoding="utf-8")
-        assert not re.search(r"^\s*(import|from) (c?pickle|shelve|joblib|dill)\b", text, re.MULTILINE), source.name
-        assert not re.search(r"\btorch\.(save|load)\(|allow_pickle=True", text), source.name
-
-
 def test_nothing_heavy_is_committed() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no list of committed files")
@@ -242,8 +233,8 @@ def test_files_has_the_only_reader_of_json() -> None:
     words = (
         r"json\.loads?\(",
         r"JSONDecoder\b",
-        r"import (pickle|marshal)",
-        r"torch\.load\(",
+        r"^\s*(import|from) (c?pickle|marshal|shelve|joblib|dill)\b",
+        r"torch\.(save|load)\(",
         "allow_pickle",
         r"distributed\.checkpoint",
     )

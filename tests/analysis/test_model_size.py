@@ -164,15 +164,6 @@ def table4(row: str) -> fr.ModelConfig:
     return resolve("mixhead/table4", row, "paper").config.model
 
 
-@pytest.mark.parametrize("row", ["h32-b", "h64-b-cross", "h64-a-released"])
-def test_parameters_of_mixing(row: str) -> None:
-    heads, mix, *how = row.split("-")
-    of_six = 6 * (int(heads[1:]) ** 2 + (E if mix == "b" else 0))
-    parts = translation_size(table4(row), TOKENS)["parameters"]
-    assert parts["mixing"] == of_six * (3 if how == ["cross"] else 2)
-    assert parts["total"] == sum(parts.values()) - parts["total"]
-
-
 def test_work_of_source_and_target_tokens() -> None:
     """Matrices twice, scores and values of the keys that are seen; keys and values of cross-attention belong to the source."""
     found = translation_size(table4("h4-plain"), TOKENS)["flops_per_token"]

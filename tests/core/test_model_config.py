@@ -1,9 +1,14 @@
-"""The encoder and decoder sections: what follows from what, and files."""
+"""Kinds of attention, input and output, and the encoder and decoder sections: what follows from what.
+
+Models that cannot be: refused.yaml. That files keep all of it: tests/properties, tests/config.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+import copy
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +16,9 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import build, to_yaml
+from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
+from fullrank.core.section import key
 from fullrank.files import parse_yaml
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
@@ -90,30 +97,6 @@ def test_as_published_is_asked_of_the_decoder() -> None:
     assert not model(attention=said, decoder={"attention": {}}).sees_future
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_there_and_back() -> None:
-    raw = {
-        "model": SIZES | {
-            "encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}},
-            "decoder": {"cross": PAIRS, "released_decoding": True},
-        },
-        "data": {"name": "multi30k-de-en"},
-        "train": {"batch_tokens": 100},
-    }  # fmt: skip
-    config = build(raw)
-    assert config.translates
-    assert build(parse_yaml(to_yaml(config), "saved")) == config
-    assert build(json.loads(json.dumps(config.to_dict()))) == config
-    saved = config.to_dict()["model"]
-    assert set(saved["encoder"]) == {"num_hidden_layers", "vocab_size", "share_embedding", "attention"}
-    assert set(saved["decoder"]) == {"num_hidden_layers", "attention", "cross", "released_cross", "released_decoding"}
-    assert saved["encoder"]["attention"].keys() == fr.AttentionConfig().to_dict().keys()
-    assert config.model.decoder is not None
-    assert config.model.decoder.released_decoding is True
-
-
 @pytest.mark.parametrize(
     ("sections", "position"),
     [
@@ -137,3 +120,100 @@ def test_the_default_position_is_rotary_where_there_is_something_to_rotate(secti
             fr.Translator(made)
         else:
             fr.LanguageModel(made)
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------------
+
+CLUSTERS: dict[str, Any] = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
+MIXTURE: dict[str, Any] = {"kind": "mixture_of_softmaxes"}
+ADAPTIVE: dict[str, Any] = {"kind": "adaptive"}
+
+
+def raw(output: dict[str, Any], **model: Any) -> dict[str, Any]:
+    return {"model": {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "output": output} | model}
+
+
+def problems(section: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        build(section)
+    return list(caught.value.problems)
+
+
+# -- members -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "member"),
+    [
+        (fr.AttentionConfig(), kinds.WeightedConfig),
+        (fr.AttentionConfig(kind="multilinear", cores=2, rank=40), kinds.MultiLinearConfig),
+        (fr.InputConfig(), kinds.TokenConfig),
+        (fr.InputConfig(kind="adaptive", cutoffs=[3]), kinds.AdaptiveInputConfig),
+        (fr.OutputConfig(), kinds.SoftmaxConfig),
+        (fr.OutputConfig(kind="adaptive"), kinds.AdaptiveConfig),
+        (fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3), kinds.MixtureConfig),
+    ],
+    ids=repr,
+)
+def test_kind_decides_the_type(section: Any, member: type) -> None:
+    assert type(section) is member
+    union = next(base for base in member.__mro__ if base in (fr.AttentionConfig, fr.InputConfig, fr.OutputConfig))
+    assert isinstance(section, union)
+    assert copy.deepcopy(section) == pickle.loads(pickle.dumps(section)) == replace(section) == section
+    assert union.from_dict(section.to_dict()) == section
+
+
+@pytest.fixture
+def own_output() -> Iterator[type]:
+    @registry.register("output", "tempered")
+    class Tempered:
+        @dataclass(frozen=True, kw_only=True)
+        class Config(fr.OutputConfig):
+            kind: str = "tempered"
+            temperature: float = key(1.0, "divides the logits")
+
+    yield Tempered.Config
+    registry.unregister("output", "tempered")
+
+
+def test_a_registered_kind_has_the_keys_of_its_config(own_output: type) -> None:
+    output = build(raw({"kind": "tempered", "temperature": 2})).model.output
+    assert type(output) is own_output
+    assert (output.tied, output.bias, output.temperature) == (False, True, 2.0)
+    saved = parse_yaml(to_yaml(build(raw({"kind": "tempered"}))), "saved")
+    assert build(saved).model.output == fr.OutputConfig(kind="tempered")
+    assert "did you mean 'model.output.tied'" in problems(raw({"kind": "tempered", "tide": 2}))[0]
+    assert (
+        "goes with `model.output.kind: mixture_of_softmaxes`" in problems(raw({"kind": "tempered", "mixtures": 2}))[0]
+    )
+
+
+# -- what follows from what --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "resolved"),
+    [
+        ({}, {"kind": "softmax", "bias": True, "tied": False}),
+        (MIXTURE, {"mixtures": 10, "latent": True, "adaptive": False, "bias": True}),
+        (MIXTURE | {"mixtures": 3}, {"mixtures": 3, "latent": True}),
+        (MIXTURE | {"mixtures": None, "latent": None, "cutoffs": None}, {"mixtures": 10, "latent": True}),
+        (MIXTURE | {"latent": "residual"}, {"mixtures": 10, "latent": "residual"}),
+        (MIXTURE | {"normalize": "sigsoftmax", "latent_dropout": 0.3}, {"normalize": "sigsoftmax", "latent_dropout": 0.3}),
+        (ADAPTIVE, {"form": "transformer_xl", "bias": True, "tied_projections": False, "cutoffs": [10, 30], "div_val": 2}),
+        (ADAPTIVE | {"tied": True}, {"form": "fairseq", "bias": False, "tied_projections": True}),
+        (ADAPTIVE | {"tied": True, "bias": True}, {"form": "transformer_xl", "tied_projections": True}),
+        (ADAPTIVE | {"bias": False}, {"form": "fairseq", "tied_projections": False}),
+        (ADAPTIVE | {"form": "fairseq"}, {"form": "fairseq", "bias": False}),
+        (ADAPTIVE | {"form": "fairseq", "bias": True}, {"form": "fairseq", "bias": True}),
+        (ADAPTIVE | {"form": "transformer_xl", "tied": True}, {"bias": True, "tied_projections": True}),
+        (ADAPTIVE | {"form": "transformer_xl", "bias": False}, {"form": "transformer_xl", "bias": False}),
+        (ADAPTIVE | {"tied": True, "tied_projections": False}, {"form": "fairseq", "tied_projections": False}),
+        (ADAPTIVE | {"cutoffs": [50], "div_val": 4}, {"cutoffs": [50], "div_val": 4}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_outputs_are_resolved(output: dict[str, Any], resolved: dict[str, Any]) -> None:
+    found = build(raw(output, input=CLUSTERS)).model
+    assert {name: getattr(found.output, name) for name in resolved} == resolved
+    assert replace(found, vocab_size=90).output == found.output

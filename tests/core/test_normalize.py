@@ -28,22 +28,6 @@ def test_sigsoftmax_is_equation_21(row: list[float]) -> None:
     assert torch.allclose(given[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_softmax_is_equation_9(row: list[float]) -> None:
-    expected = [math.exp(a) / sum(map(math.exp, row)) for a in row]
-    given = Softmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
-    assert torch.allclose(given[0, 0, 0], torch.tensor(expected, dtype=torch.float64), atol=1e-14)
-
-
-def test_shifting_first_would_be_another_function() -> None:
-    """Softmax does not see a shift; sigsoftmax does, so that subtracting the maximum first gives other weights."""
-    scores = torch.tensor([2.0, 1.0, -1.0, 0.5, 3.0, 0.0], dtype=torch.float64)
-    given, shifted = SigSoftmax(None, SIZE)(scores), SigSoftmax(None, SIZE)(scores - scores.max())
-    assert torch.allclose(given, torch.tensor(sigsoftmax_by_hand(scores.tolist()), dtype=torch.float64), atol=1e-14)
-    assert (given - shifted).abs().max() > 0.03
-    assert torch.allclose(Softmax(None, SIZE)(scores), Softmax(None, SIZE)(scores - scores.max()), atol=1e-14)
-
-
 def test_values_and_gradients_at_ten_thousand() -> None:
     """Around -1e4 sigsoftmax is softmax(2a): the gap of 1 becomes 2; around 1e4 it stays 1."""
     for centre, gap in ((-1e4, 2.0), (1e4, 1.0)):

@@ -52,19 +52,6 @@ def test_orthogonality_of_a_trace_is_the_mean_over_positions() -> None:
     assert abs(float(fr.orthogonality(trace).detach()) - expected) < 1e-10 * expected
 
 
-def test_orthogonality_is_zero_at_the_start_and_for_any_rotation() -> None:
-    made = model("position_independent")
-    rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
-    with torch.no_grad():
-        for block in made.blocks:
-            block.attention.attend.mix.mixing.copy_(rotation)
-    assert float(fr.orthogonality(made).detach()) < 1e-25
-    config = fr.ModelConfig(
-        vocab_size=7, hidden_size=12, num_attention_heads=3, attention=fr.AttentionConfig(mix="position_wise")
-    )
-    assert float(fr.orthogonality(fr.LanguageModel(config)).detach()) == 0
-
-
 def test_orthogonality_has_the_gradient_of_its_equation() -> None:
     """d/dM ||M^T M - I||^2 = 4 M (M^T M - I); from a trace it reaches W too."""
     made = model("position_independent", layers=1)

@@ -7,27 +7,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from training_toy import train
 
-from fullrank.config.run import TrainConfig
 from fullrank.training import EvaluationResult
-from fullrank.training.checkpoint import WeightAverage
-
-
-def test_swa_is_the_plain_mean_after_its_start() -> None:
-    model = nn.Linear(3, 2, dtype=torch.float64)
-    average = WeightAverage(model, TrainConfig(steps=20, averaging="swa", swa_start=0.7), 20)
-    seen = []
-    for step in range(1, 21):
-        with torch.no_grad():
-            model.weight.mul_(-1.1)
-        average.update(step)
-        seen.append(model.weight.detach().clone())
-    expected = torch.stack(seen[14:]).mean(0)
-    with average.apply():
-        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(model.weight, seen[-1])
 
 
 def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path: Path) -> None:
