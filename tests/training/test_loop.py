@@ -26,7 +26,7 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.training import PhaseConfig
+from fullrank.config.run import PhaseConfig
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
