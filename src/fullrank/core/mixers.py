@@ -21,7 +21,7 @@ from .draws import draw_apart
 from .kinds import DynamicOptions, LowRankMixingOptions, MultiTokenOptions
 from .layout import Layout
 from .registry import contract, register
-from .stages import Heads, HeadSize, Mixing, PositionIndependentMixing, mix_heads
+from .stages import Heads, HeadSize, Mixing, PositionIndependentMixing, mix_heads, multiply
 
 register("mix_scores", "none")(None)
 
@@ -133,13 +133,13 @@ class MultiTokenScores(ScoreMixing):
         """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
         queries = heads.notes[0] if heads.notes else heads.scored
         assert queries is not None
-        rows = self.kernel.shape[1]
-        asked = layout.shape[0]
-        read = min(asked + rows - 1, queries.shape[2])
+        asked, known = layout.shape[0], queries.shape[2]
+        read = min(known, asked + self.kernel.shape[1] - 1)
         if read > asked:
-            heads = replace(heads, scored=take_last(queries, read))
-            first = layout.shape[1] - read
-            layout = replace(layout, query_positions=layout.key_positions[..., first:])
+            queries = take_last(queries, read)
+            heads = replace(heads, scored=queries)
+            positions = layout.key_positions[..., known - read :]
+            layout = replace(layout, query_positions=positions)
         scores = score(heads, layout)
         mixed: Tensor = self(scores, heads, layout)
         return take_last(mixed, asked)
@@ -148,8 +148,8 @@ class MultiTokenScores(ScoreMixing):
         known = scores.masked_fill(~self._find_seen(layout), 0)
         count, rows, columns = self.kernel.shape
         beside = columns // 2
-        above = rows - 1
-        padded = F.pad(known, (beside, beside, above, 0))
+        border = (beside, beside, rows - 1, 0)
+        padded = F.pad(known, border)
         kernel = self.kernel.to(scores.dtype)
         return F.conv2d(padded, kernel[:, None], groups=count)
 
@@ -184,9 +184,10 @@ class Composition(nn.Module):
         parts = 2 if config.keys else 1
         self.shape = (parts, config.rank, heads)
         inner = config.hidden or 4 * heads
+        of_hidden = (parts, inner, config.rank, heads)
         self.hidden = nn.Parameter(torch.empty(width, parts, inner))
-        self.first = nn.Parameter(torch.empty(parts, inner, config.rank, heads))
-        self.second = nn.Parameter(torch.zeros(parts, inner, config.rank, heads))
+        self.first = nn.Parameter(torch.empty(of_hidden))
+        self.second = nn.Parameter(torch.zeros(of_hidden))
         self.diagonal = nn.Parameter(torch.zeros(width, parts, heads))
         self.draw()
 
@@ -196,16 +197,18 @@ class Composition(nn.Module):
         draw_for(self.layer, self.first, inner**-0.5)
 
     def make_notes(self, x: Tensor) -> Tensor:
-        of_parts = torch.einsum("bne,esk->bnsk", x, self.hidden.to(x.dtype))
+        of_parts = multiply("bne,esk->bnsk", x, self.hidden)
         hidden = F.gelu(of_parts)
-        first = torch.einsum("bnsk,skrh->bnsrh", hidden, self.first.to(x.dtype))
-        first = F.rms_norm(first, first.shape[-1:], eps=1e-6)
-        second = torch.einsum("bnsk,skrh->bnsrh", hidden, self.second.to(x.dtype))
-        diagonal = torch.einsum("bne,esh->bnsh", x, self.diagonal.to(x.dtype))
-        diagonal = torch.tanh(diagonal)
-        together = (first.flatten(2), second.flatten(2), diagonal.flatten(2))
-        notes = torch.cat(together, dim=-1)
-        return notes[:, None]
+        first = multiply("bnsk,skrh->bnsrh", hidden, self.first)
+        normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
+        second = multiply("bnsk,skrh->bnsrh", hidden, self.second)
+        diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
+        parts = (
+            normed.flatten(2),
+            second.flatten(2),
+            torch.tanh(diagonal).flatten(2),
+        )
+        return torch.cat(parts, dim=-1)[:, None]
 
     def read(self, notes: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor]:
         """w_1, w_2 (B, N, R, H) and d (B, N, H) of one of the S parts."""
@@ -213,10 +216,11 @@ class Composition(nn.Module):
         products = parts * rank * heads
         sizes = (products, products, parts * heads)
         first, second, diagonal = notes[:, 0].split(sizes, dim=-1)
-        first = first.unflatten(2, self.shape)
-        second = second.unflatten(2, self.shape)
-        diagonal = diagonal.unflatten(2, (parts, heads))
-        return first[:, :, part], second[:, :, part], diagonal[:, :, part]
+        return (
+            first.unflatten(2, self.shape)[:, :, part],
+            second.unflatten(2, self.shape)[:, :, part],
+            diagonal.unflatten(2, (parts, heads))[:, :, part],
+        )
 
     def matrix(self, notes: Tensor) -> Tensor:
         """The query's part as M (B, N, H, H), with the identity."""
@@ -239,7 +243,8 @@ class Composition(nn.Module):
     def multiply_adds(self, keys: float) -> float:
         """Multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
         parts, rank, heads = self.shape
-        of_notes = sum(parameter.numel() for parameter in self.parameters())
+        of_notes = self.hidden.numel() + self.diagonal.numel()
+        of_notes += self.first.numel() + self.second.numel()
         of_matrix = rank * heads**2
         of_map = heads**2
         if parts == 2:
@@ -343,7 +348,8 @@ class DifferentialMixing(Mixing):
         first = (q_1 * k_1).sum().exp()
         second = (q_2 * k_2).sum().exp()
         share = first - second + self.lambda_init
-        column = torch.stack((torch.ones_like(share), -share))
+        one = torch.ones_like(share)
+        column = torch.stack((one, -share))
         pair = column[:, None].expand(2, 2)
         return torch.block_diag(*[pair] * self.pairs)
 

@@ -139,6 +139,11 @@ class ProjectedMixing(nn.Module):
         return 0, 0
 
 
+def multiply(equation: str, heads: Tensor, parameter: Tensor) -> Tensor:
+    """`torch.einsum` in the dtype of the heads, for parameters that are kept in another one."""
+    return torch.einsum(equation, heads, parameter.to(heads.dtype))
+
+
 class SeparateLinear(nn.Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
 

@@ -19,7 +19,7 @@ from .embedding import Rotary
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import contract, register
-from .stages import Heads, HeadSize, ProjectedMixing
+from .stages import Heads, HeadSize, ProjectedMixing, multiply
 
 register("gate", "none")(None)
 
@@ -96,11 +96,12 @@ class InterleavedHeads(ProjectedMixing):
         self.head_dim = size.head_dim
         self.pseudo_heads = config.pseudo_heads
         self.starts_plain = config.pseudo_heads == 1
-        identity = torch.eye(size.num_heads)
-        of_tokens = identity[..., None].repeat(1, 1, self.pseudo_heads)
-        self.mixing = nn.Parameter(of_tokens.repeat(3, 1, 1, 1))
-        of_tokens[..., :-1] = 0
-        self.collapsing = nn.Parameter(of_tokens)
+        identity = torch.eye(size.num_heads)[..., None]
+        of_each = identity.repeat(3, 1, 1, config.pseudo_heads)
+        of_last = of_each[0].clone()
+        of_last[..., :-1] = 0
+        self.mixing = nn.Parameter(of_each)
+        self.collapsing = nn.Parameter(of_last)
 
     def map_query(self, query: Tensor) -> Tensor:
         return self._combine(query, 0)
@@ -112,8 +113,7 @@ class InterleavedHeads(ProjectedMixing):
         return self._combine(value, 2)
 
     def _combine(self, heads: Tensor, which: int) -> Tensor:
-        mixing = self.mixing[which]
-        return torch.einsum("bjnd,jip->binpd", heads, mixing.to(heads.dtype))
+        return multiply("bjnd,jip->binpd", heads, self.mixing[which])
 
     def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
         tokens = heads.flatten(2, 3)
@@ -164,8 +164,7 @@ class InterleavedHeads(ProjectedMixing):
 
     def collapse(self, out: Tensor) -> Tensor:
         tokens = out.unflatten(2, (-1, self.pseudo_heads))
-        collapsing = self.collapsing.to(out.dtype)
-        return torch.einsum("bjnpd,ijp->bind", tokens, collapsing)
+        return multiply("bjnpd,ijp->bind", tokens, self.collapsing)
 
     def multiply_adds(self) -> tuple[int, int]:
         of_heads = self.collapsing.numel() * self.head_dim
