@@ -43,7 +43,8 @@ class Clusters:
             )
         bounds = (0, *cutoffs, vocab_size)
         sizes = tuple(end - start for start, end in itertools.pairwise(bounds))
-        return cls(bounds[:-1], sizes, tuple(hidden_size // div_val**i for i in range(len(sizes))), div_val != 1)
+        widths = tuple(hidden_size // div_val**i for i in range(len(sizes)))
+        return cls(bounds[:-1], sizes, widths, div_val != 1)
 
     def number(self, ids: Tensor) -> Tensor:
         """The cluster of each id, int64, same shape; an id outside the vocabulary gets the nearest."""
@@ -54,8 +55,13 @@ class Clusters:
 
     def shares(self) -> list[float]:
         """The share of each cluster in a text by Zipf's law: the word of rank r is as frequent as 1 / r."""
-        ends = [0.0] + [math.log(2 * (start + size) + 1) for start, size in zip(self.starts, self.sizes, strict=True)]
-        return [(b - a) / ends[-1] for a, b in itertools.pairwise(ends)]
+        shares = []
+        total = before = 0.0
+        for start, size in zip(self.starts, self.sizes, strict=True):
+            total = math.log(2 * (start + size) + 1)
+            shares.append(total - before)
+            before = total
+        return [share / total for share in shares]
 
 
 @register("input", "adaptive")
@@ -180,9 +186,11 @@ class TensorTrainInput(Input):
         for core in self.cores:
             before, words, width, after = core.shape
             place //= words
-            rows = F.embedding(rest // place, core.transpose(0, 1).flatten(1))
+            of_digits = core.transpose(0, 1).flatten(1)
+            rows = F.embedding(rest // place, of_digits)
             rest = rest % place
-            out = (out @ rows.unflatten(-1, (before, width * after))).reshape(*input_ids.shape, -1, after)
+            product = out @ rows.unflatten(-1, (before, width * after))
+            out = product.reshape(*input_ids.shape, -1, after)
         out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are
         return out * self.scale if self.scale != 1 else out
 

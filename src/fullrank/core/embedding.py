@@ -101,8 +101,11 @@ def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
     """
     wide = torch.float32 if positions.device.type == "mps" else torch.float64  # mps has no fp64
     exponent = torch.arange(0, size, 2, device=positions.device, dtype=wide) / size
-    angle = positions.to(wide)[..., None] * torch.exp(-math.log(theta) * exponent)
-    return angle if like.dtype == torch.float64 else angle.remainder(2 * math.pi).to(torch.float32)
+    rate = torch.exp(-math.log(theta) * exponent)
+    angle = positions.to(wide)[..., None] * rate
+    if like.dtype == torch.float64:
+        return angle
+    return angle.remainder(2 * math.pi).to(torch.float32)
 
 
 def sines_then_cosines(positions: Tensor, width: int, like: Tensor) -> Tensor:
@@ -111,7 +114,8 @@ def sines_then_cosines(positions: Tensor, width: int, like: Tensor) -> Tensor:
     PE(p, i) = sin(p / 10000^(2i/E)),   PE(p, E/2 + i) = cos(p / 10000^(2i/E)),      i < E/2
     """
     angle = angles(positions, width, 10000.0, like)
-    return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
+    table = torch.cat((angle.sin(), angle.cos()), dim=-1)
+    return table[:, :width].to(like.dtype)
 
 
 # cosines and sines of the angles of rotary positions, (N, D) or (B, N, D) each
@@ -122,7 +126,9 @@ def make_rotation(positions: Tensor, size: int, theta: float, like: Tensor) -> R
     """The tables of `Rotary` for positions (N,) or (B, N): cosines twice, then negative and positive sines."""
     angle = angles(positions, size, theta, like)
     cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    cosines = torch.cat((cos, cos), dim=-1)
+    sines = torch.cat((-sin, sin), dim=-1)
+    return cosines, sines
 
 
 class Rotary(nn.Module):
@@ -143,11 +149,14 @@ class Rotary(nn.Module):
         count = heads.shape[2]
         if rotation is None or rotation[0].shape[-2] < count:
             rotation = make_rotation(positions, self.head_dim, self.theta, heads)
-        cos, sin = (table[..., table.shape[-2] - count :, :] for table in rotation)
+        first = rotation[0].shape[-2] - count
+        cos, sin = (table[..., first:, :] for table in rotation)
         if cos.dim() == 3:
             cos, sin = cos[:, None], sin[:, None]
         wide = heads.to(cos.dtype)
-        return (wide * cos + wide.roll(self.head_dim // 2, dims=-1) * sin).to(heads.dtype)
+        swapped = wide.roll(self.head_dim // 2, dims=-1)
+        rotated = wide * cos + swapped * sin
+        return rotated.to(heads.dtype)
 
 
 def list_distances(spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
@@ -164,7 +173,10 @@ def encode_distances(
     Distances beyond `clamp_length` count as `clamp_length`. rows: so many distances from the smallest on instead, for a
     table that will be read again.
     """
-    spans = layout.spans if rows is None else ((layout.spans[0][0], layout.spans[0][0] + rows - 1),)
+    spans = layout.spans
+    if rows is not None:
+        smallest = spans[0][0]
+        spans = ((smallest, smallest + rows - 1),)
     distances = list_distances(spans, like.device)
     if clamp_length is not None:
         distances = distances.clamp(-clamp_length, clamp_length)
@@ -173,7 +185,9 @@ def encode_distances(
 
 def encode_places(longest: int, count: int, width: int, like: Tensor) -> Tensor:
     """Sinusoids PE(longest - 1 - j) for j < count, (count, E): the position term of multi-linear attention."""
-    return sines_then_cosines(torch.arange(longest - 1, longest - 1 - count, -1, device=like.device), width, like)
+    last = longest - 1
+    places = torch.arange(last, last - count, -1, device=like.device)
+    return sines_then_cosines(places, width, like)
 
 
 def serves(table: Tensor | None, layout: Layout) -> bool:
@@ -203,7 +217,9 @@ class RelativeKeys(nn.Module):
 
     def forward(self, layout: Layout, like: Tensor) -> Tensor:
         encodings = encodings_of(layout, self.clamp_length, like)
-        return F.linear(encodings, self.weight).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+        keys = F.linear(encodings, self.weight)
+        of_heads = keys.unflatten(-1, (self.num_heads, -1))
+        return of_heads.transpose(0, 1)
 
 
 class RelativeBiases(nn.Module):
@@ -280,7 +296,8 @@ class RotaryPosition(Position):
     def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
         """The layout with the tables of its keys; where earlier keys are cached, which are rotated already, of the new ones."""
         positions = layout.query_positions if cached else layout.key_positions
-        return replace(layout, rotation=make_rotation(positions, self.size, self.theta, like))
+        rotation = make_rotation(positions, self.size, self.theta, like)
+        return replace(layout, rotation=rotation)
 
 
 @register("position", "sinusoidal")
@@ -299,7 +316,8 @@ class Sinusoidal(Position):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         angle = angles(positions, self.size, 10000.0, hidden)
-        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.size]
+        pairs = torch.stack((angle.sin(), angle.cos()), dim=-1)
+        table = pairs.flatten(-2)[..., : self.size]
         return hidden + table.to(hidden.dtype)
 
 
@@ -369,7 +387,9 @@ class DistanceBias(Position):
         raise NotImplementedError
 
     def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
-        return replace(layout, distance_bias=self.bias(list_distances(layout.spans, like.device), layout.causal, like))
+        distances = list_distances(layout.spans, like.device)
+        bias = self.bias(distances, layout.causal, like)
+        return replace(layout, distance_bias=bias)
 
 
 @register("position", "alibi")
@@ -390,8 +410,11 @@ class Alibi(DistanceBias):
         wide = torch.promote_types(like.dtype, torch.float32)
         power = 1 << (self.num_heads.bit_length() - 1)
         head = torch.arange(self.num_heads, device=like.device, dtype=wide)
-        exponent = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)
-        return -self.scale * 2 ** (-8 * exponent) * distances.abs().to(wide)[:, None]
+        of_power = (head + 1) / power
+        between = (head - power + 0.5) / power
+        exponent = torch.where(head < power, of_power, between)
+        slopes = -self.scale * 2 ** (-8 * exponent)
+        return slopes * distances.abs().to(wide)[:, None]
 
 
 def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
@@ -407,7 +430,8 @@ def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool
         buckets //= 2
         later = (distances < 0) * buckets
     exact = buckets // 2
-    wider = torch.log(apart.clamp_min(1).float() / exact) / math.log(longest / exact) * (buckets - exact)
+    orders = torch.log(apart.clamp_min(1).float() / exact)
+    wider = orders / math.log(longest / exact) * (buckets - exact)
     far = (exact + wider.long()).clamp_max(buckets - 1)
     return later + torch.where(apart < exact, apart, far)
 
