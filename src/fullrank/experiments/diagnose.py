@@ -23,7 +23,7 @@ from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share,
 from fullrank.analysis.spectrum import spectrum
 from fullrank.comparison.runs import SPLITS, Run, number, read_run
 from fullrank.config.load import resolve
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.files import read_json
@@ -79,7 +79,7 @@ class Subject:
         path = self.run.folder / "config.yaml"
         try:
             changed = resolve(str(path), overrides=overrides).config
-        except ConfigError:
+        except InputError:  # of fine-tuning, or settings that do not fit
             return []
         if changed == resolve(str(path)).config:
             return []
