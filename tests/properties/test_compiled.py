@@ -40,6 +40,12 @@ def everyday() -> list[Combination]:
 COMBINATIONS = everyday()
 
 
+def find_mixed(score: str) -> Combination:
+    """A combination with this score and position-wise mixing; without multi-token attention, which takes no memory."""
+    mixed = (c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    return next(mixed).but("mix_scores", "none")
+
+
 def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
     seed(4)
     x = torch.randn(2, layout.shape[0], WIDTH).requires_grad_()
@@ -97,7 +103,7 @@ def test_randomness_breaks_no_graph(combination: Combination) -> None:
 def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -> None:
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
     torch._dynamo.reset()
-    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = find_mixed(score)
     eager, compiled = combination.moved(), combination.moved()
     for block in compiled.compile_targets():
         block.compile(backend="aot_eager")
@@ -115,7 +121,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
 def test_a_compiled_model_with_memory(score: str) -> None:
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()
-    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = find_mixed(score)
     settings = {"memory_length": 5, "max_position_embeddings": 64, "attention": {"cross_head": 0.0}}
     eager, compiled = combination.moved(**settings), combination.moved(**settings)
     for block in compiled.compile_targets():
@@ -159,7 +165,7 @@ def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> N
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     found = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
-    combination = next(c for c in found if c.mix == "position_wise" or not c.weighted)
+    combination = find_mixed(score) if attend == "weighted" else next(found)
     model = combination.moved(memory_length=5, max_position_embeddings=128)
     for block in model.compile_targets():
         block.compile(fullgraph=True, backend="eager")  # graphs are counted, not differentiated
@@ -198,7 +204,7 @@ EVERYDAY = {("relative", "gap and window")}
 )
 def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -> None:
     """One graph for keys in pieces and a window, while heads are permuted; the numbers are those of eager code."""
-    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = find_mixed(score)
     memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))
     torch._dynamo.reset()
     block = moved(Block(combination.config(attention={"cross_head": 1.0}))).train()
