@@ -9,13 +9,16 @@ pass computes them again too (`programs.py`); its row term of the softmax comes 
     delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
 
 A program owns a tile of queries (or of keys) and a group of g of the H heads that are made: for each tile of the other side it
-goes through all heads, adds each to the g mixed tiles, which stay in registers, and multiplies those at the end. Products of D
+goes through all heads, adds each to the g mixed tiles, which stay in registers, and multiplies those at the end. Its own rows
+of all heads stay in shared memory, where that holds them. Heads are read by their strides, without copies. Products of D
 numbers for each score of each head (plain fused attention: 2 forward, and 7 backward in two kernels):
 
     totals 1,  outputs H/g + 1
     mixing_gradient H/g + H/g',  value_gradient H/g + 1,  query_gradient H/g + 2,  key_gradient H/g + 2
 
-With one group of all heads 3 forward and 10 backward, with two 4 and 14 (`launch.py` says how large groups can be).
+With one group of all heads 3 forward and 10 backward, with two 4 and 14 (`launch.py` says how large groups can be;
+`make gpu-compile` prints what the compiler makes of them). Two kernels in one would need room for two sums, so groups of half
+the size, which costs more products than it saves.
 Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
 Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
 which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
@@ -31,6 +34,7 @@ import importlib.util
 import math
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +53,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_HEADS, _MOST_SIZE = 32, 128
 _MOST_PROGRAMS = 65_535  # along an axis of a grid
 _OLDEST_GPU = 8  # the major number of the first with products of bf16
+_TRIAL = (8, 1024)  # texts and tokens on which kernels are tried first
 _OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
 
 
@@ -78,6 +83,48 @@ def refuses(problem: Problem) -> str | None:
             "it needs bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton 3.4 or later; "
             f"given {given}"
         )
+    if query.is_cuda:
+        heads, size = query.shape[1], query.shape[3]
+        kind = None if problem.mixing is None else problem.mixing.dim()
+        padded, packed = (x is not None for x in (problem.layout.key_mask, problem.layout.documents))
+        options = problem.normalize == "sigsoftmax", padded, packed, problem.dropout > 0
+        return find_failure(query.device, query.dtype, heads, size, kind, *options)
+    return None
+
+
+@mark_constant
+@functools.cache
+def find_failure(
+    device: torch.device, dtype: torch.dtype, heads: int, size: int, kind: int | None,
+    sigmoid: bool, padded: bool, packed: bool, drop: bool,
+) -> str | None:  # fmt: skip
+    """The reason for which such calls cannot run on this machine, with a warning; None: they can.
+
+    The first call of a kind tries all kernels, on texts of zeros: that compiles them and chooses their block sizes.
+    kind: dimensions of the mixing.
+    """
+    batch, length = _TRIAL
+    if kind is None:
+        batch, heads = batch * heads, 1
+    rows = torch.zeros(batch, length, heads, size, dtype=dtype, device=device).transpose(1, 2)
+    shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
+    mixing = None if kind is None else torch.zeros(shapes[kind], device=device)
+    tokens = torch.ones(batch, length, dtype=torch.bool, device=device) if padded else None
+    documents = torch.zeros(batch, length, dtype=torch.int64, device=device) if packed else None
+    seed = torch.ones(2, dtype=torch.int64, device=device) if drop else None
+    options: tuple[Any, ...] = (tokens, documents, seed, True, [], 0, 1.0, sigmoid, 0.5 if drop else 0.0)
+    try:
+        out, total = _forward_op(rows, rows, rows, mixing, *options)
+        _backward_op(out, total, (True, True, True, kind is not None), rows, rows, rows, mixing, *options)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception as failure:  # the compiler, the driver and the card each have errors of their own
+        said = str(failure).partition("\n")[0]
+        reason = f"its kernels fail on this machine: {type(failure).__name__}: {said}"
+        warnings.warn(
+            f"attention is computed by its definition; of kernel 'triton': {reason}", RuntimeWarning, stacklevel=2
+        )
+        return reason
     return None
 
 
@@ -98,14 +145,16 @@ def available() -> bool:
 
 
 def declines(problem: Problem) -> str | None:
-    (batch, heads, queries, size), length = problem.query.shape, problem.keys.shape[2]
+    batch, heads, queries, size = problem.query.shape
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
         return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
     if problem.dropout >= 1:
         return "dropout must be less than 1"
-    # programs along an axis of a grid, and elements of one sequence, which are numbers of 32 bits
-    elements = heads * max(max(queries, length) * size, heads * queries)
-    if batch * heads > _MOST_PROGRAMS or elements >= 2**31:
+    # programs along an axis of a grid, and places of one text, which are numbers of 32 bits
+    places = [heads * heads * queries]
+    for x in (problem.query, problem.keys, problem.values):
+        places.append(heads * x.stride(1) + x.shape[2] * x.stride(2))
+    if batch * heads > _MOST_PROGRAMS or max(places) >= 2**31:
         return "there are too many heads, queries or keys"
     return find_obstacle(problem)
 
@@ -152,18 +201,31 @@ def _forward_op(
 ) -> tuple[Tensor, Tensor]:
     from fullrank.kernels.triton.launch import launch
 
-    query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
     out, total = _shapes(query, keys, values)
-    common, heads = _make_arguments(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
+    common = _make_arguments(query, keys, mixing, *options)
+    heads = {"Q": _as_rows(query), "K": _as_rows(keys), "TOTAL": total}
     with _use_device(query.device):
         launch("totals", common, **heads)
-        launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
+        launch("outputs", common, **heads, X=_as_rows(values), MIXING=_matrix(mixing, query), OUT=_as_rows(out))
     return out, total
 
 
 def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """The output, and one number for each head and query."""
-    return values.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return _make_heads(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _make_heads(like: Tensor) -> Tensor:
+    """Heads of that shape, in the order of memory in which projections take them: (B, N, H, D)."""
+    batch, heads, length, size = like.shape
+    return like.new_empty(batch, length, heads, size).transpose(1, 2)
+
+
+def _as_rows(heads: Tensor) -> tuple[Any, ...]:
+    """Heads as the kernels read them: the tensor, and its strides of texts, heads and rows."""
+    if heads.stride(3) != 1:
+        heads = heads.contiguous()
+    return heads, *heads.stride()[:3]
 
 
 def _backward_op(
@@ -180,26 +242,27 @@ def _backward_op(
     from fullrank.kernels.triton.launch import launch
 
     for_query, for_keys, for_values, for_mixing = wanted
-    query, keys, values, cotangent = (x.contiguous() for x in (query, keys, values, cotangent))
     found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
     common = _make_arguments(query, keys, mixing, *options)
-    heads = {"Q": query, "K": keys, "D_OUT": cotangent, "TOTAL": total}
+    heads = {"Q": _as_rows(query), "K": _as_rows(keys), "TOTAL": total}
+    cotangents = _as_rows(cotangent)
     with _use_device(query.device):
         if for_values:
-            launch("value_gradient", common, **heads, MIXING=matrix, D_V=found[2])
+            launch("value_gradient", common, **heads, X=cotangents, MIXING=matrix, OUT=_as_rows(found[2]))
+        heads |= {"V": _as_rows(values), "D_OUT": cotangents}
         if for_query or for_keys or for_mixing:
             batch, count, queries, _ = query.shape
             shares = total.new_empty(batch, count, count, queries)
-            launch("mixing_gradient", common, **heads, V=values, D_MIXING=shares)
+            launch("mixing_gradient", common, **heads, D_MIXING=shares)
             if for_mixing:
                 found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
             if mixing is not None:
                 shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
-            heads |= {"V": values, "MIXING": matrix, "DELTA": shares.sum(2)}
+            heads |= {"MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
-            launch("query_gradient", common, **heads, D_Q=found[0])
+            launch("query_gradient", common, **heads, OUT=_as_rows(found[0]))
         if for_keys:
-            launch("key_gradient", common, **heads, D_K=found[1])
+            launch("key_gradient", common, **heads, OUT=_as_rows(found[1]))
     return found
 
 
@@ -207,8 +270,14 @@ def _gradients(
     cotangent: Tensor, total: Tensor, wanted: Sequence[bool], query: Tensor, keys: Tensor, values: Tensor,
     mixing: Tensor | None, *_: Any,
 ) -> list[Tensor]:  # fmt: skip
-    given = (query, keys, values, query if mixing is None else mixing)
-    return [x.new_empty(x.shape if want else (0,)) for x, want in zip(given, wanted, strict=True)]
+    for_query, for_keys, for_values, for_mixing = wanted
+    nothing = total.new_empty(0)
+    return [
+        _make_heads(query) if for_query else nothing,
+        _make_heads(keys) if for_keys else nothing,
+        _make_heads(values) if for_values else nothing,
+        torch.empty_like(mixing) if for_mixing and mixing is not None else nothing,
+    ]
 
 
 _forward = torch.library.custom_op(
@@ -251,7 +320,7 @@ def _make_arguments(
     (batch, heads, queries, size), length = query.shape, keys.shape[2]
     first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
     rows = max(1 if x is None else len(x) for x in (key_mask, documents))  # of both, one for a text or for all
-    tokens = first  # not read
+    tokens = end  # not read
     if key_mask is not None:
         tokens = key_mask.to(query.device, torch.uint8).expand(rows, -1).contiguous()
     if documents is not None:
@@ -259,15 +328,13 @@ def _make_arguments(
         at = torch.arange(length, dtype=torch.int32, device=query.device).repeat(rows, 1)
         looked = torch.searchsorted(first, at, right=True, out_int32=True)
     return {
-        "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
-        "TOKENS": tokens, "SEED": first if seed is None else seed,
+        "VISIBLE": (first, end, own, looks, looked), "TOKENS": tokens, "SEED": end if seed is None else seed,
         "B": batch, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
         "scale": scale, "unit": scale / math.log(2),
         "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
         "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "PACKED": int(documents is not None), "DROP": seed is not None,
-        "EACH": batch // rows if key_mask is not None or documents is not None else 1,
-        "PRECISION": _precision(query), "LONG": int(max(queries, length) > 1024),
+        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "PACKED": documents is not None,
+        "DROP": seed is not None, "EACH": batch // rows, "PRECISION": _precision(query),
     }  # fmt: skip
 
 

@@ -1,14 +1,13 @@
 """Block sizes of the Triton kernels: which are tried, and the launch of the fastest. The interpreter has nothing to try.
 
-A program is as large as its registers allow. What must stay in them is estimated as fp32 numbers for each thread
-(`_count_registers`). The bounds come from compiling the kernels for an H200: they are where the compiler begins to use memory
-instead.
+A program is as large as its registers and shared memory allow, which are estimated here; `make gpu-compile` shows what the
+compiler makes of each choice. What is fastest is kept in Triton's cache on the disk.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
@@ -16,79 +15,133 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from fullrank.kernels.triton import programs
 
-_NAMES = ("totals", "outputs", "mixing_gradient", "value_gradient", "query_gradient", "key_gradient")
-KERNELS: dict[str, Any] = {name: getattr(programs, name) for name in _NAMES}
+# The program of each kernel, and whether it goes over tiles of keys: None where it never does.
+KERNELS: dict[str, tuple[Any, bool | None]] = {
+    "totals": (programs.totals, None),
+    "outputs": (programs.weighted_rows, False),
+    "mixing_gradient": (programs.mixing_gradient, None),
+    "value_gradient": (programs.weighted_rows, True),
+    "query_gradient": (programs.score_gradient, False),
+    "key_gradient": (programs.score_gradient, True),
+}
 INTERPRETED = {"G": 4, "GJ": 3, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
+_HELD_BY_INTERPRETER = 8  # heads
 
-# BM queries, BN keys, warps, stages of loads under way
-_TILES = ((64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2))
-_MOST_TRIED = 4  # each takes seconds to compile
-_REGISTERS = {"ieee": 192, "tf32": 128, "tf32x3": 64}  # bounds of the estimate, by the precision of products
-_REGISTERS_OF_MIXING = {"ieee": 150, "tf32": 110, "tf32x3": 64}
-_PAIRS = ((4, 4), (2, 8), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `mixing_gradient`
+_MOST_TRIED = 2  # each takes seconds to compile
+_PAIRS = ((4, 4), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `mixing_gradient`
+_ASYNCHRONOUS = (
+    9,
+    10,
+)  # major numbers of capabilities that multiply from shared memory where a tile has 64 rows or more
+_ROWS_ASYNCHRONOUS = 64
+# Bounds of `_count_registers`, by the precision of products; the second where operands need no registers.
+_REGISTERS = {"ieee": 208, "tf32": 128, "tf32x3": 64}
+_REGISTERS_ASYNCHRONOUS = {"ieee": 224, "tf32": 160, "tf32x3": 64}
+_MOST_HELD = 16  # heads: the loop over them is unrolled
 
 
-def launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
+class Tile(NamedTuple):
+    """Positions that a program owns, those that it loads at a time, warps, and stages of loads under way."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+_TILES = {
+    "totals": (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(32, 32, 4, 2)),
+    "mixing_gradient": (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 2)),
+}
+_TILES_OF_GROUPS = (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 1))
+
+
+class Call(NamedTuple):
+    """What decides about block sizes: heads, their padded size, bytes of a number, the precision of products; and the card:
+    the major number of its compute capability, and bytes of shared memory of a block."""
+
+    heads: int
+    width: int
+    size: int
+    precision: str
+    capability: int
+    shared: int
+
+
+class Choice(NamedTuple):
+    """Block sizes of a program, warps and stages."""
+
+    sizes: dict[str, int]
+    warps: int
+    stages: int
+
+
+def launch(name: str, common: dict[str, Any], **tensors: Any) -> None:
     """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes."""
-    kernel, heads = KERNELS[name], common["H"]
-    shared = {key: common[key] for key in kernel.arg_names if key in common}
+    (program, over_keys), heads = KERNELS[name], common["H"]
+    shared = {key: common[key] for key in program.arg_names if key in common}
+    if over_keys is not None:
+        shared["KEYS"] = over_keys
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
-        over_keys = name in ("value_gradient", "key_gradient")
-        tiles = triton.cdiv(common["M"], sizes["BN"]) if over_keys else triton.cdiv(common["N"], sizes["BM"])
         groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes.get("GJ", heads))
-        return tiles, groups, common["B"]
+        return triton.cdiv(common["M" if over_keys else "N"], sizes["BM"]), groups, common["B"]
 
-    if isinstance(kernel, InterpretedFunction):
-        sizes = {key: size for key, size in INTERPRETED.items() if key in kernel.arg_names}
+    if isinstance(program, InterpretedFunction):
+        sizes = {key: size for key, size in INTERPRETED.items() if key in program.arg_names}
         sizes |= {key: min(sizes[key], heads) for key in ("G", "GJ") if key in sizes}
-        kernel[grid](**tensors, **shared, **sizes)
+        if over_keys is not None:
+            sizes["HELD"] = heads <= _HELD_BY_INTERPRETER
+        program[grid](**tensors, **shared, **sizes)
     else:
-        query = tensors["Q"]
+        query: Tensor = tensors["Q"][0]
         tuned = _make_tuned(name, heads, common["BD"], query.element_size(), common["PRECISION"], query.device.index)
         tuned[grid](**tensors, **shared, enable_fp_fusion=True)
 
 
 @functools.cache
 def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, device: int) -> Any:
-    """The kernel with what it tries, of which Triton remembers the best for each kind of call."""
-    shared = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
-    configs = [
-        triton.Config(dict(sizes), num_warps=warps, num_stages=stages)
-        for sizes, warps, stages in choices(name, heads, width, size, precision, shared)
-    ]
-    kind = ("LONG", "MIX", "SIGMOID", "PADDED", "PACKED", "DROP")
-    kernel = KERNELS[name]
-    return triton.autotune(configs, key=[key for key in kind if key in kernel.arg_names])(kernel)
+    """The kernel with what it tries, of which Triton remembers the best for each kind of call, on the disk too."""
+    utilities = triton.runtime.driver.active.utils
+    shared = utilities.get_device_properties(device)["max_shared_mem"]
+    capability = triton.runtime.driver.active.get_current_target().arch // 10
+    tried = list_choices(name, Call(heads, width, size, precision, capability, shared))
+    configs = [triton.Config(choice.sizes, num_warps=choice.warps, num_stages=choice.stages) for choice in tried]
+    program, _ = KERNELS[name]
+    kind = [key for key in ("H", "BD", "PRECISION", "KEYS", "SIGMOID", "DROP") if key in program.arg_names]
+    return triton.autotune(configs, key=kind, cache_results=True)(program)
 
 
-def choices(
-    name: str, heads: int, width: int, size: int, precision: str, shared: int
-) -> list[tuple[dict[str, int], int, int]]:
-    """Configurations to try: sizes, warps and stages. width: of a head, padded; size: bytes of a number; shared: bytes at hand.
+def list_choices(name: str, call: Call) -> list[Choice]:
+    """What is tried, those first that load least; of each tile with the groups of heads that load least.
 
-    At least one, the smallest, even where it is beyond the bounds.
+    Where neither registers nor memory suffice, the smallest.
     """
-    most = (_REGISTERS_OF_MIXING if name == "mixing_gradient" else _REGISTERS)[precision if size == 4 else "ieee"]
-    configs: list[tuple[dict[str, int], int, int]] = []
-    for rows, columns, warps, stages in _TILES:
-        pairs = _PAIRS if name == "mixing_gradient" else tuple((1, most_heads) for most_heads in range(heads, 0, -1))
-        for sources, group in pairs:
-            sources, group = _split_evenly(heads, sources), _split_evenly(heads, group)
-            sizes = {"BM": rows, "BN": columns}
-            if name != "totals":
-                sizes["G"] = group
-            if name == "mixing_gradient":
-                sizes["GJ"] = sources
-            config = (sizes, warps, stages)
-            is_last = (rows, columns, warps, stages) == _TILES[-1] and (sources, group) == (1, 1)
-            has_registers = _count_registers(name, sizes, warps, width) <= most
-            has_memory = _count_shared_bytes(name, sizes, stages, width, size) <= shared
-            if (has_registers and has_memory) or (is_last and not configs):
-                if config not in configs:
-                    configs.append(config)
-                break  # the largest group of this tile
-    return configs[:_MOST_TRIED]
+    tiles = _TILES.get(name, _TILES_OF_GROUPS)
+    choices = [choice for tile in tiles for choice in _list_groups(name, tile, call)]
+    fitting = [choice for choice in choices if _fits(name, choice, call)]
+    by_tile: dict[Tile, Choice] = {}
+    for choice in sorted(fitting, key=lambda choice: _count_loads(name, choice, call)):
+        tile = Tile(choice.sizes["BM"], choice.sizes["BN"], choice.warps, choice.stages)
+        by_tile.setdefault(tile, choice)
+    return list(by_tile.values())[:_MOST_TRIED] or [choices[-1]]
+
+
+def _list_groups(name: str, tile: Tile, call: Call) -> list[Choice]:
+    """Choices with that tile, from the largest groups to the smallest; with rows in shared memory first."""
+    sizes = {"BM": tile.rows, "BN": tile.columns}
+    more: list[dict[str, int]]
+    if name == "totals":
+        more = [{}]
+    elif name == "mixing_gradient":
+        more = [
+            {"G": _split_evenly(call.heads, heads), "GJ": _split_evenly(call.heads, sources)}
+            for sources, heads in _PAIRS
+        ]
+    else:
+        groups = sorted({_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}, reverse=True)
+        more = [{"G": group, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for group in groups]
+    return [Choice(sizes | groups, tile.warps, tile.stages) for groups in more]
 
 
 def _split_evenly(heads: int, group: int) -> int:
@@ -96,20 +149,49 @@ def _split_evenly(heads: int, group: int) -> int:
     return triton.cdiv(heads, triton.cdiv(heads, group))
 
 
-def _count_registers(name: str, sizes: dict[str, int], warps: int, width: int) -> float:
+def _count_loads(name: str, choice: Choice, call: Call) -> float:
+    """Rows that are loaded for a position of queries and one of keys, in all programs together."""
+    sizes = choice.sizes
+    group, sources, held = sizes.get("G", 1), sizes.get("GJ", call.heads), sizes.get("HELD", True)
+    programs_of_text = triton.cdiv(call.heads, group) * triton.cdiv(call.heads, sources)
+    columns = 1 if name == "totals" else group + sources
+    return programs_of_text * (columns / sizes["BM"] + (0 if held else call.heads / sizes["BN"]))
+
+
+def _fits(name: str, choice: Choice, call: Call) -> bool:
+    bounds = _REGISTERS_ASYNCHRONOUS if _is_asynchronous(choice, call) else _REGISTERS
+    most = bounds[call.precision if call.size == 4 else "ieee"]
+    return _count_registers(name, choice, call) <= most and _count_shared_bytes(name, choice, call) <= call.shared
+
+
+def _is_asynchronous(choice: Choice, call: Call) -> bool:
+    return call.capability in _ASYNCHRONOUS and choice.sizes["BM"] >= _ROWS_ASYNCHRONOUS
+
+
+def _count_registers(name: str, choice: Choice, call: Call) -> float:
     """Numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
-    group, sources, rows, columns = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"], sizes["BN"]
-    tiles = (2 + (sources or group)) * rows * columns
+    sizes, threads = choice.sizes, 32 * choice.warps
+    group, sources, tile = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"] * sizes["BN"] / threads
     if name == "mixing_gradient":
-        return tiles / (32 * warps) + 2 * sources * group
-    own = columns if name in ("value_gradient", "key_gradient") else rows
-    return (tiles + group * own * width) / (32 * warps)
+        sums = sources * group * sizes["BM"] * 8 / threads
+        return (2 + sources) * tile + sums
+    return (2 + group) * tile + group * sizes["BM"] * call.width / threads
 
 
-def _count_shared_bytes(name: str, sizes: dict[str, int], stages: int, width: int, size: int) -> float:
-    """Bytes of shared memory: what stays there during the loop, and loads under way."""
-    group, sources, rows, columns = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"], sizes["BN"]
-    if name == "mixing_gradient":
-        return (sources + group) * (rows + stages * columns) * width * size
-    held = {"totals": rows, "query_gradient": group * rows, "key_gradient": group * columns}.get(name, 0)
-    return (held + stages * (rows + columns)) * width * size + 2 * rows * columns * size
+def _count_shared_bytes(name: str, choice: Choice, call: Call) -> int:
+    """Bytes of shared memory: rows that stay there during the loop, and loads under way."""
+    sizes = choice.sizes
+    group, rows_of_round = sizes.get("G", 1), 0
+    if name == "totals":
+        kept = loads = 1
+    elif name == "mixing_gradient":
+        kept = loads = group + sizes["GJ"]
+    elif sizes["HELD"]:
+        kept, loads = call.heads, group + call.heads
+    else:
+        kept, loads, rows_of_round = 0, 1, sizes["BM"]
+    if name in ("query_gradient", "key_gradient"):
+        kept += group
+    buffers = choice.stages if _is_asynchronous(choice, call) else choice.stages - 1
+    rows = kept * sizes["BM"] + max(buffers, 1) * rows_of_round + max(loads * buffers, 1) * sizes["BN"]
+    return rows * call.width * call.size

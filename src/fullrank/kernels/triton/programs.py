@@ -1,13 +1,14 @@
-"""Attention with mixed heads in Triton: functions on tiles, the forward pass, and the backward pass.
+"""Attention with mixed heads in Triton: functions on tiles, and four kernels.
 
-Forward: sums of the weights (`totals`), then mixed weights times values (`outputs`). Backward: weights are computed again, and
-programs share no sums. With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_j o G_i) and delta_j = sum_i M_ji D_ji:
+Forward: sums of the weights (`totals`), then mixed weights times values (`weighted_rows`). Backward: weights are computed
+again, and programs share no sums. With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_j o G_i) and delta_j = sum_i M_ji D_ji:
 
     dM_ji = D_ji,    dV_i = drop(sum_j M_ji P_j)^T dO_i
     dA_j = slope_j o P_j o (sum_i M_ji G_i - delta_j),    dQ_j = s dA_j K_j,    dK_j = s dA_j^T Q_j
 
-A tile has queries along one side and keys along the other; either side may be the rows. Numbers of a query or of a key have a
-second axis of length one, so that the same functions serve both orders. Exponents are powers of two.
+The output and dV are one kernel, and so are dQ and dK: a tile has its program's own positions as rows, those that the program
+goes through as columns. Either may be queries, the other keys. Numbers of a query or of a key have a second axis of length one,
+so that the same functions serve both orders. Exponents are powers of two.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ import triton.language as tl
 
 
 @triton.jit
-def load_rows(X, head, length, at, D: tl.constexpr, BD: tl.constexpr):
-    """Rows `at` of one head of X (heads, length, D), padded with zeros to BD columns."""
+def load_rows(X, text, head, length, at, D: tl.constexpr, BD: tl.constexpr):
+    """Rows `at` of one head, padded with zeros to BD columns. X: a pointer, and the strides of texts, heads and rows."""
     d = tl.arange(0, BD)
     inside = (at < length)[:, None]
     if BD != D:
         inside = inside & (d < D)[None, :]
-    return tl.load(X + head * length * D + at[:, None] * D + d[None, :], mask=inside, other=0.0)
+    start = X[0] + text * X[1] + head * X[2]
+    return tl.load(start + at[:, None] * X[3] + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(X, head, length, at, tile, D: tl.constexpr, BD: tl.constexpr):
+def store_rows(X, text, head, length, at, tile, D: tl.constexpr, BD: tl.constexpr):
     """The opposite of `load_rows`."""
     d = tl.arange(0, BD)
     inside = (at < length)[:, None] & (d < D)[None, :]
-    tl.store(X + head * length * D + at[:, None] * D + d[None, :], tile.to(X.dtype.element_ty), mask=inside)
+    start = X[0] + text * X[1] + head * X[2]
+    tl.store(start + at[:, None] * X[3] + d[None, :], tile.to(X[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def load_group(X, start, length, at, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+def load_group(X, text, start, length, at, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """Rows `at` of each head of a group. Loaded before a loop, they stay in shared memory during it."""
     made = ()
     for i in tl.static_range(G):
-        made = made + (load_rows(X, tl.minimum(start + i, H - 1), length, at, D, BD),)
+        made = made + (load_rows(X, text, tl.minimum(start + i, H - 1), length, at, D, BD),)
     return made
 
 
@@ -62,13 +65,53 @@ def group(G: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 
 
 @triton.jit
-def see(FIRST, END, OWN, TOKENS, n, k, N, M, PADDED: tl.constexpr):
+def find_place(G: tl.constexpr, KEYS: tl.constexpr):
+    """Tile, first head of the group and text of this program. Those begin first that go through most of a causal text."""
+    tile = tl.program_id(0)
+    if not KEYS:
+        tile = tl.num_programs(0) - 1 - tile
+    return tile, tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
+
+
+@triton.jit
+def find_text(VISIBLE, TOKENS, row, N, M, PACKED: tl.constexpr):
+    """Intervals and padding of one text, which has a row of them; of the intervals only where it has documents."""
+    first, looked = VISIBLE[0], VISIBLE[4]
+    if PACKED:
+        first += row * N
+        looked += row * M
+    return (first, VISIBLE[1], VISIBLE[2], VISIBLE[3], looked), TOKENS + row * M
+
+
+@triton.jit
+def order(own, other, KEYS: tl.constexpr):
+    """Positions of queries and of keys, where a program's own are the rows."""
+    if KEYS:
+        return other[None, :], own[:, None]
+    else:
+        return own[:, None], other[None, :]
+
+
+@triton.jit
+def find_span(VISIBLE, own, N, M, KEYS: tl.constexpr):
+    """The interval of the other side in which all lies that a program's own positions see, or are seen by."""
+    if KEYS:
+        first, end, length, other = VISIBLE[3], VISIBLE[4], M, N
+    else:
+        first, end, length, other = VISIBLE[0], VISIBLE[1], N, M
+    low = tl.min(tl.load(first + own, mask=own < length, other=other))
+    high = tl.max(tl.load(end + own, mask=own < length, other=0))
+    return low, high
+
+
+@triton.jit
+def see(VISIBLE, TOKENS, n, k, N, M, PADDED: tl.constexpr):
     """True where query n sees key k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen."""
-    first = tl.load(FIRST + n, mask=n < N, other=0)
-    end = tl.load(END + n, mask=n < N, other=0)
+    first = tl.load(VISIBLE[0] + n, mask=n < N, other=0)
+    end = tl.load(VISIBLE[1] + n, mask=n < N, other=0)
     seen = (k >= first) & (k < end)
     if PADDED:
-        own = tl.load(OWN + n, mask=n < N, other=-1)
+        own = tl.load(VISIBLE[2] + n, mask=n < N, other=-1)
         token = tl.load(TOKENS + k, mask=k < M, other=0) != 0
         seen = seen & (token | (k == own))
     return seen
@@ -84,12 +127,6 @@ def exponent(product, unit, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def weight(product, unit, total, seen, SIGMOID: tl.constexpr):
-    """P of products Q K^T, where `total` is the log2 of the sum over all keys."""
-    return tl.exp2(tl.where(seen, exponent(product, unit, SIGMOID) - total, float("-inf")))
-
-
-@triton.jit
 def slope(product, unit, SIGMOID: tl.constexpr):
     """d exponent / d a, both in the same base: 1, or 2 - sigmoid(a)."""
     if SIGMOID:
@@ -101,33 +138,37 @@ def slope(product, unit, SIGMOID: tl.constexpr):
 
 
 @triton.jit
+def load_numbers(X, head, n, N):
+    """A number of each query `n`, of one head of X (heads, N)."""
+    return tl.load(X + head * N + n, mask=n < N, other=0.0)
+
+
+@triton.jit
 def spread(
-    tiles, x, MIXING, other, start, n, N,
+    tiles, x, MIXING, text, other, start, n, N,
     OTHER: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr,
 ):  # fmt: skip
     """tiles[i] + m x, where m is the entry of M between head `other` and head i of the group.
 
-    Its place in MIXING (H, H), or with MIX = 2 (H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
+    Its place in MIXING (H, H), or with MIX = 2 (B, H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
     A group that would go beyond the last head repeats it: that head is computed and stored twice, with the same numbers.
     """
-    if MIX == 1:
-        row = MIXING + other * OTHER
-    elif MIX == 2:
-        row = MIXING + other * OTHER * N + n
     made = ()
     for i in tl.static_range(G):
         if MIX == 0:
             made = made + (tiles[i] + x,)
-        elif MIX == 1:
-            made = made + (tiles[i] + tl.load(row + tl.minimum(start + i, H - 1) * OWN) * x,)
         else:
-            entry = tl.load(row + tl.minimum(start + i, H - 1) * (OWN * N), mask=n < N, other=0.0)
+            place = other * OTHER + tl.minimum(start + i, H - 1) * OWN
+            if MIX == 1:
+                entry = tl.load(MIXING + place)
+            else:
+                entry = load_numbers(MIXING, text * (H * H) + place, n, N)
             made = made + (tiles[i] + entry * x,)
     return made
 
 
 @triton.jit
-def drop(x, seed, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constexpr, G: tl.constexpr):
+def drop(x, SEED, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constexpr, G: tl.constexpr):
     """x / (1 - p) where the mixed weight of head i of a group, query n and key k is kept, 0 where it is dropped.
 
     Philox at (key, query, text and four heads) draws for four heads at once, so no counter has more than 32 bits; where
@@ -138,297 +179,227 @@ def drop(x, seed, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constex
         quad = start // 4 + i // 4
         which = i % 4
     else:
-        quad = tl.minimum(start + i, H - 1) // 4
-        which = tl.minimum(start + i, H - 1) % 4
-    a, b, c, d = tl.philox(seed, k, n, (text * quads + quad).to(tl.int32), 0, 7)
+        head = tl.minimum(start + i, H - 1)
+        quad = head // 4
+        which = head % 4
+    place = (text + tl.load(SEED + 1)) * quads + quad
+    a, b, c, d = tl.philox(tl.load(SEED), k, n, place.to(tl.int32), 0, 7)
     drawn = tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
     return tl.where(drawn.to(tl.int32, bitcast=True) >= least, x * kept, 0.0)
 
 
 @triton.jit
-def load_numbers(X, head, N, n):
-    """A number of each query `n` of one head of X (heads, N), as a column."""
-    return tl.load(X + head * N + n, mask=n < N, other=0.0)[:, None]
+def add_weights(
+    mixed, rows, columns, MIXING, TOTAL, text, j, start, n, N, unit,
+    H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """mixed[i] + M_ji P_j, for rows and columns of head j; keys that are not seen have any weight yet."""
+    product = dot(rows, tl.trans(columns), None, PRECISION)
+    weight = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + j, n, N))
+    return spread(mixed, weight, MIXING, text, j, start, n, N, H, 1, H, G, MIX)
 
 
 @triton.jit
-def find_span(FIRST, END, at, length, other):
-    """The interval of the other side, of that length, in which all is that the rows `at` see."""
-    low = tl.min(tl.load(FIRST + at, mask=at < length, other=other))
-    high = tl.max(tl.load(END + at, mask=at < length, other=0))
-    return low, high
-
-
-# -- forward -----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["LONG"])
-def totals(
-    Q, K, TOTAL, FIRST, END, OWN, TOKENS, N, M, unit, LONG,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr, PADDED: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def add_cotangents(
+    wanted, rows, columns, MIXING, SEED, least, kept, text, i, start, n, k, N,
+    H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts.
+    """wanted[j] + M_ji G_i, for rows and columns of head i."""
+    x = dot(rows, tl.trans(columns), None, PRECISION)
+    if DROP:
+        x = drop(x, SEED, least, kept, text, i, 0, n, k, H, 1)
+    return spread(wanted, x, MIXING, text, i, start, n, N, 1, H, H, G, MIX)
 
-    EACH: how many programs of the batch axis share one row of TOKENS, and of FIRST, if that has rows: PACKED is 1, else 0. LONG
-    serves the choice of block sizes only.
-    """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # those that see most begin first
-    head, text = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, K = Q + rows, K + columns
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    n = tile * BM + tl.arange(0, BM)
-    low, high = find_span(FIRST, END, n, N, M)
-    query = load_rows(Q, head, N, n, D, BD)
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+# VISIBLE: first, end and own of `VisibleKeys`, and the interval of queries that see a key. EACH: how many texts share one row
+# of TOKENS, and of the intervals if PACKED. KEYS: a program owns keys, not queries. HELD: rows of all heads of its tile stay in
+# shared memory.
+
+
+@triton.jit(do_not_specialize=["N", "M", "EACH"])
+def totals(
+    Q, K, TOTAL, VISIBLE, TOKENS, N, M, EACH, unit,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr, PADDED: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts."""
+    tile, head, text = find_place(1, False)
+    own = tile * BM + tl.arange(0, BM)
+    VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
+    low, high = find_span(VISIBLE, own, N, M, False)
+    query = load_rows(Q, text, head, N, own, D, BD)
     top = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     for at in range(low // BN * BN, high, BN):
         k = at + tl.arange(0, BN)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
-        product = dot(query, tl.trans(load_rows(K, head, M, k, D, BD)), None, PRECISION)
+        seen = see(VISIBLE, TOKENS, own[:, None], k[None, :], N, M, PADDED)
+        product = dot(query, tl.trans(load_rows(K, text, head, M, k, D, BD)), None, PRECISION)
         x = tl.where(seen, exponent(product, unit, SIGMOID), float("-inf"))
         now = tl.maximum(top, tl.max(x, 1))
         base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen so far
         total = total * tl.exp2(top - base) + tl.sum(tl.exp2(x - base[:, None]), 1)
         top = now
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the end
-    tl.store(TOTAL + (text * H + head) * N + n, top + tl.log2(total), mask=n < N)
+    tl.store(TOTAL + (text * H + head) * N + own, top + tl.log2(total), mask=own < N)
 
 
-@triton.jit(do_not_specialize=["LONG", "least"])
-def outputs(
-    Q, K, V, MIXING, TOTAL, OUT, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
+@triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
+def weighted_rows(
+    Q, K, X, MIXING, TOTAL, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
-    G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, HELD: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """OUT_i = drop(sum_j M_ji P_j) V_i for a group of heads i. Grid: tiles of queries, groups, texts."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, OUT, K, V = Q + rows, OUT + rows, K + columns, V + columns
-    TOTAL = TOTAL + text * H * N
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    if MIX == 2:
-        MIXING += text * H * H * N
-    if DROP:
-        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
-    n = tile * BM + tl.arange(0, BM)
-    low, high = find_span(FIRST, END, n, N, M)
+    """OUT_i = W_i X_i for a group of heads i, W_i = drop(sum_j M_ji P_j); with KEYS W_i^T X_i. Grid: tiles, groups, texts."""
+    tile, start, text = find_place(G, KEYS)
+    if KEYS:
+        ROWS, COLUMNS, rows, columns = K, Q, M, N
+    else:
+        ROWS, COLUMNS, rows, columns = Q, K, N, M
+    own = tile * BM + tl.arange(0, BM)
+    VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
+    low, high = find_span(VISIBLE, own, N, M, KEYS)
+    if HELD:
+        held = load_group(ROWS, text, 0, rows, own, H, H, D, BD)
     sums = group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
-        k = at + tl.arange(0, BN)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
+        other = at + tl.arange(0, BN)
+        n, k = order(own, other, KEYS)
+        seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         mixed = group(G, BM, BN)
-        for j in range(H):
-            product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
-            total = load_numbers(TOTAL, j, N, n)
-            x = weight(product, unit, total, seen, SIGMOID)
-            mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
+        if HELD:
+            for j in tl.static_range(H):
+                across = load_rows(COLUMNS, text, j, columns, other, D, BD)
+                mixed = add_weights(
+                    mixed, held[j], across, MIXING, TOTAL, text, j, start, n, N, unit, H, G, MIX, SIGMOID, PRECISION
+                )
+        else:
+            for j in range(H):
+                mine = load_rows(ROWS, text, j, rows, own, D, BD)
+                across = load_rows(COLUMNS, text, j, columns, other, D, BD)
+                mixed = add_weights(
+                    mixed, mine, across, MIXING, TOTAL, text, j, start, n, N, unit, H, G, MIX, SIGMOID, PRECISION
+                )
         made = ()
         for i in tl.static_range(G):
-            x = mixed[i]
-            head = tl.minimum(start + i, H - 1)
+            x = tl.where(seen, mixed[i], 0.0)
             if DROP:
-                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
-            values = load_rows(V, head, M, k, D, BD)
-            made = made + (dot(x.to(values.dtype), values, sums[i], PRECISION),)
+                x = drop(x, SEED, least, kept, text, start, i, n, k, H, G)
+            across = load_rows(X, text, tl.minimum(start + i, H - 1), columns, other, D, BD)
+            made = made + (dot(x.to(across.dtype), across, sums[i], PRECISION),)
         sums = made
     for i in tl.static_range(G):
-        store_rows(OUT, tl.minimum(start + i, H - 1), N, n, sums[i], D, BD)
+        store_rows(OUT, text, tl.minimum(start + i, H - 1), rows, own, sums[i], D, BD)
 
 
-# -- backward ----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["LONG", "least"])
+@triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def mixing_gradient(
-    Q, K, V, D_OUT, TOTAL, D_MIXING, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
+    Q, K, V, D_OUT, TOTAL, D_MIXING, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
     GJ: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i. Grid: tiles of queries, pairs of groups, texts."""
     groups: tl.constexpr = (H + G - 1) // G
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    source, start = tl.program_id(1) // groups * GJ, tl.program_id(1) % groups * G
-    text = tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, D_OUT, K, V = Q + rows, D_OUT + rows, K + columns, V + columns
-    TOTAL = TOTAL + text * H * N
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    D_MIXING += text * H * H * N
-    if DROP:
-        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
-    n = tile * BM + tl.arange(0, BM)
-    low, high = find_span(FIRST, END, n, N, M)
-    queries = load_group(Q, source, N, n, H, GJ, D, BD)
-    cotangents = load_group(D_OUT, start, N, n, H, G, D, BD)
-    sums = ()
-    for _ in tl.static_range(GJ * G):
-        sums = sums + (tl.zeros((BM,), dtype=tl.float32),)
+    tile, pair, text = find_place(1, False)
+    source, start = pair // groups * GJ, pair % groups * G
+    own = tile * BM + tl.arange(0, BM)
+    VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
+    low, high = find_span(VISIBLE, own, N, M, False)
+    queries = load_group(Q, text, source, N, own, H, GJ, D, BD)
+    cotangents = load_group(D_OUT, text, start, N, own, H, G, D, BD)
+    sums = group(GJ * G, BM, 8)
     for at in range(low // BN * BN, high, BN):
-        k = at + tl.arange(0, BN)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
+        n, k = order(own, at + tl.arange(0, BN), False)
+        seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         weights = ()
         for j in tl.static_range(GJ):
             head = tl.minimum(source + j, H - 1)
-            keys = load_rows(K, head, M, k, D, BD)
+            keys = load_rows(K, text, head, M, at + tl.arange(0, BN), D, BD)
             product = dot(queries[j], tl.trans(keys), None, PRECISION)
-            total = load_numbers(TOTAL, head, N, n)
-            weights = weights + (weight(product, unit, total, seen, SIGMOID),)
+            x = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + head, n, N))
+            weights = weights + (tl.where(seen, x, 0.0),)
         made = ()
         for i in tl.static_range(G):
-            head = tl.minimum(start + i, H - 1)
-            values = load_rows(V, head, M, k, D, BD)
+            values = load_rows(V, text, tl.minimum(start + i, H - 1), M, at + tl.arange(0, BN), D, BD)
             x = dot(cotangents[i], tl.trans(values), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
+                x = drop(x, SEED, least, kept, text, start, i, n, k, H, G)
             for j in tl.static_range(GJ):
-                made = made + (sums[i * GJ + j] + tl.sum(weights[j] * x, 1),)
+                part = tl.sum(tl.reshape(weights[j] * x, (BM, BN // 8, 8)), 1)
+                made = made + (sums[i * GJ + j] + part,)
         sums = made
     for i in tl.static_range(G):
         for j in tl.static_range(GJ):
             place = tl.minimum(source + j, H - 1) * H + tl.minimum(start + i, H - 1)
-            tl.store(D_MIXING + place * N + n, sums[i * GJ + j], mask=n < N)
+            tl.store(D_MIXING + (text * (H * H) + place) * N + own, tl.sum(sums[i * GJ + j], 1), mask=own < N)
 
 
-@triton.jit(do_not_specialize=["LONG", "least"])
-def query_gradient(
-    Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_Q, FIRST, END, OWN, TOKENS, SEED, N, M, scale, unit, least, kept, LONG,
+@triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
+def score_gradient(
+    Q, K, V, MIXING, D_OUT, TOTAL, DELTA, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, scale, unit, least, kept,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
-    G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, HELD: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """D_Q of a group of heads j. Grid: tiles of queries, groups, texts."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, D_Q, D_OUT, K, V = Q + rows, D_Q + rows, D_OUT + rows, K + columns, V + columns
-    TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    if MIX == 2:
-        MIXING += text * H * H * N
-    if DROP:
-        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
-    n = tile * BM + tl.arange(0, BM)
-    low, high = find_span(FIRST, END, n, N, M)
-    queries = load_group(Q, start, N, n, H, G, D, BD)
+    """OUT_j = s dA_j K_j for a group of heads j; with KEYS s dA_j^T Q_j. Grid: tiles, groups, texts."""
+    tile, start, text = find_place(G, KEYS)
+    if KEYS:
+        ROWS, COLUMNS, LEFT, RIGHT, rows, columns = K, Q, V, D_OUT, M, N
+    else:
+        ROWS, COLUMNS, LEFT, RIGHT, rows, columns = Q, K, D_OUT, V, N, M
+    own = tile * BM + tl.arange(0, BM)
+    VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
+    low, high = find_span(VISIBLE, own, N, M, KEYS)
+    mine = load_group(ROWS, text, start, rows, own, H, G, D, BD)
+    if HELD:
+        held = load_group(LEFT, text, 0, rows, own, H, H, D, BD)
     sums = group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
-        k = at + tl.arange(0, BN)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
+        other = at + tl.arange(0, BN)
+        n, k = order(own, other, KEYS)
+        seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         wanted = group(G, BM, BN)
-        for i in range(H):
-            values = load_rows(V, i, M, k, D, BD)
-            x = dot(load_rows(D_OUT, i, N, n, D, BD), tl.trans(values), None, PRECISION)
-            if DROP:
-                x = drop(x, seed, least, kept, place, i, 0, n[:, None], k[None, :], H, 1)
-            wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
+        if HELD:
+            for i in tl.static_range(H):
+                right = load_rows(RIGHT, text, i, columns, other, D, BD)
+                wanted = add_cotangents(
+                    wanted,
+                    held[i],
+                    right,
+                    MIXING,
+                    SEED,
+                    least,
+                    kept,
+                    text,
+                    i,
+                    start,
+                    n,
+                    k,
+                    N,
+                    H,
+                    G,
+                    MIX,
+                    DROP,
+                    PRECISION,
+                )
+        else:
+            for i in range(H):
+                left = load_rows(LEFT, text, i, rows, own, D, BD)
+                right = load_rows(RIGHT, text, i, columns, other, D, BD)
+                wanted = add_cotangents(
+                    wanted, left, right, MIXING, SEED, least, kept, text, i, start, n, k, N, H, G, MIX, DROP, PRECISION
+                )
         made = ()
         for j in tl.static_range(G):
             head = tl.minimum(start + j, H - 1)
-            keys = load_rows(K, head, M, k, D, BD)
-            product = dot(queries[j], tl.trans(keys), None, PRECISION)
-            total, delta = load_numbers(TOTAL, head, N, n), load_numbers(DELTA, head, N, n)
-            x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
-            made = made + (dot(x.to(keys.dtype), keys, sums[j], PRECISION),)
+            across = load_rows(COLUMNS, text, head, columns, other, D, BD)
+            product = dot(mine[j], tl.trans(across), None, PRECISION)
+            weight = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + head, n, N))
+            x = weight * (wanted[j] - load_numbers(DELTA, text * H + head, n, N)) * slope(product, unit, SIGMOID)
+            x = tl.where(seen, x, 0.0)
+            made = made + (dot(x.to(across.dtype), across, sums[j], PRECISION),)
         sums = made
     for j in tl.static_range(G):
-        store_rows(D_Q, tl.minimum(start + j, H - 1), N, n, sums[j] * scale, D, BD)
-
-
-@triton.jit(do_not_specialize=["LONG", "least"])
-def value_gradient(
-    Q, K, MIXING, D_OUT, TOTAL, D_V, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED, N, M, unit, least, kept, LONG,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
-    G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """D_V of a group of heads i. Grid: tiles of keys, groups, texts. LOOKS, LOOKED (M,): the queries that see a key."""
-    start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, D_OUT, K, D_V = Q + rows, D_OUT + rows, K + columns, D_V + columns
-    TOTAL = TOTAL + text * H * N
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    LOOKED += text // EACH * M * PACKED
-    if MIX == 2:
-        MIXING += text * H * H * N
-    if DROP:
-        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
-    k = tl.program_id(0) * BN + tl.arange(0, BN)
-    low, high = find_span(LOOKS, LOOKED, k, M, N)
-    sums = group(G, BN, BD)
-    for at in range(low // BM * BM, high, BM):
-        n = at + tl.arange(0, BM)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
-        mixed = group(G, BM, BN)
-        for j in range(H):
-            product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
-            total = load_numbers(TOTAL, j, N, n)
-            x = weight(product, unit, total, seen, SIGMOID)
-            mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
-        made = ()
-        for i in tl.static_range(G):
-            x = mixed[i]
-            head = tl.minimum(start + i, H - 1)
-            if DROP:
-                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
-            cotangent = load_rows(D_OUT, head, N, n, D, BD)
-            made = made + (dot(tl.trans(x.to(cotangent.dtype)), cotangent, sums[i], PRECISION),)
-        sums = made
-    for i in tl.static_range(G):
-        store_rows(D_V, tl.minimum(start + i, H - 1), M, k, sums[i], D, BD)
-
-
-@triton.jit(do_not_specialize=["LONG", "least"])
-def key_gradient(
-    Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_K, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED,
-    N, M, scale, unit, least, kept, LONG,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
-    G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """D_K of a group of heads j. Grid: tiles of keys, groups, texts."""
-    start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    rows, columns = text * H * N * D, text * H * M * D
-    Q, D_OUT, K, V, D_K = Q + rows, D_OUT + rows, K + columns, V + columns, D_K + columns
-    TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
-    TOKENS += text // EACH * M
-    FIRST += text // EACH * N * PACKED
-    LOOKED += text // EACH * M * PACKED
-    if MIX == 2:
-        MIXING += text * H * H * N
-    if DROP:
-        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
-    k = tl.program_id(0) * BN + tl.arange(0, BN)
-    low, high = find_span(LOOKS, LOOKED, k, M, N)
-    held = load_group(K, start, M, k, H, G, D, BD)
-    sums = group(G, BN, BD)
-    for at in range(low // BM * BM, high, BM):
-        n = at + tl.arange(0, BM)
-        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
-        wanted = group(G, BM, BN)
-        for i in range(H):
-            cotangent = load_rows(D_OUT, i, N, n, D, BD)
-            x = dot(cotangent, tl.trans(load_rows(V, i, M, k, D, BD)), None, PRECISION)
-            if DROP:
-                x = drop(x, seed, least, kept, place, i, 0, n[:, None], k[None, :], H, 1)
-            wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
-        made = ()
-        for j in tl.static_range(G):
-            head = tl.minimum(start + j, H - 1)
-            query = load_rows(Q, head, N, n, D, BD)
-            product = dot(query, tl.trans(held[j]), None, PRECISION)
-            total, delta = load_numbers(TOTAL, head, N, n), load_numbers(DELTA, head, N, n)
-            x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
-            made = made + (dot(tl.trans(x.to(query.dtype)), query, sums[j], PRECISION),)
-        sums = made
-    for j in tl.static_range(G):
-        store_rows(D_K, tl.minimum(start + j, H - 1), M, k, sums[j] * scale, D, BD)
+        store_rows(OUT, text, tl.minimum(start + j, H - 1), rows, own, sums[j] * scale, D, BD)
