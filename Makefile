@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format size clean
+.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format gpu-compile size clean
 
 PYTHON ?=
 ARGS ?=
@@ -64,6 +64,10 @@ format: ## format the code and mend what can be mended
 	@$(VENV) dev
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+gpu-compile: ## compile the GPU kernels without a GPU, and print registers, spills and an estimate (ARGS="--capabilities 90": one card)
+	@$(VENV) dev
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compile_gpu.py $(ARGS)
 
 size: ## print lines, tokens and density of the code, and how many functions begin with neither a verb nor a noun (ARGS=--names)
 	@$(VENV) run

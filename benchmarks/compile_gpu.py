@@ -1,0 +1,341 @@
+"""The Triton kernels as the compiler leaves them, for GPUs that need not be there: `make gpu-compile`.
+
+    python benchmarks/compile_gpu.py [--capabilities 80 90] [--kernels outputs] [--all] [--json FILE]
+
+Each kernel is compiled with the block sizes that the first call on such a card would try. Of these the table shows the one with
+the smallest estimate, `--json` keeps all. From the machine code:
+
+    registers, spilled bytes    of a thread; more than 255 registers are spilled to memory
+    blocks                      programs that one multiprocessor (SM) holds at a time
+    tensor                      instructions for tensor cores in the loop over keys (or queries)
+    instructions, bytes         of a thread in that loop, and loaded from L2, for one score of one head
+
+The estimate is arithmetic, not a measurement. A score takes at least the longest of three times: to issue its instructions and
+to multiply, which hardly overlap here; to take its exponentials; and to load its bytes from L2. For an H100 the sums over
+kernels are divided by what flash attention 2 is assumed to take for a score (causal, heads of 64: 300 TFLOP/s forward, 260
+backward).
+Real kernels stay above such bounds: those of flash attention's forward pass are about two thirds of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from closer import save
+from fullrank.kernels.triton import launch
+from fullrank.kernels.triton.launch import KERNELS, Choice, list_choices
+
+TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
+POINTERS = {
+    **dict.fromkeys(("TOTAL", "DELTA", "MIXING", "D_MIXING"), "*fp32"),
+    "VISIBLE": ("*i32",) * 5,
+    "TOKENS": "*u8",
+    "SEED": "*i64",
+}
+NUMBERS = {**dict.fromkeys(("N", "M", "EACH", "least"), "i32"), **dict.fromkeys(("scale", "unit", "kept"), "fp32")}
+PRODUCTS_OF_WARP = {"HMMA": 1, "HGMMA": 4}  # warps that share the product which the instruction names
+
+
+@dataclass(frozen=True)
+class Card:
+    """Bytes of shared memory of a block and of a multiprocessor, and the most threads of one."""
+
+    name: str
+    block_bytes: int
+    bytes: int
+    threads: int
+
+
+CARDS = {
+    80: Card("A100", 166_912, 167_936, 2048),
+    89: Card("RTX 4090", 101_376, 102_400, 1536),
+    90: Card("H100", 232_448, 233_472, 2048),
+    100: Card("B200", 232_448, 233_472, 2048),
+    120: Card("RTX 5090", 101_376, 102_400, 1536),
+}
+
+# An H100: cycles of all multiprocessors in a picosecond, and per cycle of one; bytes of L2 in a picosecond
+CYCLES = 132 * 1.755e9 / 1e12
+THREADS, EXPONENTIALS, FLOPS = 128, 16, 4096
+L2_BYTES = 5.5
+FLASH = {"forward": 2 * 2 * 64 / 300, "backward": 5 * 2 * 64 / 260}  # picoseconds of a score
+PASSES = {
+    "forward": ("totals", "outputs"),
+    "backward": ("mixing_gradient", "value_gradient", "query_gradient", "key_gradient"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Heads, their size and dtype; mixing 1 for A, 2 for B; extras: sigsoftmax, padding and dropout."""
+
+    heads: int = 8
+    size: int = 64
+    dtype: str = "bf16"
+    mixing: int = 1
+    extras: bool = False
+
+    def __str__(self) -> str:
+        mixing = {1: "A", 2: "B"}[self.mixing]
+        extras = ", sigsoftmax, padding and dropout" if self.extras else ""
+        return f"{self.heads} heads of {self.size}, {self.dtype}, {mixing}{extras}"
+
+    @property
+    def width(self) -> int:
+        return max(16, 1 << (self.size - 1).bit_length())
+
+    @property
+    def element_size(self) -> int:
+        return 2 if self.dtype in ("bf16", "fp16") else 4
+
+    @property
+    def precision(self) -> str:
+        return {"fp32": "tf32x3", "tf32": "tf32"}.get(self.dtype, "ieee")
+
+
+CALLS = (Call(), Call(heads=16), Call(mixing=2), Call(size=128), Call(extras=True), Call(dtype="fp32"))
+
+
+def compile_kernel(name: str, call: Call, capability: int, choice: Choice) -> Any:
+    """Compile one kernel with these block sizes."""
+    program, over_keys = KERNELS[name]
+    constants = {
+        "H": call.heads, "D": call.size, "BD": call.width, "MIX": call.mixing, "SIGMOID": call.extras,
+        "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": call.precision, "KEYS": over_keys,
+        **choice.sizes,
+    }  # fmt: skip
+    rows = ("*fp32" if call.element_size == 4 else f"*{call.dtype}", "i64", "i64", "i64")
+    types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
+    signature, values, aligned = {}, {}, {}
+    for at, argument in enumerate(program.arg_names):
+        kind = signature[argument] = types.get(argument, "constexpr")
+        if kind == "constexpr":
+            values[(at,)] = constants[argument]
+        elif isinstance(kind, tuple):
+            aligned |= {(at, part): [["tt.divisibility", 16]] for part in range(len(kind))}
+        elif kind.startswith("*"):
+            aligned[(at,)] = [["tt.divisibility", 16]]
+    return triton.compile(
+        ASTSource(program, signature, values, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": choice.warps, "num_stages": choice.stages, "enable_fp_fusion": True},
+    )
+
+
+# -- machine code ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loop:
+    """Instructions from `first` to `last`; inner: the loops inside it."""
+
+    first: int
+    last: int
+    inner: list[Loop] = dataclasses.field(default_factory=list)
+
+
+def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
+    """Instructions in order, outer loops, registers and spilled bytes of a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        code = _run("nvdisasm", "-c", path)
+        used = _run("cuobjdump", "-res-usage", path)
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", line):
+            instructions.append(found[1])
+    ends: dict[int, int] = {}
+    for at, instruction in enumerate(instructions):
+        target = re.search(r"\bBRA.*`\((\.L_x_\d+)\)", instruction)
+        if target and labels[target[1]] < at:  # a branch backwards; to itself: the end of the program
+            ends[labels[target[1]]] = at
+    registers, stack = (int(re.search(rf"{word}:(\d+)", used)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+    return instructions, _nest(ends), registers, stack
+
+
+def _nest(ends: dict[int, int]) -> list[Loop]:
+    outer: list[Loop] = []
+    for first in sorted(ends):
+        loop, among = Loop(first, ends[first]), outer
+        while among and among[-1].last >= loop.last:
+            among = among[-1].inner
+        among.append(loop)
+    return outer
+
+
+def _run(tool: str, *words: object) -> str:
+    return subprocess.run([TOOLS / tool, *map(str, words)], capture_output=True, text=True, check=True).stdout
+
+
+def run_through(loop: Loop, instructions: list[str], trips: int) -> Iterator[tuple[str, int]]:
+    """Each instruction of a loop, and how often one round runs it. An inner loop that multiplies runs `trips` times."""
+    at = loop.first
+    for inner in loop.inner:
+        yield from ((instruction, 1) for instruction in instructions[at : inner.first])
+        times = trips if any(map(is_product, instructions[inner.first : inner.last])) else 1
+        for instruction, count in run_through(inner, instructions, 1):
+            yield instruction, count * times
+        at = inner.last + 1
+    yield from ((instruction, 1) for instruction in instructions[at : loop.last + 1])
+
+
+def is_product(instruction: str) -> bool:
+    return re.search(r"\b(HMMA|HGMMA|UTC\w*MMA)\b", instruction) is not None
+
+
+def count_loaded_bytes(instruction: str) -> int:
+    """Bytes that a thread loads from L2: whole rows of heads, not the single numbers of a query or key."""
+    bits = re.search(r"\b(?:LDGSTS|LDG)[.A-Z]*\.(128|64)\b", instruction)
+    return int(bits[1]) // 8 if bits else 0
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str, Any]:
+    """A row of the table."""
+    sizes, warps, _ = choice
+    card = CARDS[capability]
+    compiled = compile_kernel(name, call, capability, choice)
+    instructions, loops, registers, spilled = read_machine_code(compiled.asm["cubin"])
+    shared = compiled.metadata.shared
+    threads = 32 * warps
+    held = 65_536 // (-(-registers // 8) * 8 * threads)
+    blocks = min(held, card.bytes // (shared + 1024), card.threads // threads)
+    groups = -(-call.heads // sizes.get("G", 1)) * -(-call.heads // sizes.get("GJ", call.heads))
+    scores = (
+        call.heads * sizes["BM"] * sizes["BN"] / threads / groups
+    )  # of a thread in one round, as if nothing were done twice
+    loops = loops or [
+        Loop(0, len(instructions) - 1)
+    ]  # unrolled, or a form of branch that is not known: the whole program
+    main = max(loops, key=lambda loop: sum(map(is_product, instructions[loop.first : loop.last])))
+    ran = list(run_through(main, instructions, call.heads))
+    row = {
+        "card": card.name,
+        "call": str(call),
+        "kernel": name,
+        "sizes": " ".join(f"{key} {size}" for key, size in sizes.items()) + f", {warps} warps",
+        "registers": registers,
+        "spilled": spilled,
+        "shared": shared,
+        "fits": shared <= card.block_bytes,
+        "blocks": blocks,
+        "tensor": sum(is_product(instruction) for instruction in instructions),
+        "instructions": sum(count for _, count in ran) / scores,
+        "exponentials": sum(count for instruction, count in ran if "MUFU" in instruction) / scores,
+        "bytes": sum(count * count_loaded_bytes(instruction) for instruction, count in ran) / scores,
+        "products": sum(count * count_multiplications(instruction) for instruction, count in ran) / scores / call.size,
+    }
+    waits = (
+        sum(count * count_multiplications(instruction) * slow_down(instruction) for instruction, count in ran) / scores
+    )
+    return row | {"picoseconds": estimate(row, waits)}
+
+
+def count_multiplications(instruction: str) -> float:
+    """Multiplications that a tensor-core instruction does for each thread that takes part; 0 where its name does not say."""
+    if small := re.search(r"\bHMMA\.(16)(8)(\d+)", instruction):
+        return int(small[1]) * int(small[2]) * int(small[3]) / 32
+    if large := re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", instruction):
+        return int(large[1]) * int(large[2]) * int(large[3]) / 128
+    return 0
+
+
+def slow_down(instruction: str) -> float:
+    """How much longer an H100 multiplies than at its best: HMMA is older, a narrow HGMMA waits for shared memory."""
+    return 1.6 if "HMMA." in instruction else 1.5 if re.search(r"HGMMA\.64x(8|16|24|32)x", instruction) else 1.0
+
+
+def estimate(row: dict[str, Any], multiplications: float) -> float:
+    """Picoseconds of an H100 for one score of one head, at least."""
+    issue = row["instructions"] / THREADS + 2 * multiplications / FLOPS
+    return max(issue / CYCLES, row["exponentials"] / EXPONENTIALS / CYCLES, row["bytes"] / L2_BYTES)
+
+
+def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Iterator[dict[str, Any]]:
+    for name in kernels:
+        shape = call.heads, call.width, call.element_size, call.precision
+        for choice in list_choices(name, launch.Call(*shape, capability // 10, CARDS[capability].block_bytes))[:most]:
+            yield describe(name, call, capability, choice)
+
+
+COLUMNS = {
+    "kernel": "{:16}", "sizes": "{:32}", "registers": "{:>9}", "spilled": "{:>7}", "shared": "{:>7}", "blocks": "{:>6}",
+    "tensor": "{:>6}", "instructions": "{:>12.1f}", "exponentials": "{:>12.2f}", "products": "{:>8.1f}", "bytes": "{:>5.1f}",
+    "picoseconds": "{:>11.2f}",
+}  # fmt: skip
+
+
+def write_line(row: dict[str, Any]) -> str:
+    return " ".join(form.format(row[name]) for name, form in COLUMNS.items())
+
+
+def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each kernel the row with the smallest estimate, of those that fit into shared memory."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["fits"] and (row["kernel"] not in best or row["picoseconds"] < best[row["kernel"]]["picoseconds"]):
+            best[row["kernel"]] = row
+    return list(best.values())
+
+
+def compare_with_flash(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The sums of a forward and of a backward pass, over flash attention 2."""
+    found = {row["kernel"]: row["picoseconds"] for row in rows}
+    return {
+        name: sum(found[kernel] for kernel in kernels) / FLASH[name]
+        for name, kernels in PASSES.items()
+        if set(kernels) <= set(found)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capabilities", type=int, nargs="*", default=list(CARDS), choices=CARDS)
+    parser.add_argument("--kernels", nargs="*", default=list(KERNELS), choices=KERNELS)
+    parser.add_argument("--calls", type=int, nargs="*", help="numbers of the calls: all on an H100, else the first")
+    parser.add_argument("--most", type=int, default=9, help="how many block sizes of a kernel are compiled")
+    parser.add_argument("--all", action="store_true", help="print every block size that is tried")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    results: dict[str, Any] = {}
+    for capability in given.capabilities:
+        numbers = range(len(CALLS)) if capability == 90 else [0]
+        for number in numbers if given.calls is None else given.calls:
+            call = CALLS[number]
+            rows = list(list_rows(call, capability, given.kernels, given.most))
+            best = take_best(rows)
+            title = f"{CARDS[capability].name}, {call}"
+            print(f"\n{title}\n" + " ".join(re.sub(r"\.\d+f", "", form).format(name) for name, form in COLUMNS.items()))
+            for row in rows if given.all else best:
+                print(write_line(row), flush=True)
+            over = compare_with_flash(best) if capability == 90 else {}
+            print("".join(f"{name}: {ratio:.2f} times flash attention 2\n" for name, ratio in over.items()), end="")
+            results[title] = {"kernels": best, "tried": rows, "over_flash": over}
+    if given.json:
+        save(
+            given.json, "Triton kernels compiled ahead of time", 1, results, timing="arithmetic, not measured on a GPU"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The machine code of the Triton kernels, compiled for GPUs that need not be there: `benchmarks/compile_gpu.py`.
+
+Limits are what the compiler made of them when block sizes were chosen, and a tenth more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.importorskip("triton", reason="Triton is for Linux")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compile_kernels(folder: Path, *words: str) -> dict[str, Any]:
+    """The table of that call: cards and kinds of heads, each with the best block sizes of its kernels."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    environment = kept | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "compile_gpu.py"),
+        "--json",
+        str(folder / "table.json"),
+        *words,
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    results: dict[str, Any] = json.loads((folder / "table.json").read_text())["results"]
+    return results
+
+
+def test_outputs_load_and_compute_no_more_than_chosen(tmp_path: Path) -> None:
+    """On an H100 with 8 heads of 64. Reading queries again for each tile of keys would load 11 bytes for a score."""
+    results = compile_kernels(tmp_path, "--capabilities", "90", "--calls", "0", "--kernels", "outputs", "--most", "1")
+    (row,) = results["H100, 8 heads of 64, bf16, A"]["kernels"]
+    assert row["fits"]
+    assert row["tensor"] > 0
+    assert row["bytes"] <= 3.3
+    assert row["instructions"] <= 26
+    assert row["spilled"] <= 200
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
+def test_every_kernel_compiles_for_every_card(tmp_path: Path, capability: int) -> None:
+    words = ("--capabilities", str(capability), "--calls", "0")
+    (table,) = compile_kernels(tmp_path, *words).values()
+    assert len(table["kernels"]) == 6
+    assert all(row["tensor"] > 0 for row in table["kernels"])
+    assert all(row["spilled"] <= 1000 for row in table["kernels"])
+    if capability == 90:
+        assert table["over_flash"]["forward"] <= 2.4
+        assert table["over_flash"]["backward"] <= 2.9
