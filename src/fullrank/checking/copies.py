@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from fullrank.core.errors import InputError
 
@@ -70,9 +71,14 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
-        model.train(training)
+        if any(module.training != training for module in attributes):
+            model.train(training)
         for module, before in attributes.items():
-            vars(module).update({k: copy_state(v, copies) for k, v in before.items() if k not in _OF_EVERY_MODULE})
+            for name, value in before.items():
+                if name not in _OF_EVERY_MODULE and isinstance(value, _CHANGING):
+                    if id(value) not in copies:  # it may be shared
+                        copies[id(value)] = _pytree.tree_map(copy_generator, value)
+                    vars(module)[name] = copies[id(value)]
         try:
             yield
         finally:
@@ -86,25 +92,15 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_CHANGING = (list, dict, *_GENERATORS)
 
 
-def copy_state(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of lists, dicts and random generators, of any depth; all else as it is. copies: by the id of the original."""
-    if id(value) in copies:
-        return copies[id(value)]
-    copied = value
-    if type(value) is list:
-        copied = copies[id(value)] = []
-        copied.extend(copy_state(one, copies) for one in value)
-    elif type(value) is dict:
-        copied = copies[id(value)] = {}
-        copied.update({key: copy_state(one, copies) for key, one in value.items()})
-    elif isinstance(value, _GENERATORS):
-        copied = copies[id(value)] = copy.deepcopy(value)
-    elif isinstance(value, torch.Generator):
-        copied = copies[id(value)] = value.clone_state()
-    return copied
+def copy_generator(value: Any) -> Any:
+    """A copy of a random generator; another value as it is."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return copy.deepcopy(value) if isinstance(value, _GENERATORS) else value
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -115,13 +111,13 @@ class WithoutDropout(TorchFunctionMode):
         if function in (F.dropout, torch.dropout):
             return args[0] if args else options["input"]
         if function is F.scaled_dot_product_attention:
-            args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])  # the fifth is the probability
-            options = {name: value for name, value in options.items() if name != "dropout_p"}
+            options = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+            return function(**options | (kwargs or {}) | {"dropout_p": 0.0})
         return function(*args, **options)
 
 
 class OnlyWords(TorchFunctionMode):
-    """Inside, a product that gives a number for each word of a vocabulary gives those of some words."""
+    """Inside, a linear layer that gives a number for each word of a vocabulary gives those of some words."""
 
     def __init__(self, words: Tensor, vocab_size: int) -> None:
         super().__init__()
@@ -130,9 +126,4 @@ class OnlyWords(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args[1]) == self.vocab_size:
             args = (args[0], *(None if one is None else one[self.words] for one in args[1:]))
-        elif function in _PRODUCTS and args[1].shape[-1] == self.vocab_size:
-            args = (args[0], args[1][..., self.words])
         return function(*args, **(kwargs or {}))
-
-
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
