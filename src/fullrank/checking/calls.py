@@ -25,7 +25,7 @@ IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
-FEW, SOME, ALL = 3, 6, 10_000  # positions from which on tokens are changed
+FEW, SOME, MANY, ALL = 3, 6, 21, 10_000  # positions from which on tokens are changed
 TYPES = {torch.float32: FEW, torch.bfloat16: SOME, torch.float16: SOME}
 RARE = True  # rare calls are part of a check that is not quick
 
@@ -85,13 +85,10 @@ PLAIN = (Call("evaluation"), Call("training", training=True))
 def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     """The table of calls for a model; the quick ones need a second or two."""
     even = subject.even
-    given = find_dtype(subject.own) if subject.dtype == torch.float64 else None
     masks = MASKED if subject.mask_form is not None else {"right": MASKED["right"]}
-    both_modes = [
-        *(Call(name, mask=mask) for mask, name in masks.items()),
-        Call(f"one row of {even} tokens", rows=1, length=even, cuts=SOME),
-        *(Call(f"rows of {length} tokens", length=length, cuts=FEW) for length in subject.lengths[1:]),
-    ]
+    both_modes = [Call(name, mask=mask, cuts=MANY) for mask, name in masks.items()]
+    both_modes.append(Call(f"one row of {even} tokens", rows=1, length=even, cuts=SOME))
+    both_modes += [Call(f"rows of {length} tokens", length=length, cuts=SOME) for length in subject.lengths[1:]]
     if subject.mask_form is not None:
         both_modes.append(Call("one row with a mask of ones", rows=1, length=even, mask="ones", cuts=FEW))
     if not subject.has_example:
@@ -99,31 +96,34 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     if subject.reads_tokens:
         rows = len(subject.with_special_tokens().ids)  # each with a cut of its own
         both_modes.append(Call("special and repeated tokens", special=True, cuts=rows))
+    given = find_dtype(subject.own) if subject.dtype == torch.float64 else None
     for dtype, cuts in TYPES.items():
-        name = str(dtype).removeprefix("torch.")
-        both_modes.append(Call(f"in {name}", dtype=dtype, cuts=cuts, rare=dtype != given))
+        name = f"in {str(dtype).removeprefix('torch.')}"
+        both_modes.append(Call(name, dtype=dtype, cuts=cuts, rare=dtype != given))
     both_modes.append(Call("under autocast", autocast=torch.bfloat16, cuts=SOME, rare=True))
     both_modes.append(Call("under autocast, float16", autocast=torch.float16, cuts=SOME, rare=True))
-    calls = [*PLAIN, *(one for call in both_modes for one in (call, call.in_training()))]
-    calls += list_implementations(subject, masks, quick=quick)
-    calls += [Call("parameters scaled", scaled=True), Call("after a cache", cache=True)]
+    calls = list(PLAIN)
+    for call in both_modes:
+        calls += [call, call.in_training()]
+    calls += list_implementations(subject, masks)
+    calls.append(Call("parameters scaled", scaled=True))
+    calls.append(Call("after a cache", cache=True))
     # loops over positions take long to compile
     calls.append(Call("compiled", compiled=True, length=min(13, subject.length), rare=True))
     calls.append(Call("training, gradients on, other seeds", training=True, gradients=True))
     return [call for call in calls if not call.rare or (RARE and not quick)]
 
 
-def list_implementations(subject: Subject, masks: dict[str, str], *, quick: bool) -> list[Call]:
+def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
     """Calls by the implementations of attention that a model of Hugging Face does not use by itself."""
-    own = find_implementation(subject.model)
-    calls = []
-    for name in IMPLEMENTATIONS if own else ():
-        if name == own or (quick and name == FLEX):
-            continue
-        call = Call(name, attention=name)
-        calls.append(call)
-        with suppress(CannotRun), attend_by(subject.model, name):
-            calls += [call.in_training(), *(replace(call, name=f"{name}, {masks[mask]}", mask=mask) for mask in masks)]
+    own, calls = find_implementation(subject.model), list[Call]()
+    for name in IMPLEMENTATIONS:
+        if own and name != own:
+            call = Call(name, attention=name, rare=name == FLEX)
+            calls.append(call)
+            with suppress(CannotRun), attend_by(subject.model, name):
+                calls.append(call.in_training())
+                calls += [replace(call, name=f"{name}, {masks[mask]}", mask=mask) for mask in masks]
     return calls
 
 
@@ -160,20 +160,19 @@ class Run:
         self.step = open_cache(subject, model) if call.cache else None
 
     def __call__(self, ids: Tensor, mask: Tensor | None = None, *, seed: int | None = None, **options: Any) -> Tensor:
-        subject, call, size = self.subject, self.call, 1 if self.call.rows == 1 else len(ids)
+        call = self.call
         mask = self.mask if mask is None else mask
         if mask is not None:
             mask = take_turns(mask, len(ids))
-            options |= subject.positions_of(mask)
+            options |= self.subject.positions_of(mask)
         with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=seed or call.seed):
             if self.step is not None:
-                logits = read_pieces(ids, [0, subject.length // 2, subject.length], self.step)
-            else:
-                parts = []
-                for rows in torch.arange(len(ids)).split(size):
-                    part_mask = None if mask is None else mask[rows]
-                    parts.append(subject.logits(ids[rows], part_mask, model=self.model, **options).detach())
-                logits = torch.cat(parts)
+                return read_pieces(ids, [0, self.subject.length // 2, self.subject.length], self.step)
+            parts = []
+            for rows in torch.arange(len(ids)).split(1 if call.rows == 1 else len(ids)):
+                some = None if mask is None else mask[rows]
+                parts.append(self.subject.logits(ids[rows], some, model=self.model, **options).detach())
+        logits = torch.cat(parts)
         return logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0)
 
 

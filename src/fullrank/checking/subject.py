@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.copies import OnlyWords, find_dtype, list_tensors, mode, move_copy
+from fullrank.checking.report import largest
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, one_line
@@ -92,21 +93,25 @@ class Subject:
         with OnlyWords(self.words, self.vocab_size) if self.selects else contextlib.nullcontext():
             return self.select(self.all_logits(ids, mask, **options))
 
+    def try_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor | None:
+        """`logits`, or None where the model cannot be called so."""
+        try:
+            return self.logits(ids, mask, **options)
+        except Exception:
+            return None
+
     def select(self, logits: Tensor) -> Tensor:
-        return logits if logits.shape[-1] == len(self.words) else logits[..., self.stride // 2 :: self.stride]
+        """Logits of `words` among those of all words, or these as they are."""
+        return logits if logits.shape[-1] == len(self.words) else logits[..., self.words]
 
     @functools.cached_property
     def words(self) -> Tensor:
         """Token ids that texts are made of: all, or of a large vocabulary some, evenly spread."""
-        return torch.arange(self.stride // 2, self.vocab_size, self.stride, device=self.ids.device)
+        step = max(1, self.vocab_size // WORDS)
+        return torch.arange(step // 2, self.vocab_size, step, device=self.ids.device)
 
-    @property
-    def stride(self) -> int:
-        """The step from one word that is looked at to the next: above 1 in a large vocabulary."""
-        return max(1, self.vocab_size // WORDS)
-
-    def draw_tokens(self, length: int, seed: int) -> Tensor:
-        chosen = random_ids(ROWS, length, len(self.words), seed).to(self.ids.device)
+    def draw_tokens(self, length: int, seed: int, rows: int = ROWS) -> Tensor:
+        chosen = random_ids(rows, length, len(self.words), seed).to(self.ids.device)
         return self.replace_padding(self.words[chosen])
 
     def change(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
@@ -136,15 +141,16 @@ class Subject:
         """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
         config, text, length = text_config(self.own), self.ids[0], self.length
         ids: set[Any] = {0, 1, 2, self.vocab_size - 1}
-        for value in (getattr(config, name, None) for name in SPECIAL):
+        for name in SPECIAL:
+            value = getattr(config, name, None)
             ids |= set(value if isinstance(value, list) else [value])
         known = sorted(one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size)
         special = self.replace_padding(torch.tensor(known, device=text.device))
         mixed = text.clone()
-        mixed[::2] = special.repeat(length)[: (length + 1) // 2]
-        repeated = text.repeat_interleave(3)[:length], text[:2].repeat(length)[:length], text[:1].repeat(length)
-        begun = [torch.cat((one[None], self.ids[1, 1:])) for one in special.unique()]
-        return replace(self, ids=torch.stack((mixed, *repeated, *begun)))
+        mixed[::2] = special.repeat(length)[: len(mixed[::2])]
+        texts = [mixed, text.repeat_interleave(3)[:length], text[:2].repeat(length)[:length], text[:1].repeat(length)]
+        texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special.unique()]
+        return replace(self, ids=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
         """With the first tokens of its texts."""
@@ -229,8 +235,11 @@ class Subject:
     @property
     def without_mask(self) -> str:
         """The reason why no mask of padding can be given."""
-        if self.mask_name not in read_arguments(self.model):
-            return f"forward takes no {self.mask_name}"
+        arguments = read_arguments(self.model)
+        if self.mask_name not in arguments:
+            others = [name for name in arguments if "mask" in name]
+            asked = f"; check a function that takes {' or '.join(others)} by that name" if others else ""
+            return f"forward takes no {self.mask_name}{asked}"
         return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
     def masks(self) -> dict[str, Tensor]:
@@ -248,14 +257,11 @@ class Subject:
         return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0) + self.first_position}
 
 
-def has_rows(value: Any) -> bool:
-    """True for an input with something for each of the three texts."""
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == ROWS
-
-
 def take_turns(value: Any, count: int) -> Any:
-    """`count` rows, which are the three of `value` in turn; another input as it is."""
-    return value[torch.arange(count, device=value.device) % ROWS] if has_rows(value) and count != ROWS else value
+    """`count` rows, which are the three of `value` in turn; an input that has not one for each text as it is."""
+    if count == ROWS or not isinstance(value, Tensor) or value.dim() == 0 or len(value) != ROWS:
+        return value
+    return value[torch.arange(count, device=value.device) % ROWS]
 
 
 def convert(value: Any, dtype: torch.dtype) -> Any:
@@ -294,15 +300,7 @@ def open_subject(
         raise InputError(f"length: {length}, but the example inputs have a length of their own; give one of the two")
     device = next((tensor.device for tensor in list_tensors(model)), torch.device("cpu"))
     ids = torch.zeros(ROWS, 0, dtype=torch.int64, device=device)
-    kind: Kind = "module"
-    if isinstance(model, LanguageModel | Translator):
-        kind = "translator" if isinstance(model, Translator) else "fullrank"
-    elif hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
-        kind = "hugging_face"
-    size = vocab_size or getattr(text_config(model), "vocab_size", None)
-    tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
-    size = size if isinstance(size, int) else next(tables, 0)
-    subject = Subject(model, model, kind, size, ids, step=step)
+    subject = Subject(model, model, find_kind(model), vocab_size or find_vocab_size(model), ids, step=step)
     if inputs is None:
         subject = prepare_texts(subject, sequence, length)
     else:
@@ -310,10 +308,27 @@ def open_subject(
     with torch.no_grad(), mode(subject.model, training=False):
         if subject.kind == "module":
             refuse_time_first(subject)
-        if subject.stride > 1:
+        if len(subject.words) < subject.vocab_size:
             subject = select_words(subject, can_cut=length is None and inputs is None)
-        subject = replace(subject, mask_form=find_mask_form(subject), first_position=find_first_position(subject))
+        subject = replace(subject, mask_form=find_mask_form(subject))
+        subject = replace(subject, first_position=find_first_position(subject))
         return replace(subject, pads_left=equals_when_padded_left(subject), long_ids=lengthen_texts(subject))
+
+
+def find_kind(model: nn.Module) -> Kind:
+    if isinstance(model, LanguageModel):
+        return "fullrank"
+    if isinstance(model, Translator):
+        return "translator"
+    is_of_hugging_face = hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings")
+    return "hugging_face" if is_of_hugging_face else "module"
+
+
+def find_vocab_size(model: nn.Module) -> int:
+    """What the configuration says, or the size of the first table of embeddings; 0 where neither is known."""
+    size = getattr(text_config(model), "vocab_size", None)
+    tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
+    return size if isinstance(size, int) else next(tables, 0)
 
 
 def prepare_texts(subject: Subject, sequence: str | None, length: int | None) -> Subject:
@@ -335,7 +350,8 @@ def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> in
         sizes = {size for tensor in list_tensors(model) for size in tensor.shape}
         length = next((size for size in LENGTHS if size <= most and size not in sizes), most)
     if not 3 <= length <= longest:
-        raise InputError(f"length: {length} tokens, but a check needs 3 and the model reads {longest}")
+        most_read = f" and the model reads {longest}" if longest < 10**9 else ""
+        raise InputError(f"length: {length} tokens, but a check needs 3{most_read}")
     return length
 
 
@@ -416,26 +432,22 @@ def prepare(subject: Subject) -> Subject:
 
 def select_words(subject: Subject, can_cut: bool) -> Subject:
     """With logits of some words only, which is faster, where they are the same; else with shorter texts, if they can be cut."""
-    with contextlib.suppress(Exception), OnlyWords(subject.words, subject.vocab_size):
-        logits = subject.all_logits(subject.ids)
-    with contextlib.suppress(Exception):
-        if logits.shape[-1] == len(subject.words) and agree(logits, subject.logits(subject.ids)):
-            return replace(subject, selects=True)
+    selecting = replace(subject, selects=True)
+    if agree(selecting.try_logits(subject.ids), subject.logits(subject.ids)):
+        return selecting
     return subject.with_length(choose_length(subject, None, SHORT - 4)) if can_cut else subject
 
 
 def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
-    first = torch.zeros(subject.ids.shape[:2], dtype=torch.bool, device=subject.ids.device)
-    first_row, first_position = first.clone(), first
-    first_row[0] = first_position[:, 0] = True
-    try:
-        logits = subject.logits(subject.ids)
-        by_row = subject.logits(subject.change(subject.ids, first_row)) - logits
-        by_position = subject.logits(subject.change(subject.ids, first_position)) - logits
-    except Exception:  # what fails here fails in a check, which says so
+    ids = subject.ids
+    rows = torch.arange(ROWS, device=ids.device)[:, None].expand(ids.shape[:2])
+    places = torch.arange(subject.length, device=ids.device).expand(ids.shape[:2])
+    logits = subject.try_logits(ids)
+    by_row, by_place = (subject.try_logits(subject.change(ids, numbers == 0)) for numbers in (rows, places))
+    if logits is None or by_row is None or by_place is None:  # a check says why
         return
-    if bool(by_row[1:].abs().max() > 1e-4) and not bool(by_position[:, 1:].nan_to_num().abs().max() > 1e-7):
+    if largest(by_row[1:], logits[1:]) > 1e-4 and not largest(by_place[:, 1:], logits[:, 1:]) > 1e-7:
         raise InputError(
             f"{subject.sequence or 'the model'}: rows see each other, positions of a row do not: time seems to come "
             "first; check a function that reads (B, N), such as lambda ids: model(ids.mT).transpose(0, 1)"
@@ -465,12 +477,16 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
         with contextlib.suppress(Exception):
             changes_nothing = agree(tried.logits(ids, ones), tried.logits(ids))
             taken.append(form)
-            if changes_nothing and agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:]):
+            first, second = tried.logits(ids, hidden), tried.logits(other, hidden)
+            if changes_nothing and agree(first[:, 1:], second[:, 1:]):
                 return form
     return next(iter(taken), None)
 
 
-def agree(logits: Tensor, expected: Tensor) -> bool:
+def agree(logits: Tensor | None, expected: Tensor | None) -> bool:
+    """Both are known, and equal up to rounding in whatever type."""
+    if logits is None or expected is None or logits.shape != expected.shape:
+        return False
     return bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
 
 
@@ -479,11 +495,11 @@ def find_first_position(subject: Subject) -> int | None:
     arguments = read_arguments(subject.model)
     if subject.ours or subject.sequence.startswith("decoder_") or "position_ids" not in arguments:
         return None
+    logits, places = subject.logits(subject.ids), torch.arange(subject.length, device=subject.ids.device)
     for first in range(4):  # RoBERTa counts from padding on
-        with contextlib.suppress(Exception):
-            places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
-            if agree(subject.logits(subject.ids, position_ids=places), subject.logits(subject.ids)):
-                return first
+        given = (places + first).expand(ROWS, -1)
+        if agree(subject.try_logits(subject.ids, position_ids=given), logits):
+            return first
     return None
 
 
@@ -493,11 +509,11 @@ def equals_when_padded_left(subject: Subject) -> bool:
         return True
     if subject.mask_form is None or subject.has_state or not subject.reads_tokens:
         return False
-    ids = subject.ids
-    real = torch.arange(subject.length, device=ids.device) >= subject.length // 3
+    start = subject.length // 3
+    real = torch.arange(subject.length, device=subject.ids.device) >= start
     with contextlib.suppress(Exception):
-        padded = subject.logits(ids, real.long().expand(ROWS, -1))[:, real]
-        return agree(padded, subject.logits(ids[:, real]))
+        padded = subject.logits(subject.ids, real.long().expand(ROWS, -1))
+        return agree(padded[:, start:], subject.logits(subject.ids[:, start:]))
     return False
 
 
@@ -506,8 +522,5 @@ def lengthen_texts(subject: Subject) -> Tensor:
     ids = subject.ids
     if subject.fixed or ids.is_cuda or not subject.reads_tokens:
         return ids
-    with contextlib.suppress(Exception):
-        longer = torch.cat((ids, subject.draw_tokens(2 * subject.even + 3 - subject.length, 21)), 1)
-        subject.logits(longer)
-        return longer
-    return ids
+    longer = torch.cat((ids, subject.draw_tokens(2 * subject.even + 3 - subject.length, 21)), 1)
+    return ids if subject.try_logits(longer) is None else longer
