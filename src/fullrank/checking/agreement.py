@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,14 +13,12 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.calls import (
-    FLEX,
-    IMPLEMENTATIONS,
     NOTHING_MOVES,
     PLAIN,
     Call,
     CannotRun,
     Step,
-    find_implementation,
+    list_calls,
     open_cache,
     read_pieces,
     reorder_cache,
@@ -29,7 +26,7 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.copies import WithoutDropout, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
-from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge_worst, largest
+from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
 from fullrank.checking.subject import ROWS, Subject, agree
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
@@ -45,27 +42,26 @@ class Comparison:
 
 
 def compare(
-    subject: Subject, model: Any, looked_at: str, comparisons: list[Comparison], *, remark: str = "", noise: float = 0.0,
-    is_exact: bool = False, divide: Callable[[Tensor], Tensor] | None = None, path: str = "",
+    subject: Subject, model: Any, logits: Tensor, comparisons: list[Comparison], looked_at: str,
+    remark: str = "", path: str = "",
 ) -> Finding:  # fmt: skip
     """Passes where all logits are those expected, up to rounding; the worst is named, and the layer where they come apart.
 
-    noise: what rounding to fp32 moves in a model that is not ours, which may compute parts so; is_exact: it has to compute
-    the same twice. divide: by the size of logits.
+    logits: differences are shares of their size.
     """
     limit, reason = allow(subject.dtype)
-    if not subject.ours and subject.dtype == torch.float64 and not is_exact:
-        limit, reason = allow(torch.float32)
-        reason += "; a model that is not ours may compute parts so in float64, too"
-        if 3 * noise > limit:
-            limit, reason = min(3 * noise, 10 * limit), f"three times the model's own rounding to float32, {noise:.1e}"
-    shares = dict[tuple[str, int], float]()
-    for number, one in enumerate(comparisons):
-        to_shares = divide or divide_by_size(one.expected.logits)
-        shares[one.name, number] = largest(to_shares(one.reading.logits), to_shares(one.expected.logits))
-    apart = [comparisons[number] for (_, number), share in shares.items() if not share <= limit]
-    layers = name_layers(model, apart, limit)
-    return judge_worst(looked_at, shares, limit, reason, remark, path=path, layers=layers)
+    if not subject.ours and subject.dtype == torch.float64:
+        single, reason = allow(torch.float32)
+        limit, reason = 10 * single, f"ten times {reason}; a model that is not ours may compute parts so"
+    divide, shares = divide_by_size(logits), list[float]()
+    for one in comparisons:
+        shares.append(largest(divide(one.reading.logits), divide(one.expected.logits)))
+    worst = find_worst(dict(enumerate(shares)))
+    finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=path)
+    if finding.verdict == "passes":
+        return finding
+    apart = [one for one, share in zip(comparisons, shares, strict=True) if not share <= limit]
+    return replace(finding, remark=f"worst: {comparisons[worst].name}", layers=name_layers(model, apart, limit))
 
 
 def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
@@ -89,40 +85,38 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
             changed[row] = subject.change(texts)[row]
             part = Part(len(texts), subject.length, chosen=others)
             expected = Reading(part.select(logits), part, partial(run, texts))
-            comparisons.append(
-                Comparison(f"rows beside row {row}", Reading.from_run(partial(run, changed), part), expected)
-            )
+            reading = Reading.from_run(partial(run, changed), part)
+            comparisons.append(Comparison(f"rows beside row {row}", reading, expected))
         looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
-        return compare(subject, run.model, looked_at, comparisons, is_exact=True, path=call.name)
+        return compare(subject, run.model, logits, comparisons, looked_at, path=call.name)
 
 
 def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
-    ids, call, comparisons = subject.long_ids, PLAIN[training], list[Comparison]()
     if training and subject.ours:
         from fullrank.checking.definition import build_without_chance  # it imports a compiler
 
         subject = replace(subject, model=build_without_chance(subject))
+    ids, call, comparisons = subject.long_ids, PLAIN[training], list[Comparison]()
     size = ids.shape[1]
     # the length that no size of the model equals comes first: layers are recognised by it
     powers = (1 << i for i in reversed(range(size.bit_length())))
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     with running(subject, call) as run, WithoutDropout():
-        whole, read_whole = run(ids), partial(run, ids)
+        whole = run(ids)
         if largest(run(ids, seed=2), whole) > allow(subject.dtype)[0]:
-            why = "random numbers are drawn beside those of dropout, and of other ones for another length"
-            return inapplicable(why)
-        if bool((whole == whole[:1]).all()):
+            return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
+        if torch.equal(run(subject.change(ids)), whole):
             return inapplicable(NOTHING_MOVES)
         for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
             alone = Reading.from_run(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
             part = Part(ROWS, size, 0, end, chosen=slice(rows))
-            name = f"{rows} row{'s' * (rows > 1)} of {end} tokens"
-            comparisons.append(Comparison(name, alone, Reading(part.select(whole), part, read_whole)))
+            expected = Reading(part.select(whole), part, partial(run, ids))
+            comparisons.append(Comparison(f"{rows} row{'s' * (rows > 1)} of {end} tokens", alone, expected))
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
-        finding = compare(subject, run.model, looked_at, comparisons)
+        finding = compare(subject, run.model, whole, comparisons, looked_at)
     if finding.verdict == "passes":
         return finding
     path = f"texts of other lengths{', training' * training}"
@@ -137,34 +131,34 @@ def padding(subject: Subject) -> Finding:
     """
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
-    ids, masks, comparisons = subject.ids, subject.masks(), list[Comparison]()
+    ids, comparisons = subject.ids, list[Comparison]()
     remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
     is_used = False
     with running(subject, PLAIN[0]) as run:
         plain = run(ids)
-        for side, mask in masks.items():
+        for side, mask in subject.masks().items():
             real = mask.bool()
-            others = torch.where(real, ids, subject.change(ids))
-            read, read_others = (partial(run, texts, mask) for texts in (ids, others))
-            batch, changed = read(), read_others()
+            read = partial(run, ids, mask)
+            read_others = partial(run, torch.where(real, ids, subject.change(ids)), mask)
+            batch, others = read(), read_others()
             is_seen = not subject.has_state and not agree(batch[real], plain[real])  # the mask is not for nothing
             is_used = is_used or is_seen
             for row in range(ROWS):
-                start, end = int(real[row].int().argmax()), int(real[row].sum())
-                end += start
+                start = int(real[row].int().argmax())
+                end = start + int(real[row].sum())
                 part = Part(ROWS, subject.length, start, end, chosen=slice(row, row + 1))
                 padded = Reading(part.select(batch), part, read)
                 if side != "left" or subject.pads_left:
-                    alone = Part(ROWS, end - start, chosen=slice(row, row + 1))
+                    alone = Part(ROWS, end - start, chosen=part.chosen)
                     expected = Reading.from_run(partial(run, ids[:, start:end]), alone)
                     comparisons.append(Comparison(f"text {row}, padding: {side}", padded, expected))
                 if is_seen:
-                    reading = Reading(part.select(changed), part, read_others)
+                    reading = Reading(part.select(others), part, read_others)
                     comparisons.append(Comparison(f"what stands in the padding: {side}", reading, padded))
         if not is_used:
             remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
-        looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(masks)}, beside each alone"
-        return compare(subject, run.model, looked_at, comparisons, remark=remark)
+        looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(subject.masks())}, beside each alone"
+        return compare(subject, run.model, plain, comparisons, looked_at, remark)
 
 
 def packing(subject: Subject, *, quick: bool = False) -> Finding:
@@ -173,39 +167,46 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
         return inapplicable("vectors are not packed")
     if subject.first_position is None:
         return inapplicable("forward takes no position_ids that could begin again at a document")
-    text, half, findings = subject.ids[:1], subject.length // 2, dict[str, Finding]()
-    places = torch.arange(subject.length, device=text.device)[None]
-    positions = places - half * (places >= half) + subject.first_position
-    other, options = subject.change(text, places < half), dict[str, Any](position_ids=positions)
-    part = Part(1, subject.length, half)
-    looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
-
-    def look(call: Call) -> None:
-        with contextlib.suppress(Exception), running(subject, call) as run:
-            first, second = (Reading.from_run(partial(run, ids, **options), part) for ids in (text, other))
-            seen = Comparison("the second document sees the first", second, first)
-            finding = compare(subject, run.model, looked_at, [seen], is_exact=True, path=call.name)
-            if math.isfinite(finding.difference or 0.0):
-                findings[call.name] = finding
-
-    implementations = IMPLEMENTATIONS if find_implementation(subject.model) else ()
-    for attention in ("", *(name for name in implementations if name != FLEX or not quick)):
-        call = Call(attention or "evaluation", attention=attention)
-        look(call)
-        look(call.in_training())
-    if all(finding.verdict == "fails" for finding in findings.values()):
+    calls = [call for call in list_calls(subject, quick=quick) if call.is_plain or (call.attention and not call.mask)]
+    findings = [look_into_document(subject, call) for call in calls]
+    known = [one for one in findings if math.isfinite(one.difference or 0.0) and one.verdict != "not applicable"]
+    if all(finding.verdict == "fails" for finding in known):
         return inapplicable("position_ids that begin again do not separate documents in this model")
-    worst = max(findings.values(), key=lambda finding: finding.difference or 0.0)
+    worst = max(known, key=lambda finding: finding.difference or 0.0)
     if worst.verdict == "fails":
-        remark = f"{worst.path}: the second document sees the first"
+        remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
-    if subject.mask_form is not None:
-        options[subject.mask_name] = torch.ones_like(text)
-        look(Call("masked"))
-        if findings.get("masked", worst).verdict == "fails":
-            remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
-            return replace(worst, remark=remark)
+    if subject.mask_form is not None and look_into_document(subject, PLAIN[0], has_mask=True).verdict == "fails":
+        return replace(
+            worst, remark=f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
+        )
     return worst
+
+
+def look_into_document(subject: Subject, call: Call, *, has_mask: bool = False) -> Finding:
+    """Change all tokens of the first of two documents, whose positions begin again at the second one."""
+    text, half, first = subject.ids[:1], subject.length // 2, subject.first_position or 0
+    places = torch.arange(subject.length, device=text.device)[None]
+    options: dict[str, Any] = {"position_ids": places - half * (places >= half) + first}
+    if has_mask:
+        options[subject.mask_name] = torch.ones_like(text)
+    part = Part(1, subject.length, half)
+    try:
+        with running(subject, call) as run:
+            whole = run(text, **options)
+            expected = Reading(part.select(whole), part, partial(run, text, **options))
+            changed = subject.change(text, places < half)
+            seen = Comparison(
+                "the second document sees the first",
+                Reading.from_run(partial(run, changed, **options), part),
+                expected,
+            )
+            looked_at = (
+                "logits of a second document after all tokens of the first in its row were changed; position_ids"
+            )
+            return compare(subject, run.model, whole, [seen], looked_at, path=call.name)
+    except Exception as error:
+        return inapplicable(str(error))
 
 
 def decoding(subject: Subject) -> Finding:
@@ -225,11 +226,7 @@ def decoding(subject: Subject) -> Finding:
                 comparisons.append(compare_step(subject, "as beams", step, [0, half], half + 1, logits, order=ORDER))
         names = ", ".join(dict.fromkeys(one.name for one in comparisons))
         looked_at = f"logits with the cache, {names}, beside one pass"
-        divide = divide_by_size(logits)
-        finding = compare(subject, subject.model, looked_at, comparisons, divide=divide)
-        if finding.verdict == "fails" and not subject.ours and subject.single is not None:
-            noise = largest(divide(subject.single.logits(subject.ids).to(logits)), divide(logits))
-            finding = compare(subject, subject.model, looked_at, comparisons, divide=divide, noise=noise)
+        finding = compare(subject, subject.model, logits, comparisons, looked_at)
     config = subject.model.config.decoder if subject.translates else None
     if finding.verdict == "fails" and config is not None and config.released_decoding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
@@ -257,19 +254,12 @@ def compare_step(
         state = None
         for first, last in itertools.pairwise(before):
             state = step(ids[:, first:last], state)[1]
-        return state
+        return reorder_cache(subject.model, state, torch.tensor(order, device=ids.device)) if order else state
 
-    def read_piece() -> Tensor:
-        state = read_before()
-        if order:
-            state = reorder_cache(subject.model, state, torch.tensor(order, device=ids.device))
+    def read_piece(state: Any) -> Tensor:
         return step(ids[rows, start:end], state)[0]
 
-    def read_whole() -> Tensor:
-        read_before()  # calls of modules count alike
-        return subject.logits(ids)
-
-    part = Part(ROWS, subject.length, start, end, chosen=order)
     alone = Part(len(rows), end - start, past=start)
-    reading = Reading.from_run(read_piece, alone) if piece is None else Reading(piece, alone, read_piece)
-    return Comparison(name, reading, Reading(part.select(logits), part, read_whole))
+    reading = Reading(read_piece(read_before()) if piece is None else piece, alone, read_piece, read_before)
+    part = Part(ROWS, subject.length, start, end, chosen=order)
+    return Comparison(name, reading, Reading(part.select(logits), part, partial(subject.logits, ids)))

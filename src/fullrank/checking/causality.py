@@ -17,14 +17,15 @@ from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call,
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
 from fullrank.checking.layers import (
     Part,
+    Place,
     Reading,
     find_layer_by_compiler,
     find_layers,
     find_layers_by_gradient,
-    is_float,
+    observe,
 )
 from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
-from fullrank.checking.subject import SHORT, Subject, random_ids
+from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.errors import one_line
 
 _AT_ONCE = 20_000_000  # logits of a batch
@@ -72,40 +73,43 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
     cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
-    dtype, count = call.dtype or call.autocast or subject.dtype, f"{len(cuts)} of {subject.length - 1} cuts"
+    count = f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
+    dtype = call.dtype or call.autocast or subject.dtype
     limit, reason = allow(dtype)
     if call.scaled:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
     with running(subject, call) as run:
-        rows, texts = len(subject.ids), repeat_texts(subject, call, cuts)
+        texts = repeat_texts(subject, call, cuts)
         logits = run(texts)
         if bool(logits.isnan().any()):
             raise FloatingPointError("logits are NaN")
         divide = divide_by_size(logits)
+        logits = divide(logits)
 
         def read(ids: Tensor) -> Tensor:
             return divide(run(ids))
 
-        logits = divide(logits)
-        again = largest(read(texts), logits)
-        if again > limit:
-            remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
-        if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
-            noise = largest(read(texts.roll(rows, 0)).roll(-rows, 0), logits)
-            if noise > limit:
-                limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
-        shares, moves = measure_cuts(subject, read, texts, logits, cuts)
-        if moves == 0.0:
+        shares = measure_cuts(subject, read, texts, logits, cuts)
+        if not shares:
             return inapplicable(NOTHING_MOVES)
         cut = find_worst(shares)
         if dtype.itemsize == 2:  # one rounding may choose another expert: a leak is seen from several cuts
             cut = sorted(shares, key=lambda one: shares[one])[-min(3, len(shares))]
+        if not math.isfinite(shares[cut]) and not call.is_plain:
+            return inapplicable(f"{call.name}: logits are not finite")
+        if not shares[cut] <= limit:
+            again = largest(read(texts), logits)
+            if again > limit:
+                remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
+                return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
+            rows = len(subject.ids)
+            if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
+                noise = largest(read(texts.roll(rows, 0)).roll(-rows, 0), logits)
+                if noise > limit:
+                    limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
-        if not math.isfinite(shares[cut]):
-            return finding if call.is_plain else inapplicable(f"{call.name}: logits are not finite")
-        if finding.verdict == "passes":
+        if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
         if call.is_plain or call.cache or call.training not in subject.leaking:
             if not (call.mask or subject.fixed or call.compiled):
@@ -122,32 +126,29 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
 
 
 def repeat_texts(subject: Subject, call: Call, cuts: list[int]) -> Tensor:
-    """The texts, as often as they are read at once with a cut in each."""
-    ids = subject.ids
-    most = 1 if call.compiled else _AT_ONCE // (len(ids) * subject.length * subject.vocab_size)
-    times = max(1, min(math.ceil(len(cuts) / len(ids)), most))
-    return ids.repeat(times, *[1] * (ids.dim() - 1))
+    """The texts in turn, as often as they are read at once with a cut in each."""
+    rows = len(subject.ids)
+    most = 1 if call.compiled else _AT_ONCE // (rows * subject.length * subject.vocab_size)
+    times = max(1, min(math.ceil(len(cuts) / rows), most))
+    return subject.ids[torch.arange(times * rows) % rows]
 
 
 def measure_cuts(
     subject: Subject, read: Callable[[Tensor], Tensor], texts: Tensor, logits: Tensor, cuts: list[int]
-) -> tuple[dict[int, float], float]:
-    """The largest change of logits before each cut, and of any logits after one."""
-    shares, moves = dict.fromkeys(cuts, 0.0), 0.0
+) -> dict[int, float]:
+    """The largest change of logits before each cut; nothing where no logits change anywhere."""
+    shares, is_moved = dict.fromkeys(cuts, 0.0), False
     positions = torch.arange(subject.length, device=texts.device)
     for start in range(0, len(cuts), len(texts)):
-        part = (cuts[start:] + cuts[-1:] * len(texts))[: len(texts)]
-        later = positions >= torch.tensor(part, device=texts.device)[:, None]
-        variants = [subject.change(texts, later)]
-        if subject.kind == "module" and subject.reads_tokens and not subject.has_example:  # 0 may be padding
-            variants.append(torch.where(later, 0, texts))
-        for changed in map(read, variants):
-            for row, cut in enumerate(part):
-                share = largest(changed[row, :cut], logits[row, :cut])
-                moves = max(moves, largest(changed[row, cut:], logits[row, cut:]))
-                if share > shares[cut] or math.isnan(share):
-                    shares[cut] = share
-    return shares, moves
+        some = cuts[start : start + len(texts)]
+        some += some[-1:] * (len(texts) - len(some))
+        changed = read(subject.change(texts, positions >= torch.tensor(some, device=texts.device)[:, None]))
+        is_moved = is_moved or not torch.equal(changed, logits)
+        for row, cut in enumerate(some):
+            share = largest(changed[row, :cut], logits[row, :cut])
+            if not share <= shares[cut]:
+                shares[cut] = share
+    return shares if is_moved else {}
 
 
 def find_cut_of_a_text(subject: Subject, call: Call, read: Callable[[Tensor], Tensor], cut: int, least: float) -> int:
@@ -190,66 +191,51 @@ def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> t
 
 
 def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
-    """Logits before a cut must have no gradient from embeddings after it.
-
-    Outputs (B, N, E) of modules that read the ids become leaves, whose gradients are looked at. Parameters are frozen: what
-    depends on a leaf is none.
-    """
+    """Logits before a cut must have no gradient from embeddings after it."""
     if training and not subject.has_modes:
         return inapplicable(NO_MODES)
-    ids, leaves = subject.ids, list[Tensor]()
+    model, ids = duplicate(subject.model), subject.ids
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
     if not subject.reads_tokens:
-        ids = ids.to(subject.dtype).requires_grad_()
-        leaves.append(ids)
+        ids = ids.to(subject.dtype, copy=True).requires_grad_()
+    with mode(model, training=training), torch.enable_grad():
+        trace = observe(model, lambda: subject.logits(ids, model=model), view_alone)
+        leaves = trace.find_embeddings(ids) if subject.reads_tokens else [ids]
+        logits = trace.logits
+        if not leaves or not logits.requires_grad:
+            return inapplicable("no gradient of embeddings reaches the logits")
+        generator = torch.Generator().manual_seed(3)
+        weighted = logits * torch.randn(logits.shape, dtype=torch.float64, generator=generator).to(logits)
+        cuts, after, whole = choose_cuts(subject, 12), dict[tuple[int, int], float](), 0.0
+        for cut in cuts:
+            gradients = torch.autograd.grad(weighted[:, :cut].sum(), leaves, retain_graph=True, allow_unused=True)
+            for number, gradient in enumerate(gradients):
+                if gradient is not None:
+                    later = gradient[:, cut:] if gradient.shape[:2] == ids.shape[:2] else gradient[cut:]
+                    whole = max(whole, float(gradient.abs().max()))
+                    after[cut, number] = float(later.abs().max())
+        if whole == 0.0:
+            return inapplicable("no gradient reaches the embeddings")
+        worst, _ = place = find_worst(after)
+        path, leaks = PLAIN[training].name, describe_cut(subject, worst)
+        looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
+        limit, reason = allow(subject.dtype)
+        finding = judge(looked_at, after[place] / whole, limit, f"{reason}: the largest gradient", path=path)
+        if finding.verdict == "passes":
+            return finding
+        layers: tuple[str, ...] = ()
+        if training not in subject.leaking:
+            part = Part(len(ids), subject.length, worst)
+            with suppress(Exception):  # a leak is a leak, even one that nobody can explain
+                layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), part, limit * whole)
+        return replace(finding, remark=leaks, leaks=leaks, layers=layers)
 
-    def cut_off(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
-        read = args[0] if args else None
-        if not is_float(out) or out.requires_grad or out.dim() != 3 or not isinstance(read, Tensor):
-            return None
-        is_turned = read.shape == ids.mT.shape  # (N, B) inside a function that reads (B, N)
-        if not torch.equal(read, ids.mT if is_turned else ids) or out.shape[:2] != read.shape:
-            return None
-        leaf = (out.transpose(0, 1) if is_turned else out).detach().requires_grad_()
-        leaves.append(leaf)
-        return (leaf.transpose(0, 1) if is_turned else leaf).clone()  # some models add to it in place
 
-    subject = replace(subject, model=duplicate(subject.model).requires_grad_(False))
-    for name, module in subject.model.named_modules():
-        if name and subject.reads_tokens:
-            module.register_forward_hook(cut_off)
-
-    def read() -> Tensor:
-        with mode(subject.model, training=training), torch.enable_grad():
-            return subject.logits(ids)
-
-    logits = read()
-    if not leaves or not logits.requires_grad:
-        return inapplicable("no gradient of embeddings reaches the logits")
-    weights = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(logits)
-    cuts, later, whole, worst = choose_cuts(subject, 12), 0.0, 0.0, 1
-    for cut in cuts:
-        value = (logits[:, :cut] * weights[:, :cut]).sum()
-        gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-        sizes = [gradient.abs() for gradient in gradients if gradient is not None]
-        whole = max(whole, *(float(size.max()) for size in sizes))
-        largest_after = max((float(size[:, cut:].max()) for size in sizes), default=0.0)
-        if not largest_after <= later:
-            later, worst = largest_after, cut
-    if whole == 0.0:
-        return inapplicable("no gradient reaches the embeddings")
-    path, leaks = PLAIN[training].name, describe_cut(subject, worst)
-    looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
-    limit, reason = allow(subject.dtype)
-    finding = judge(looked_at, later / whole, limit, f"{reason}: the largest gradient", path=path)
-    if finding.verdict == "passes":
-        return finding
-    layers: tuple[str, ...] = ()
-    if training not in subject.leaking:
-        after = Part(len(ids), subject.length, worst)
-        with suppress(Exception), torch.enable_grad():
-            run = lambda: (read()[:, :worst] * weights[:, :worst]).sum()  # noqa: E731
-            layers = find_layers_by_gradient(subject.model, run, after, limit * whole)
-    return replace(finding, remark=leaks, leaks=leaks, layers=layers)
+def view_alone(place: Place, tensors: list[Tensor]) -> list[Tensor] | None:
+    """Views of what a module is given, whose gradients are those of what it makes of them."""
+    return [tensor.view_as(tensor) for tensor in tensors] if place[-1] == "in" else None
 
 
 def check_on_random_tokens(subject: Subject) -> Finding:
@@ -262,11 +248,11 @@ def check_on_random_tokens(subject: Subject) -> Finding:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained")
-    step, start, words = 0, time.process_time(), subject.replace_padding(subject.words)
+    step, start = 0, time.process_time()
     optimizer, length = torch.optim.Adam(trained, lr=3e-3), min(subject.length - 1, SHORT)
     with mode(model, training=True, seed=2), torch.enable_grad():
         while step < _STEPS and (step < _FEWER or time.process_time() < start + _SECONDS):
-            tokens = words[random_ids(_ROWS, length + 1, len(words), 1000 + step).to(words.device)]
+            tokens = subject.draw_tokens(length + 1, 1000 + step, rows=_ROWS)
             # words that are never given have a logit of -inf
             logits = subject.all_logits(tokens[:, :-1], model=model).float().clamp(-1e3, 1e3)
             optimizer.zero_grad(set_to_none=True)

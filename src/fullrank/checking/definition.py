@@ -53,8 +53,7 @@ def memory(subject: Subject) -> Finding:
     config: ModelConfig = subject.model.config
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
-    length, ids, shares = subject.length, subject.ids, dict[tuple[str, int], float]()
-    without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
+    length, without = subject.length, with_memory(config, 0)  # it begins empty, and all before a segment is seen
     model, whole = rebuild(subject, with_memory(without, length)), rebuild(subject, without)
     if config.same_length:  # each token sees as many, wherever segments end
         model = whole = rebuild(subject, with_memory(without, min(config.memory_length, length // 2), same_length=True))
@@ -63,14 +62,15 @@ def memory(subject: Subject) -> Finding:
         out = model(ids, memory)
         return out.logits.detach(), out.memory
 
+    shares = dict[str, float]()
     with mode(model, training=False), mode(whole, training=False):
         with torch.no_grad():
-            expected = whole(ids).logits
+            expected = whole(subject.ids).logits
         divide = divide_by_size(expected)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                logits = read_pieces(ids, [0, *cuts, length], step)
-            shares[f"cut at {cuts}{', keys cached' * cached}", 0] = largest(divide(logits), divide(expected))
+                logits = read_pieces(subject.ids, [0, *cuts, length], step)
+            shares[f"cut at {cuts}{', keys cached' * cached}"] = largest(divide(logits), divide(expected))
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
     return judge_worst(looked_at, shares, *allow(subject.dtype))
 
@@ -143,7 +143,7 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
         expected = compute_all(subject, model)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     steepest = max(size for name, size in sizes.items() if name.startswith("gradient")) or 1.0
-    shares, ran = dict[tuple[str, int], float](), list[str]()
+    shares, ran = dict[str, float](), list[str]()
     on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
     for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
         try:
@@ -158,7 +158,7 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
             allowed = max(1.0, sizes[key]) * of_outputs
             if key.startswith("gradient"):
                 allowed = steepest * of_gradients
-            shares[f"{key} ({name})", 0] = largest(computed[key], tensor) / allowed
+            shares[f"{key} ({name})"] = largest(computed[key], tensor) / allowed
     reason = (
         f"logits and losses within {of_outputs:g} of max(1, largest), gradients within {of_gradients:g} of the largest"
     )
@@ -177,28 +177,29 @@ def build_without_chance(subject: Subject) -> Any:
 
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     """Logits, losses and the gradients of these, by name."""
-    targets = subject.draw_tokens(subject.length, 6)
-    weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
     texts = (subject.fixed["input_ids"], subject.ids) if subject.translates else (subject.ids,)
-    is_ours = subject.kind != "hugging_face"
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    targets, is_ours = subject.draw_tokens(subject.length, 6), subject.kind != "hugging_face"
+    weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
     computed, losses = dict[str, Tensor](), dict[str, Tensor]()
     with mode(model, training=False):
         computed["logits"] = subject.all_logits(subject.ids, model=model)
         if is_ours:
-            losses["nll"] = (model.nll(*texts, targets).per_token * weights).sum()
+            nll = model.nll(*texts, targets).per_token
         else:
-            nll = nn.functional.cross_entropy(computed["logits"].flatten(0, 1), targets.flatten(), reduction="none")
-            losses["nll"] = (nll * weights.flatten()).sum()
-        for side, mask in ({} if subject.translates or not is_ours else subject.masks()).items():
-            padded = subject.all_logits(subject.ids, mask, model=model)
-            computed[f"logits, padded, {side}"] = padded[mask.bool()]
+            nll = nn.functional.cross_entropy(computed["logits"].mT, targets, reduction="none")
+        losses["nll"] = (nll * weights).sum()
+        if is_ours and not subject.translates:
+            for side, mask in subject.masks().items():
+                padded = subject.all_logits(subject.ids, mask, model=model)
+                computed[f"logits, padded, {side}"] = padded[mask.bool()]
     if is_ours:
         with mode(model, training=True):
             losses["loss"] = model.loss(*texts, targets, weights)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, loss in losses.items():
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        computed |= {f"gradient of {p}: {name}": g for p, g in zip(parameters, gradients, strict=True)}
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            computed[f"gradient of {parameter}: {name}"] = gradient
     return {name: tensor.detach() for name, tensor in (computed | losses).items()}
 
 

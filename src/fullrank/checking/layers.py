@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from fullrank.checking.report import divide_by_size, largest
 MOST_LAYERS = 16  # that are named
 OWN_FORWARD = "the model's own forward"
 ModuleCall = tuple[str, int]  # a module's name, and which of its calls
-Edit = Callable[[ModuleCall, list[Tensor]], list[Tensor] | None]
+Side = Literal["in", "out"]
+Place = tuple[str, int, Side]  # what a call of a module is given, or gives
+Edit = Callable[[Place, list[Tensor]], list[Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -41,101 +43,129 @@ class Part:
 
         None for attention weights, which have two dimensions of positions, and blocks of positions, which have none.
         """
-        shape, is_one = tensor.shape, self.length == 1
-        if tensor.dim() > 1 and shape[0] == self.rows * self.length and not is_one:  # (B N, ..)
+        if tensor.dim() > 1 and self.length > 1 and len(tensor) == self.rows * self.length:  # (B N, ..)
             tensor = tensor.unflatten(0, (self.rows, self.length))
         is_whole = self.start == 0 and self.end in (None, self.length)
-        view = tensor if is_one or (is_whole and self.chosen is not None) else self.narrow(tensor)
-        if self.chosen is None or view is None or view.dim() == 0 or view.shape[0] % self.rows:
+        if self.length == 1 or (is_whole and self.chosen is not None):
+            view: Tensor | None = tensor
+        else:
+            view = self.narrow(tensor)
+        if self.chosen is None or view is None or view.dim() == 0 or len(view) % self.rows:
             return view
-        return view.unflatten(0, (self.rows, -1))[self.chosen].flatten(0, 1)  # also of (B H, ..)
+        by_row = view.unflatten(0, (self.rows, -1))  # also of (B H, ..)
+        return by_row[self.chosen].flatten(0, 1)
 
     def narrow(self, tensor: Tensor) -> Tensor | None:
         """All rows of the positions."""
-        shape, end = tensor.shape, self.length if self.end is None else self.end
+        shape = tensor.shape
+        end = self.length if self.end is None else self.end
         for past in {0, self.past}:
             dims = [dim for dim, size in enumerate(shape) if size == past + self.length]
+            if len(dims) == 1:
+                return tensor.narrow(dims[0], self.start, past + end - self.start)
             if dims:
-                return tensor.narrow(dims[0], self.start, past + end - self.start) if len(dims) == 1 else None
-        if tensor.dim() > 2 and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
+                return None
+        least = 2 if is_float(tensor) else 1  # a float (B, E) may be a summary of a text, token ids are none
+        if tensor.dim() > least and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
             return tensor[:, self.start : end]
-        has_positions = tensor.dim() > 0 and tensor.numel() > self.rows * shape[-1]
+        has_positions = tensor.dim() > 0 and (least == 1 or tensor.numel() > self.rows * shape[-1])
         return None if has_positions else tensor
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Logits of a part of texts, and how to read them again: read() gives the logits of all."""
+    """Logits of a part of texts, and how to read them again: read() gives the logits of all.
+
+    before: gives what read() needs, such as a cache of earlier tokens, which is not looked at.
+    """
 
     logits: Tensor
     part: Part
-    read: Callable[[], Tensor]
+    read: Callable[..., Tensor]
+    before: Callable[[], Any] | None = None
 
     @classmethod
     def from_run(cls, read: Callable[[], Tensor], part: Part) -> Reading:
         return cls(part.select(read()), part, read)
 
+    def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: None) -> Trace:
+        read = self.read if self.before is None else partial(self.read, self.before())
+        return observe(model, read, edit)
+
 
 @dataclass
-class ModuleCalls:
-    """What the modules of a model were given and gave in one run, by call; outputs in the order in which calls end."""
+class Trace:
+    """Tensors that the modules of a model are given and give in one run, by place and in order, and the logits."""
 
-    outputs: dict[ModuleCall, list[Tensor]] = field(default_factory=dict)
-    inputs: dict[ModuleCall, list[Tensor]] = field(default_factory=dict)
+    tensors: dict[Place, list[Tensor]] = field(default_factory=dict)
     callers: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
-    result: Tensor = field(default_factory=lambda: torch.zeros(0))
+    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def select_innermost(self, calls: list[ModuleCall]) -> list[ModuleCall]:
+        """Those of these calls inside which no other one of them is made."""
+        outer = set[ModuleCall | None]()
+        for call in calls:
+            caller = self.callers[call]
+            while caller is not None:
+                outer.add(caller)
+                caller = self.callers[caller]
+        return [call for call in calls if call not in outer]
+
+    def find_embeddings(self, ids: Tensor) -> list[Tensor]:
+        """Outputs (B, N, E) of the innermost modules that are given ids (B, N), or turned ones."""
+        found = dict[ModuleCall, Tensor]()
+        for call in self.callers:
+            for given, output in zip(self.tensors[*call, "in"][:1], self.tensors[*call, "out"], strict=False):
+                is_text = torch.equal(given, ids) or torch.equal(given, ids.mT)
+                if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == given.shape:
+                    found[call] = output
+        return [found[call] for call in self.select_innermost(list(found))]
 
 
-def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda call, tensors: None) -> ModuleCalls:
-    """Run, and write down all calls. Inputs and outputs are the tensors in them; `edit` may give other outputs."""
-    calls, counts, running = ModuleCalls(), Counter[str](), list[ModuleCall]()
+def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: None) -> Trace:
+    """Run, and write down what modules are given and give; `edit` may give other tensors for it."""
+    trace, counts, running = Trace(), Counter[str](), list[ModuleCall]()
+
+    def note(place: Place, value: Any) -> Any:
+        leaves, tree = _pytree.tree_flatten(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        edited = edit(place, tensors)
+        kept = tensors if edited is None else edited
+        # a residual may be added in place
+        trace.tensors[place] = kept if torch.is_grad_enabled() else [tensor.clone() for tensor in kept]
+        if edited is None:
+            return None
+        others = iter(edited)
+        return _pytree.tree_unflatten([next(others) if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree)
 
     def enter(name: str, module: nn.Module, args: Any, options: Any) -> Any:
         call = (name, counts[name])
         counts[name] += 1
-        calls.callers[call] = running[-1] if running else None
+        trace.callers[call] = running[-1] if running else None
         running.append(call)
-        if torch.is_grad_enabled():  # what comes through a view has a gradient of its own
-            args, options = _pytree.tree_map_only(Tensor, lambda tensor: tensor.view_as(tensor), (args, options))
-        tensors = find_tensors((args, options))
-        # a residual may be added in place
-        calls.inputs[call] = tensors if torch.is_grad_enabled() else [tensor.clone() for tensor in tensors]
-        return args, options
+        edited = note((*call, "in"), (args, options))
+        keeps = any(isinstance(value, list | dict) for value in (*args, *options.values()))  # it may add to them
+        return None if keeps else edited
 
     def leave(name: str, module: nn.Module, args: Any, out: Any) -> Any:
-        call = running.pop()
-        leaves, tree = _pytree.tree_flatten(out)
-        places = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
-        tensors = [leaves[i] for i in places]
-        edited = edit(call, tensors) if tensors else None
-        if tensors:
-            calls.outputs[call] = edited or tensors
-        if edited is None:
-            return None
-        for i, tensor in zip(places, edited, strict=True):
-            leaves[i] = tensor
-        return _pytree.tree_unflatten(leaves, tree)
+        return note((*running.pop(), "out"), out)
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(leave, name)).remove)
-        calls.result = run()
-    return calls
-
-
-def find_tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        trace.logits = run()
+    return trace
 
 
 def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def are_apart(tensor: Tensor | None, expected: Tensor | None) -> bool:
+def are_apart(tensor: Tensor, expected: Tensor) -> bool:
     """They differ by more than rounding."""
-    if tensor is None or expected is None or tensor.shape != expected.shape or tensor.numel() == 0:
+    if tensor.shape != expected.shape or tensor.numel() == 0:
         return False
     if not is_float(tensor):
         return not torch.equal(tensor, expected)
@@ -148,87 +178,80 @@ def are_apart(tensor: Tensor | None, expected: Tensor | None) -> bool:
 def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
     """Modules by which the logits of `wrong` come to differ from those of `right`; none where they do not.
 
-    A module is one of them if its output differs in the part, it is the first to differ, and putting back its right output
-    changes the difference of logits (a later layer that leaks too may make it larger): an output that is not used is nobody's
-    fault. If its input differs already, the module that calls it is the one. Then the next one is looked for with the first
-    put right. least: the difference that counts, as a share of logits.
+    In a run of `wrong` all that modules are given and give is put right in the part. What differs nevertheless at a place
+    comes from the code that ran just before it: the module's own where it gives it, that of its caller where the module is
+    given it. A place counts if the difference of logits changes where it is put right too, after those before it: a later
+    one may make the difference larger, and what is not used is nobody's fault. least: the difference of logits that counts.
     """
-    expected, names, mended = observe(model, right.read), list[str](), list[ModuleCall]()
-    logits = right.part.select(expected.result)
-    divide = divide_by_size(logits)
+    expected = right.observe(model)
+    divide = divide_by_size(right.logits)
 
-    def differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
-        pairs = zip(map(wrong.part.view, tensors), map(right.part.view, others), strict=False)
-        return any(are_apart(tensor, other) for tensor, other in pairs)
-
-    def mend(call: ModuleCall, tensors: list[Tensor], among: list[ModuleCall]) -> list[Tensor] | None:
-        if call not in among:
+    def mend(among: list[Place] | None, apart: list[Place], place: Place, tensors: list[Tensor]) -> list[Tensor] | None:
+        """Tensors as they are in the right run, in the part; None where they are, or the place is not among those asked for."""
+        if among is not None and place not in among:
             return None
-        edited = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-        for tensor, other in zip(edited, expected.outputs[call], strict=False):
-            into, source = wrong.part.view(tensor), right.part.view(other)
-            if into is not None and source is not None and into.shape == source.shape:
+        mended = list(tensors)
+        for i, other in enumerate(expected.tensors.get(place, [])[: len(tensors)]):
+            source = right.part.view(other)
+            copied = tensors[i].clone()  # not made contiguous: dropout follows the order in memory
+            into = wrong.part.view(copied)
+            if into is not None and source is not None and are_apart(into, source):
                 into.copy_(source)
-        return edited
+                mended[i] = copied
+                apart.append(place)
+        return mended if place in apart else None
 
-    def run_mended(among: list[ModuleCall]) -> tuple[ModuleCalls, float]:
-        calls = observe(model, wrong.read, partial(mend, among=among))
-        off = (divide(wrong.part.select(calls.result)) - divide(logits)).abs()
-        return calls, float(off.sum()) if float(off.max()) > least else 0.0
+    def measure(logits: Tensor) -> float:
+        """The sum of all differences; 0 where none counts."""
+        off = (divide(logits) - divide(right.logits)).abs()
+        return float(off.sum()) if float(off.max()) > least else 0.0
 
-    size = 0.0
-    while len(names) < MOST_LAYERS:
-        calls, size = run_mended(mended)
-        first = None
-        for call in calls.outputs if size else ():
-            if call in mended or not differ(calls.outputs[call], expected.outputs.get(call, [])):
-                continue
-            if abs(run_mended([*mended, call])[1] - size) > 1e-6 * size:
-                first = call
-                break
-        if first is None:
+    places, mended, owners = list[Place](), list[Place](), dict[str, str]()
+    wrong.observe(model, partial(mend, None, places))
+    size = measure(wrong.logits)
+    for place in dict.fromkeys(places):
+        if not size or len(owners) == MOST_LAYERS:
             break
-        mended.append(first)
-        guilty: ModuleCall | None = first
-        while guilty is not None and differ(calls.inputs[guilty], expected.inputs.get(guilty, [])):
-            first, guilty = guilty, calls.callers[guilty]
-        if guilty is None:  # what the model does between its modules cannot be put right
-            return (*dict.fromkeys(names), f"{OWN_FORWARD}, before {first[0]}")
-        names.append(guilty[0])
-    return tuple(dict.fromkeys(names)) or (OWN_FORWARD,) * (size > 0)
+        trace = wrong.observe(model, partial(mend, [*mended, place], []))
+        rest = measure(wrong.part.select(trace.logits))
+        if abs(rest - size) > 1e-6 * size:
+            name, number, side = place
+            caller = expected.callers[name, number] or ("", 0)
+            owner = name if side == "out" else caller[0]
+            owners.setdefault(owner, owner or f"{OWN_FORWARD}, before {name}")
+            mended.append(place)
+            size = rest
+    return tuple(owners.values()) or (OWN_FORWARD,) * (size > 0)
 
 
-def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: Part, least: float) -> tuple[str, ...]:
-    """Innermost modules whose later inputs have a gradient of `run()`, a number, though their later outputs have none."""
-    calls = observe(model, run)
-    tensors = [
-        one for part in (calls.inputs, calls.outputs) for some in part.values() for one in some if one.requires_grad
-    ]
-    gradients = torch.autograd.grad(calls.result, tensors, allow_unused=True)
+def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
+    """Innermost modules whose later inputs have a gradient of a number, though their later outputs have none."""
+    tensors = [tensor for some in trace.tensors.values() for tensor in some if tensor.requires_grad]
     reached = set[int]()
-    for tensor, gradient in zip(tensors, gradients, strict=True):
+    for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
         if part is not None and part.numel() and float(part.abs().max()) > least:
             reached.add(id(tensor))
-    guilty = [
-        call[0]
-        for call, inputs in calls.inputs.items()
-        if any(id(one) in reached for one in inputs)
-        and not any(id(one) in reached for one in calls.outputs.get(call, ()))
-    ]
-    names = [name for name in guilty if not any(other.startswith(f"{name}.") for other in guilty)]
+
+    def is_reached(call: ModuleCall, side: Side) -> bool:
+        return not reached.isdisjoint(map(id, trace.tensors[*call, side]))
+
+    guilty = [call for call in trace.callers if is_reached(call, "in") and not is_reached(call, "out")]
+    names = [name for name, _ in trace.select_innermost(guilty)]
     return tuple(dict.fromkeys(names[:MOST_LAYERS])) or (OWN_FORWARD,)
 
 
 def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
     """The innermost module by which the readings differ where it alone is compiled."""
-    innermost, divide = "", divide_by_size(right.logits)
+    innermost = ""
+    divide = divide_by_size(right.logits)
     for name, module in model.named_modules():
         if name.startswith(innermost and f"{innermost}.") and name:
             module.compile(backend="aot_eager")
             try:
                 logits = (divide(one.part.select(one.read())) for one in (right, wrong))
-                innermost = name if largest(*logits) > least else innermost
+                if largest(*logits) > least:
+                    innermost = name
             finally:
                 module._compiled_call_impl = None
     return (innermost or OWN_FORWARD,)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+Key = TypeVar("Key")
 # for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
 # rounding moves far smaller.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -196,15 +197,13 @@ def largest(values: Tensor, expected: Tensor) -> float:
     return worst
 
 
-def judge_worst(
-    looked_at: str, shares: Mapping[tuple[str, int], float], limit: float, reason: str, remark: str = "", **more: Any
-) -> Finding:
-    """Finding of several differences, by name and number; where the largest is not allowed, its name is the remark."""
+def judge_worst(looked_at: str, shares: Mapping[str, float], limit: float, reason: str) -> Finding:
+    """Finding of several differences, by name; where the largest is not allowed, its name is the remark."""
     worst = find_worst(shares)
-    remark = remark if shares[worst] <= limit else f"worst: {worst[0]}"
-    return judge(looked_at, shares[worst], limit, reason, remark=remark, **more)
+    remark = "" if shares[worst] <= limit else f"worst: {worst}"
+    return judge(looked_at, shares[worst], limit, reason, remark=remark)
 
 
-def find_worst(shares: Mapping[Any, float]) -> Any:
+def find_worst(shares: Mapping[Key, float]) -> Key:
     """The key of the largest difference, or of one that is NaN."""
     return max(shares, key=lambda key: (math.isnan(shares[key]), shares[key]))
