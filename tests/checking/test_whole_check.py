@@ -143,7 +143,7 @@ def test_translators_pass(kind: str) -> None:
 def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = fr.check(getattr(tiny, kind)())
     assert failed(report) == {}
-    lacks = {"gpt2": "flex_attention", "gemma2": "sdpa"}
+    lacks = {"gemma2": "sdpa"}
     assert set(skipped(report)) == ({f"future, by perturbation, {lacks[kind]}"} if kind in lacks else set())
     assert all(skipped(report).values())
     assert report.description["source"] == "a model of Hugging Face"

@@ -227,6 +227,25 @@ class BooleanMask(leaky.Padded):
         return super().forward(input_ids, ~attention_mask if inverted else attention_mask)  # type: ignore[operator]
 
 
+class Encoder(nn.Module):
+    """Layers of torch, to whose second one the mask is not given. Dropout falls by the order of entries in memory."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(leaky.WIDTH, 2, 16, batch_first=True) for _ in range(2))
+        self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
+        self.masked = masked
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        mask = ~leaky.causal(input_ids.shape[1])
+        x = self.blocks[1](self.blocks[0](x, mask), mask if self.masked else None)
+        out: Tensor = self.output(x)
+        return out
+
+
 def _read(rows: int, length: int) -> Any:
     return lambda model, ids: plainly(model, ids[:rows, :length])
 
@@ -252,6 +271,11 @@ def _switched(model: Any, ids: Tensor) -> Tensor:
 
 def _in(dtype: torch.dtype) -> Any:
     return lambda model, ids: plainly(model.to(dtype), ids)
+
+
+def _under_autocast(model: nn.Module, ids: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return plainly(model.float(), ids)
 
 
 def _with_mask(left: int, rows: int = 2) -> Any:
@@ -300,11 +324,15 @@ UNSLOTH = "https://github.com/unslothai/unsloth-zoo/pull/1212"  # perplexity 643
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/issues/878"
 BFLOAT16 = ("perturbation, in bfloat16", "perturbation, in bfloat16, training")
 AUTOCAST = ("perturbation, under autocast", "perturbation, under autocast, training")
+FLOAT32 = ("perturbation, in float32", "perturbation, in float32, training")
 FLOAT16 = ("perturbation, in float16", "perturbation, in float16, training")
 
 CONDITIONS = [
     when("MaxText: in half precision only", lambda module, x: x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"),
          later(_in(torch.bfloat16)), *BFLOAT16, *AUTOCAST, link=MAXTEXT, full=True),
+    when("in float32 only, as it is given", lambda module, x: x.dtype == torch.float32, later(_in(torch.float32)), *FLOAT32),
+    when("under autocast only", lambda module, x: torch.is_autocast_enabled("cpu"), later(_under_autocast), *AUTOCAST,
+         full=True),
     when("in float16 only", lambda module, x: x.dtype == torch.float16, later(_in(torch.float16)), *FLOAT16, full=True),
     when("in the precision in which it is given", lambda module, x: x.dtype == torch.bfloat16, later(_in(torch.bfloat16)),
          *BFLOAT16, dtype=torch.bfloat16),
@@ -407,6 +435,15 @@ EXHIBITS = [
             layer=OWN_FORWARD,
         )
         for never in (float("-inf"), -1e9, torch.finfo(torch.float32).min)
+    ),
+    Exhibit(
+        "a layer of torch without its mask",
+        "",
+        lambda: Encoder(False),
+        lambda: Encoder(True),
+        later(),
+        EVERY_WAY,
+        layer="blocks.1.self_attn",
     ),
     Exhibit(
         "between the modules of a model",
