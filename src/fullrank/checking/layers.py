@@ -176,18 +176,23 @@ def are_apart(tensor: Tensor, expected: Tensor) -> bool:
 
 @torch.no_grad()  # some modules give a parameter out as it is
 def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
-    """Modules by which the logits of `wrong` come to differ from those of `right`; none where they do not.
+    """Name the modules whose code makes the logits of `wrong` differ from those of `right`; none where they do not differ.
 
-    In a run of `wrong` all that modules are given and give is put right in the part. What differs nevertheless at a place
-    comes from the code that ran just before it: the module's own where it gives it, that of its caller where the module is
-    given it. A place counts if the difference of logits changes where it is put right too, after those before it: a later
-    one may make the difference larger, and what is not used is nobody's fault. least: the difference of logits that counts.
+    1. Run `wrong`, and replace each input and output of a module by that of `right`, in the part. A tensor that differs before
+       it is replaced was made wrong by the code just before: an output by its module, an input by the caller of its module.
+    2. Run `wrong` again for each such tensor, in order, with it and those named before it replaced. It counts if the logits
+       come to differ by more or by less: a tensor that is not used changes nothing.
+
+    least: the difference of logits that counts.
     """
     expected = right.observe(model)
     divide = divide_by_size(right.logits)
 
     def mend(among: list[Place] | None, apart: list[Place], place: Place, tensors: list[Tensor]) -> list[Tensor] | None:
-        """Tensors as they are in the right run, in the part; None where they are, or the place is not among those asked for."""
+        """Replace tensors of a place by those of `right`, and note in `apart` that they differed; None where they did not.
+
+        among: the places that are replaced; None: all.
+        """
         if among is not None and place not in among:
             return None
         mended = list(tensors)
