@@ -1,4 +1,4 @@
-"""The kind of model that a name stands for, and numbers of things. Nothing heavy is imported: a wrong name is told at once."""
+"""The kind of model that a name stands for. Nothing heavy is imported: a wrong name is told at once."""
 
 from __future__ import annotations
 
@@ -46,8 +46,3 @@ def _folder_kind(folder: Path) -> Kind:
         f"{folder}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
         "save_pretrained, or a model's name on the Hugging Face hub"
     )
-
-
-def count_things(count: int, thing: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

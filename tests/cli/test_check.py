@@ -216,7 +216,7 @@ def test_a_right_scoring_function_passes(called: Called, scores: None) -> None:
     assert (code, said) == (0, "")
     assert "my_scores:right: a scoring function" in out
     assert out.count("probabilities sum to one") == 1
-    assert "4 checks pass, 3 are not applicable" in out
+    assert "4 checks passed, 3 not applicable" in out
 
 
 def test_a_wrong_scoring_function_fails(called: Called, scores: None) -> None:

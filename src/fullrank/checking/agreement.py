@@ -28,6 +28,7 @@ from fullrank.checking.copies import WithoutDropout, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
 from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
 from fullrank.checking.subject import ROWS, Subject, agree
+from fullrank.core.errors import count_things
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
 
@@ -113,7 +114,9 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
             alone = Reading.from_run(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
             part = Part(ROWS, size, 0, end, chosen=slice(rows))
             expected = Reading(part.select(whole), part, partial(run, ids))
-            comparisons.append(Comparison(f"{rows} row{'s' * (rows > 1)} of {end} tokens", alone, expected))
+            comparisons.append(
+                Comparison(f"{count_things(rows, 'row')} of {count_things(end, 'token')}", alone, expected)
+            )
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
         finding = compare(subject, run.model, whole, comparisons, looked_at)

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import count_things
+
 Key = TypeVar("Key")
 # for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
 # rounding moves far smaller.
@@ -78,8 +80,8 @@ class Report:
         """Numbers of checks that pass, are not applicable and fail."""
         verdicts = [finding.verdict for finding in self.findings]
         passed, others = verdicts.count("passes"), verdicts.count("not applicable")
-        failed = f", {len(self.failures)} fail: {'; '.join(f.check for f in self.failures)}" if self.failures else ""
-        return f"{passed} checks pass, {others} are not applicable{failed}"
+        failed = f", {len(self.failures)} failed: {'; '.join(f.check for f in self.failures)}" if self.failures else ""
+        return f"{count_things(passed, 'check')} passed, {others} not applicable{failed}"
 
     @property
     def verdict(self) -> Literal["passes", "fails", "not checked"]:

@@ -145,9 +145,8 @@ def show_schema(
 def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
     from fullrank.config.load import load
-    from fullrank.core.errors import ConfigError
+    from fullrank.core.errors import ConfigError, count_things
     from fullrank.experiments.run import task_of
-    from fullrank.names import count_things
 
     recipe = load(choice.config)
     rows = [choice.row] if choice.row or not recipe.rows else list(recipe.rows)

@@ -38,9 +38,8 @@ from fullrank.cli.app import (
     verb,
 )
 from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, count_things
 from fullrank.files import text_of
-from fullrank.names import count_things
 
 if TYPE_CHECKING:
     from fullrank.experiments.translation import LineTranslator, Translation

@@ -17,8 +17,7 @@ from fullrank.comparison.table import build_table, drop_labels, find_curves
 from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import InputError
-from fullrank.names import count_things
+from fullrank.core.errors import InputError, count_things
 from fullrank.records import Column, Record, Table
 from fullrank.render import blocks
 from fullrank.render.blocks import (

@@ -142,3 +142,8 @@ def one_line(error: Exception, most: int = 200) -> str:
 def pip_install(extra: str) -> str:
     """The command that installs what an extra of this package brings."""
     return f"pip install 'fullrank[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+
+
+def count_things(count: int, thing: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -27,12 +27,11 @@ from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError, count_things
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.core.section import Size
 from fullrank.data.padded_batches import batches_by_length
-from fullrank.names import count_things
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 
 _OF_MEMORY = ("memory_length", "same_length", "clamp_length")
