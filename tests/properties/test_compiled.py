@@ -71,10 +71,14 @@ def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.L
 
 @pytest.mark.parametrize(
     "combination",
-    [pytest.param(row, id=str(row), marks=() if i < 1 else pytest.mark.full) for i, row in enumerate(COMBINATIONS)],
+    [
+        pytest.param(row, id=str(row), marks=() if i < 1 else pytest.mark.full)
+        for i, row in enumerate(COMBINATIONS)
+        if row.position not in ("alibi", "t5")
+    ],
 )
 def test_whole_graph_equals_eager(combination: Combination) -> None:
-    """With padding; weights without it are compiled in models below."""
+    """With padding; weights without it, and positions that a model places in its layouts, are compiled in models below."""
     whole_graph_equals_eager(combination, [padded()] if combination.weighted else [fr.Layout.of(7), padded()])
 
 
