@@ -199,4 +199,5 @@ def test_triton_equals_the_definition(normalize: str, mix: str, where: str, monk
     )
     found = computed(attend, layout(where), torch.float32, "auto")
     assert reasons == [None]
-    compare({name: tensor.double() for name, tensor in found.items()}, expected, 2e-6)
+    tolerance = 1e-5 if mix in PAIRED else 2e-6  # one number, lambda, collects the gradient of every weight
+    compare({name: tensor.double() for name, tensor in found.items()}, expected, tolerance)
