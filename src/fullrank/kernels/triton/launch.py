@@ -29,14 +29,14 @@ _HELD_BY_INTERPRETER = 8  # heads
 
 _MOST_TRIED = 2  # each takes seconds to compile
 _PAIRS = ((4, 4), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `mixing_gradient`
-_ASYNCHRONOUS = (
-    9,
-    10,
-)  # major numbers of capabilities that multiply from shared memory where a tile has 64 rows or more
+# major numbers of capabilities that multiply from shared memory where a tile has 64 rows or more
+_ASYNCHRONOUS = (9, 10)
 _ROWS_ASYNCHRONOUS = 64
 # Bounds of `_count_registers`, by the precision of products; the second where operands need no registers.
 _REGISTERS = {"ieee": 208, "tf32": 128, "tf32x3": 64}
 _REGISTERS_ASYNCHRONOUS = {"ieee": 224, "tf32": 160, "tf32x3": 64}
+# Triton 3.9 makes of a grouped program with 128 rows one that computes nothing on sm_100, the fastest of all.
+_BLACKWELL, _ROWS_LOST = 10, 128
 _MOST_HELD = 16  # heads: the loop over them is unrolled
 
 
@@ -118,6 +118,8 @@ def list_choices(name: str, call: Call) -> list[Choice]:
     Where neither registers nor memory suffice, the smallest.
     """
     tiles = _TILES.get(name, _TILES_OF_GROUPS)
+    if call.capability == _BLACKWELL and name not in _TILES:
+        tiles = tuple(tile for tile in tiles if tile.rows < _ROWS_LOST)
     choices = [choice for tile in tiles for choice in _list_groups(name, tile, call)]
     fitting = [choice for choice in choices if _fits(name, choice, call)]
     by_tile: dict[Tile, Choice] = {}
