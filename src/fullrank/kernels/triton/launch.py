@@ -117,7 +117,7 @@ def list_choices(name: str, call: Call) -> list[Choice]:
 
     Where neither registers nor memory suffice, the smallest.
     """
-    tiles = _TILES.get(name, _TILES_OF_GROUPS)
+    tiles: tuple[Tile, ...] = _TILES.get(name, _TILES_OF_GROUPS)
     if call.capability == _BLACKWELL and name not in _TILES:
         tiles = tuple(tile for tile in tiles if tile.rows < _ROWS_LOST)
     choices = [choice for tile in tiles for choice in _list_groups(name, tile, call)]
