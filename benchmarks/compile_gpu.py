@@ -290,7 +290,7 @@ def write_line(row: dict[str, Any]) -> str:
 
 
 def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each kernel the row with the smallest estimate, of those that fit into shared memory."""
+    """Choose the row of each kernel with the smallest estimate, of those that fit into shared memory."""
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["fits"] and (row["kernel"] not in best or row["picoseconds"] < best[row["kernel"]]["picoseconds"]):

@@ -102,7 +102,7 @@ class Trace:
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def select_innermost(self, calls: list[ModuleCall]) -> list[ModuleCall]:
-        """Those of these calls inside which no other one of them is made."""
+        """Select the calls inside which no other of these calls is made."""
         outer = set[ModuleCall | None]()
         for call in calls:
             caller = self.callers[call]

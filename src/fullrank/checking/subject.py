@@ -325,7 +325,7 @@ def find_kind(model: nn.Module) -> Kind:
 
 
 def find_vocab_size(model: nn.Module) -> int:
-    """What the configuration says, or the size of the first table of embeddings; 0 where neither is known."""
+    """Find the vocabulary size in the configuration, or in the first table of embeddings; 0 where neither has it."""
     size = getattr(text_config(model), "vocab_size", None)
     tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
     return size if isinstance(size, int) else next(tables, 0)

@@ -223,7 +223,7 @@ class HeadGate(Gate):
 
 
 @register("gate", "elementwise")
-class ElementwiseGate(Gate):
+class ElementwiseGate(HeadGate):
     """Output gate: each query scales every number of each head's output (Qiu et al. 2025, elementwise, after the values).
 
         O'_i(n) = 2 sigmoid(W_i x_n) * O_i(n)
@@ -236,10 +236,6 @@ class ElementwiseGate(Gate):
         numbers = size.num_heads * size.head_dim
         weight = torch.zeros(numbers, size.hidden_size)
         self.weight = nn.Parameter(weight)
-
-    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        gates = compute_gates(x, self.weight, outputs)
-        return 2 * gates * outputs
 
 
 @register("gate", "exclusive")

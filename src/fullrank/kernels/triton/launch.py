@@ -57,8 +57,11 @@ _TILES_OF_GROUPS = (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 2),
 
 
 class Call(NamedTuple):
-    """What decides about block sizes: heads, their padded size, bytes of a number, the precision of products; and the card:
-    the major number of its compute capability, and bytes of shared memory of a block."""
+    """A kind of call, by which block sizes are chosen.
+
+    heads, their padded size, bytes of a number, the precision of products; and the card: the major number of its compute
+    capability, and bytes of shared memory of a block.
+    """
 
     heads: int
     width: int
@@ -113,7 +116,7 @@ def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, de
 
 
 def list_choices(name: str, call: Call) -> list[Choice]:
-    """What is tried, those first that load least; of each tile with the groups of heads that load least.
+    """List the choices that are tried, those first that load least; of each tile with the groups of heads that load least.
 
     Where neither registers nor memory suffice, the smallest.
     """
