@@ -341,9 +341,10 @@ def average(folder: Path, *, last: int | None = None) -> dict[str, Any]:
     kept = list_kept_checkpoints(folder / "checkpoints")
     number = len(kept) if last is None else last
     if not 0 < number <= len(kept):
+        given = "" if last is None else f", given {last}"
         raise InputError(
-            f"--last: {folder} keeps {len(kept) or 'no'} checkpoints to average, given {last}; give a number of them, or train "
-            f"with train.keep_checkpoints: {last or 5} to keep more"
+            f"--last: {folder} keeps {len(kept) or 'no'} checkpoints to average{given}; give a number of them, or train with "
+            f"train.keep_checkpoints: {last or 5} to keep more"
         )
     steps = list(kept)[-number:]
     mean = mean_weights([kept[step] for step in steps])
