@@ -121,7 +121,7 @@ class WeightedValues(Attend):
 
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         """The scores before the mask, (B, H, N, M)."""
-        scores: Tensor = self.score(*self._select_heads(heads), layout)
+        scores: Tensor = self.score(*heads.select(self.score.needs), layout)
         scores = scores if layout.distance_bias is None else scores + layout.expand_bias()
         return scores.expand(heads.values.shape[0], -1, -1, -1)
 
@@ -130,7 +130,7 @@ class WeightedValues(Attend):
 
     def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
-        terms = self.score.terms(*self._select_heads(heads), layout)
+        terms = self.score.terms(*heads.select(self.score.needs), layout)
         if isinstance(terms, str):
             return terms
         scoring = None if self.mix_scores is None else self.mix_scores.matrix()
@@ -144,9 +144,6 @@ class WeightedValues(Attend):
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
         return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
-
-    def _select_heads(self, heads: Heads) -> list[Tensor]:
-        return [getattr(heads, name) for name in self.score.needs]
 
     def use_shared_biases(self) -> None:
         self.score.biases = None

@@ -68,6 +68,9 @@ class Heads:
     relative: Tensor | None = None
     notes: tuple[Tensor | None, ...] = ()
 
+    def select(self, names: tuple[str, ...]) -> list[Any]:
+        return [getattr(self, name) for name in names]
+
 
 @dataclass(frozen=True)
 class Needs:
