@@ -61,7 +61,7 @@ def xavier(tensor: Tensor) -> None:
 
 
 def linear(tensor: Tensor) -> None:
-    """As in `nn.Linear`."""
+    """Weights and biases start as those of `nn.Linear` do."""
     uniform(tensor.shape[1] ** -0.5)(tensor)
 
 

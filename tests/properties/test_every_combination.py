@@ -47,7 +47,7 @@ def test_something_was_found() -> None:
 
 
 def test_pairwise_holds_every_pair() -> None:
-    """Of what goes together; docs/combinations.md lists what does not."""
+    """Combinations that go together; docs/combinations.md lists the others."""
     found, rows = combinations.slots(), [vars(row) for row in PAIRS]
     for a, b in itertools.combinations(found, 2):
         wanted = {(x, y) for first, x, second, y in combinations.every_pair_of_choices() if (first, second) == (a, b)}
@@ -57,7 +57,7 @@ def test_pairwise_holds_every_pair() -> None:
 
 
 def test_pairs_that_are_left_out_are_refused() -> None:
-    """Of multi-linear attention, which takes no stages: tests/core/refused.yaml."""
+    """Multi-linear attention takes no stages: tests/core/refused.yaml."""
     plain, found = combinations.variant("strided"), combinations.slots()
     for a, b in itertools.combinations([slot for slot in found if slot != "attend"], 2):
         for x, y in itertools.product(found[a], found[b]):

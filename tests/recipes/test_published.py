@@ -84,7 +84,7 @@ def test_phases_and_cross_head(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_figures(name: str) -> None:
-    """Those of `figures` to the digit; in the other tables every row of the paper has the splits that it states."""
+    """The figures of `figures` agree to the digit; in other tables every row has the splits that the paper states."""
     stated = {row: dict(content.get("paper") or {}) for row, content in load(name).rows.items()}
     for figures in stated.values():
         figures.pop("parameters_note", None)

@@ -227,7 +227,7 @@ def train(words: tuple[int, ...], widths: tuple[int, ...], rank: int) -> int:
 
 
 def test_the_other_baselines_of_table_2() -> None:
-    """Those of Penn Treebank round to what the table prints, the notes explain the others."""
+    """The totals of Penn Treebank round to the printed ones; the notes explain the others."""
     ptb, wikitext = "tensorized/table2-ptb", "tensorized/table2-wikitext103"
     layers, untied = relative_layers(3, 640, 320, 2100), 10_000 * 640
     expected = {

@@ -542,9 +542,8 @@ def main(argv: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
-        os.environ["PYTHONSAFEPATH"] = (
-            "1"  # processes that libraries start import nothing from the working directory either
-        )
+        # processes that libraries start import nothing from the working directory either
+        os.environ["PYTHONSAFEPATH"] = "1"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
