@@ -139,7 +139,7 @@ class Combination:
         return self.attend == "weighted"
 
     def config(self, **changes: Any) -> fr.ModelConfig:
-        attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
+        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
         if self.weighted:
             attention |= {
                 "mix_qkv": self.mix_qkv,
@@ -148,7 +148,7 @@ class Combination:
             }
             attention["qk_norm"] = self.qk_norm == "True"
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
-        settings: dict[str, Any] = {
+        settings = {
             "vocab_size": VOCABULARY,
             "hidden_size": WIDTH,
             "num_hidden_layers": LAYERS,
@@ -299,7 +299,7 @@ def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) 
 
 def score_needs(score: str) -> tuple[str, ...]:
     """Heads that a score reads."""
-    needs: tuple[str, ...] = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
+    needs = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
     return needs
 
 

@@ -39,14 +39,14 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seeds() -> None:
+def _seeds():
     random.seed(0)
     np.random.seed(0)
     seed(0)
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path, monkeypatch):
     """Prepared texts go into the folder of the test where no `data.cache` is given."""
     monkeypatch.setattr("fullrank.data.preparation.cache_root", lambda cache: tmp_path / "cache")
 

@@ -23,7 +23,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
 def example() -> Iterator[dict[str, Any]]:
     """The names that the example defines."""
     page = (ROOT / "docs" / "add_a_mechanism.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "example"}
+    names = {"__name__": "example"}
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
     assert "hidden_size=32," in code
     code = code.replace("hidden_size=32,", "hidden_size=32, num_hidden_layers=1,")
@@ -32,7 +32,7 @@ def example() -> Iterator[dict[str, Any]]:
     registry.unregister("mix", "halfway")
 
 
-def test_it_computes_its_equation_in_every_kernel(example: dict[str, Any]) -> None:
+def test_it_computes_its_equation_in_every_kernel(example):
     layer = fr.Attention(fr.AttentionConfig(mix="halfway"), hidden_size=16, num_attention_heads=8).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     layer(x, trace=(trace := fr.Trace()))
@@ -46,7 +46,7 @@ def test_it_computes_its_equation_in_every_kernel(example: dict[str, Any]) -> No
             torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=1e-12)
 
 
-def test_it_is_causal_and_learns(example: dict[str, Any]) -> None:
+def test_it_is_causal_and_learns(example):
     assert example["report"].passes
     assert example["loss"] < math.log(100) - 0.1
     model = example["model"].double()
@@ -57,7 +57,7 @@ def test_it_is_causal_and_learns(example: dict[str, Any]) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_it_is_injected(example: dict[str, Any]) -> None:
+def test_it_is_injected(example):
     config = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=12)
     bert = BertModel(config).eval()
     before = bert(IDS).last_hidden_state

@@ -70,7 +70,7 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_is_one_that_the_command_line_takes(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_one_that_the_command_line_takes(page, monkeypatch):
     """Models and modules of the reader are taken for granted; measurements of a page are registered."""
     for module in ("models", "experiments.analyze", "experiments.check"):
         importlib.import_module(f"fullrank.{module}")  # they must not meet what stands in for `model_kind`
@@ -90,17 +90,17 @@ def test_every_command_is_one_that_the_command_line_takes(page: Path, monkeypatc
     assert not faults
 
 
-def test_there_are_commands() -> None:
+def test_there_are_commands():
     assert sum(len(list(commands(page))) for page in PAGES) > 35
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_page_is_long(page: Path) -> None:
+def test_no_page_is_long(page):
     assert len(page.read_text(encoding="utf-8").splitlines()) <= 250
 
 
 @pytest.mark.parametrize("page", NEW, ids=lambda page: page.name)
-def test_blocks_of_python_and_of_configurations(page: Path) -> None:
+def test_blocks_of_python_and_of_configurations(page):
     assert blocks(page, "python")
     for code in blocks(page, "python"):
         exec(compile(code, page.name, "exec"), {"__name__": "page"})
@@ -111,7 +111,7 @@ def test_blocks_of_python_and_of_configurations(page: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in NEW if "measured" in page.read_text(encoding="utf-8")], ids=lambda page: page.name
 )
-def test_measured_figures_are_those_of_the_results(page: Path) -> None:
+def test_measured_figures_are_those_of_the_results(page):
     """Every row of a table stands in a line of a page that the ledger makes."""
     lines = [line for made in GENERATED.glob("*.md") for line in made.read_text(encoding="utf-8").splitlines()]
     section = page.read_text(encoding="utf-8").partition("## What we measured")[2].partition("\n## ")[0]
@@ -121,7 +121,7 @@ def test_measured_figures_are_those_of_the_results(page: Path) -> None:
         assert any(all(cell in line for cell in row) for line in lines), row
 
 
-def test_screenshots_are_small_and_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screenshots_are_small_and_say_what_they_need(monkeypatch):
     sizes = {file.stem: file.stat().st_size for file in (DOCS / "pictures").glob("*.png")}
     assert sizes.keys() == screenshots.PICTURES.keys()
     assert max(sizes.values()) < 150_000
@@ -131,12 +131,12 @@ def test_screenshots_are_small_and_say_what_they_need(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", list(draw.PICTURES))
-def test_pictures_are_those_of_the_script(name: str) -> None:
+def test_pictures_are_those_of_the_script(name):
     assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw.PICTURES[name]()
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reader(tmp_path_factory) -> Path:
     """A folder with the runs that pages name."""
     folder = tmp_path_factory.mktemp("reader")
     for name, row in RUNS.items():
@@ -164,13 +164,13 @@ def run(line: str, folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", NEW, ids=lambda page: page.name)
-def test_its_commands_run(page: Path, reader: Path) -> None:
+def test_its_commands_run(page, reader):
     for line in commands(page):
         run(line, reader)
 
 
 @pytest.mark.full
-def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path: Path) -> None:
+def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path):
     words = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "book")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "sphinx", *words], capture_output=True, text=True, env=environment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def list_choices() -> dict[str, dict[str, Any]]:
 
 def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
     """The keys of several choices, None where two set the same one."""
-    merged: dict[str, Any] = {}
+    merged = {}
     for keys in choices:
         for key, value in keys.items():
             if merged.get(key) not in (None, value):
@@ -98,14 +98,14 @@ def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
 
 def build(keys: dict[str, Any]) -> torch.nn.Module:
     """The model of these keys, without numbers."""
-    raw: dict[str, Any] = {}
+    raw = {}
     for key, value in ({"position": "sinusoidal"} | {k: v for k, v in keys.items() if v is not None}).items():
         section, _, name = key.rpartition(".")
         inner = raw.setdefault(section, {}) if section else raw
         inner[name] = value
     masked = raw.pop("masked", False)
     config = fr.ModelConfig.from_dict(SIZES | raw)
-    kind: Callable[[fr.ModelConfig], torch.nn.Module] = fr.LanguageModel
+    kind = fr.LanguageModel
     if masked or config.encoder is not None:
         kind = MaskedLanguageModel if masked else fr.Translator
     return kind(config)
@@ -124,7 +124,7 @@ def is_refused(keys: dict[str, Any]) -> bool:
 def list_refused() -> dict[tuple[str, ...], list[str]]:
     """The choices that exclude each other: those that are refused beside the same ones, and these."""
     choices = list_choices()
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups = {}
     for one, keys in choices.items():
         refused = []
         for other, others in choices.items():
@@ -175,7 +175,7 @@ def write_page() -> str:
 
 
 @pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
-def test_the_page_is_what_configurations_say() -> None:
+def test_the_page_is_what_configurations_say():
     assert PAGE.read_text(encoding="utf-8") == write_page(), "python tests/test_combinations_page.py --write"
 
 

@@ -31,7 +31,7 @@ def make_old(folder: Path, **changed: Any) -> None:
         path.write_text(json.dumps({"sha256": digest(content), "content": content}), encoding="utf-8")
 
 
-def test_a_converted_run_has_the_same_figures(tmp_path: Path) -> None:
+def test_a_converted_run_has_the_same_figures(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"the cat {i % 7} saw a dog\n" for i in range(90)), encoding="utf-8")
     raw = {
         "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8},
@@ -52,7 +52,7 @@ def test_a_converted_run_has_the_same_figures(tmp_path: Path) -> None:
         convert(old, tmp_path / "other")
 
 
-def test_codes_of_a_language_keep_their_ids(tmp_path: Path) -> None:
+def test_codes_of_a_language_keep_their_ids(tmp_path):
     pieces = ["<eos>", "<unk>", "low", "l@@", "lo@@", "wer", "o", "<eos>"]
     state = "#version: 0.2\nl o\ne r</w>\nw er</w>\nlo w</w>\n"
     meta = {"kind": "sentences", "entries": 8, "fingerprint": "", "name": "en", "lowercase": False, "moses": False}

@@ -21,16 +21,16 @@ def rows() -> list[re.Match[str]]:
     return list(ROW.finditer(table))
 
 
-def test_the_table_has_all_equations() -> None:
+def test_the_table_has_all_equations():
     text = (ROOT / "docs" / "mental_model.md").read_text(encoding="utf-8")
     table = text[text.index("<!-- equations") : text.index("<!-- end of equations")]
     assert len(rows()) == table.count("\n|") - 2 == 27
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row["name"])
-def test_an_equation_stands_where_the_table_says(row: re.Match[str]) -> None:
+def test_an_equation_stands_where_the_table_says(row):
     """In one definition of at most 120 lines."""
-    body: list[ast.stmt] = ast.parse((ROOT / row["file"]).read_text(encoding="utf-8")).body
+    body = ast.parse((ROOT / row["file"]).read_text(encoding="utf-8")).body
     for part in row["name"].split("."):
         found = next(node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part)
         body = found.body

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
@@ -25,7 +24,7 @@ def dead() -> int:
 
 
 @pytest.mark.parametrize("content", [b"theirs", b" <!-- ours", b"<!-- our", b"\xff\xfe"])
-def test_a_file_without_the_mark_stays(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_the_mark_stays(content, tmp_path):
     path = tmp_path / "page"
     path.write_bytes(content)
     with pytest.raises(InputError, match="page: exists and is not a page of fullrank"):
@@ -33,7 +32,7 @@ def test_a_file_without_the_mark_stays(content: bytes, tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_leftovers_of_killed_processes_go_and_no_others(dead: int, tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_go_and_no_others(dead, tmp_path):
     gone = [f".run.json.{dead}", f".config.yaml.{dead}", f".model.{dead}.abcd_123", f".out.{99**9}"]
     stay = [f".run.json.{os.getpid()}", ".run.json.1", ".hidden", f"run.json.{dead}", f".run.json.{dead}.old"]
     for name in (*gone, *stay):
@@ -60,7 +59,5 @@ FULL, WANT, OTHER = (True, False), (False, True), (False, False)
         (ValueError("28"), OTHER),
     ],
 )
-def test_a_full_disk_and_want_of_memory_are_known_whoever_says_it(
-    error: Exception, expected: tuple[bool, bool]
-) -> None:
+def test_a_full_disk_and_want_of_memory_are_known_whoever_says_it(error, expected):
     assert (no_room(error), out_of_memory(error)) == expected

@@ -23,8 +23,8 @@ PACKAGE = Path(fr.__file__).parent
 @contextmanager
 def record_files() -> Iterator[set[str]]:
     """Files of which a function is called. What a module does while it is imported does not count."""
-    files: set[str] = set()
-    importing: list[FrameType] = []
+    files = set()
+    importing = []
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         is_module = frame.f_code.co_name == "<module>"
@@ -56,14 +56,14 @@ def build_model(**options: Any) -> fr.LanguageModel:
     return fr.LanguageModel(fr.ModelConfig(**sizes, intermediate_size=32, **options))
 
 
-def test_a_loss_of_mixhead_b_walks_ten_files() -> None:
+def test_a_loss_of_mixhead_b_walks_ten_files():
     model = build_model(position="sinusoidal", attention=fr.AttentionConfig(mix="position_wise"))
     ids = torch.arange(18).reshape(2, 9)
     files = find_files_walked(lambda: (model(ids[:, :-1]), model.loss(ids[:, :-1], ids[:, 1:]).backward()))
     assert len(files) <= 10, sorted(files)
 
 
-def test_a_segment_with_memory_walks_twelve_files() -> None:
+def test_a_segment_with_memory_walks_twelve_files():
     attention = fr.AttentionConfig(score="relative", mix="position_wise")
     model = build_model(position="relative", attention=attention, memory_length=8)
     ids = torch.arange(18).reshape(2, 9)
@@ -78,9 +78,7 @@ class FirstCheckpoint(BaseException):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_training_of_a_text_walks_40_files_to_its_first_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_of_a_text_walks_40_files_to_its_first_checkpoint(tmp_path, monkeypatch, capsys):
     text = tmp_path / "my.txt"
     draw = random.Random(1)
     lines = (

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -184,9 +183,7 @@ def show_value(value: Any) -> str:
 WRITE, KEEP = "GOLDENS_WRITE", "GOLDENS_KEEP"  # environment variables that `main` sets
 
 
-def test_every_document_has_the_numbers_and_labels_of_its_golden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_document_has_the_numbers_and_labels_of_its_golden(tmp_path, monkeypatch):
     folder = Path(os.environ.get(KEEP, tmp_path))
     monkeypatch.chdir(folder)
     documents = collect_documents()

@@ -77,11 +77,11 @@ class Clone:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Clone:
+def clone(tmp_path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_environment_is_built_once_and_then_left_alone(clone: Clone) -> None:
+def test_environment_is_built_once_and_then_left_alone(clone):
     assert clone.setup().returncode == 0
     assert clone.calls() == ["venv", "ensurepip", "install"]
     again = clone.setup()
@@ -89,7 +89,7 @@ def test_environment_is_built_once_and_then_left_alone(clone: Clone) -> None:
     assert clone.calls() == []
 
 
-def test_tools_are_added_when_asked_for_and_stay(clone: Clone) -> None:
+def test_tools_are_added_when_asked_for_and_stay(clone):
     clone.setup("run")
     clone.calls()
     clone.setup("dev")
@@ -98,7 +98,7 @@ def test_tools_are_added_when_asked_for_and_stay(clone: Clone) -> None:
     assert clone.calls() == []
 
 
-def test_killed_installation_is_built_anew(clone: Clone) -> None:
+def test_killed_installation_is_built_anew(clone):
     clone.set("killed")
     assert clone.setup().returncode != 0
     assert clone.calls() == ["venv", "ensurepip", "install"]
@@ -108,7 +108,7 @@ def test_killed_installation_is_built_anew(clone: Clone) -> None:
     assert clone.calls() == []
 
 
-def test_old_python_is_refused(clone: Clone) -> None:
+def test_old_python_is_refused(clone):
     clone.set("version", "3.10")
     refused = clone.setup()
     assert refused.returncode == 2
@@ -133,7 +133,7 @@ NO_TEXT_OF_USERS = {
 }  # fmt: skip
 
 
-def test_text_of_users_has_one_reader() -> None:
+def test_text_of_users_has_one_reader():
     calls = {path: len(READS_TEXT.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / "src").rglob("*.py")}
     assert sum(calls.values()) > 20, "the search finds nothing"
     more = [
@@ -153,7 +153,7 @@ FORBIDDEN = [
 ]  # fmt: skip
 
 
-def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path: Path) -> None:
+def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
 
@@ -183,7 +183,7 @@ def _pages() -> list[Path]:
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_lead_somewhere():
     found = 0
     for page in _pages():
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
@@ -193,7 +193,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert found > 5
 
 
-def test_one_function_says_how_a_python_process_is_started() -> None:
+def test_one_function_says_how_a_python_process_is_started():
     """`files.python_command`, with -P; what else starts processes starts other programs."""
     starts = r"sys\.executable|subprocess\.(run|Popen|call|check)|create_subprocess|os\.(system|popen|exec|spawn)"
     found = {
@@ -211,7 +211,7 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
     assert "python_command(" in (ROOT / "src" / "fullrank" / "training/device.py").read_text(encoding="utf-8")
 
 
-def test_nothing_heavy_is_committed() -> None:
+def test_nothing_heavy_is_committed():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no list of committed files")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -221,14 +221,14 @@ def test_nothing_heavy_is_committed() -> None:
     assert [file.name for file in files if file.stat().st_size > most.get(file.name, 500 << 10)] == []
 
 
-def test_research_is_no_part_of_the_package() -> None:
+def test_research_is_no_part_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/fullrank"]
     importers = re.compile(r"^\s*(import|from) research\b", re.MULTILINE)
     assert [path.name for path in (ROOT / "src").rglob("*.py") if importers.search(path.read_text("utf-8"))] == []
 
 
-def test_files_has_the_only_reader_of_json() -> None:
+def test_files_has_the_only_reader_of_json():
     """`files.parse_json` bounds nesting and knows no NaN, and nothing in the source unpickles."""
     words = (
         r"json\.loads?\(",

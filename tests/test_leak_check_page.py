@@ -22,7 +22,7 @@ def test_a_leak(leak_check):
 """
 
 
-def test_the_tests_of_the_page(pytester: pytest.Pytester) -> None:
+def test_the_tests_of_the_page(pytester):
     page = (ROOT / "docs" / "leak_check.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- a test -->\n```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
@@ -59,5 +59,5 @@ assert fr.check_scoring(lambda ids: torch.full((len(ids),), 2.0794415416798357),
 
 
 @pytest.mark.full
-def test_checks_need_torch_alone() -> None:
+def test_checks_need_torch_alone():
     subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

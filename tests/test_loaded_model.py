@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ CAUSAL: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_causal_model(name: str) -> None:
+def test_a_causal_model(name):
     module = CAUSAL[name]().train()
     model = fr.open_model(module)
     assert fr.open_model(model) is model
@@ -74,7 +73,7 @@ def test_a_causal_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_attention(name: str) -> None:
+def test_attention(name):
     model = fr.open_model(CAUSAL[name]())
     layers = list(model.attention(INPUTS))
     assert len(layers) == len(model.attention_layers.stages)
@@ -91,7 +90,7 @@ def test_attention(name: str) -> None:
     assert all(torch.equal(a.mixed, b.mixed) for a, b in zip(layers, next(model.attentions([INPUTS])), strict=True))
 
 
-def test_memory_goes_from_one_text_to_the_next() -> None:
+def test_memory_goes_from_one_text_to_the_next():
     module = own(memory_length=6, position="relative", attention={"score": "relative"}).eval()
     model = fr.open_model(module)
     parts = list(IDS[:1].split(4, 1))
@@ -107,7 +106,7 @@ def test_memory_goes_from_one_text_to_the_next() -> None:
     torch.testing.assert_close(model.step(parts[1], cache)[0], module(parts[1], module(parts[0]).memory).logits)
 
 
-def test_a_masked_model() -> None:
+def test_a_masked_model():
     module = own(fr.MaskedLanguageModel)
     model = fr.open_model(module)
     assert (model.predicts, model.mask_id, model.has) == ("masked tokens", 46, ALL - {"tokenizer", "step"})
@@ -117,7 +116,7 @@ def test_a_masked_model() -> None:
     assert (foreign.predicts, foreign.has, foreign.max_length) == ("masked tokens", ALL - {"tokenizer", "step"}, 32)
 
 
-def test_an_encoder_has_no_vocabulary_layer() -> None:
+def test_an_encoder_has_no_vocabulary_layer():
     encoder = own(fr.Encoder, dropout={})
     for model in (fr.open_model(encoder), fr.open_model(bert(masked=False))):
         assert (model.predicts, model.has) == (None, {"hidden", "attention"})
@@ -127,7 +126,7 @@ def test_an_encoder_has_no_vocabulary_layer() -> None:
     torch.testing.assert_close(fr.open_model(encoder).hidden(IDS), encoder(IDS))
 
 
-def test_a_function_of_ids() -> None:
+def test_a_function_of_ids():
     table = torch.randn(47, 47)
 
     def guess(ids: Tensor) -> Tensor:
@@ -160,7 +159,7 @@ def test_a_function_of_ids() -> None:
         (lambda: own(fr.Translator), "logits", "two sequences"),
     ],
 )
-def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: str, reason: str) -> None:
+def test_what_a_model_lacks_is_refused_by_name(make, need, reason):
     model = fr.open_model(make())
     assert need not in model.has
     with pytest.raises(InputError, match=f"^my measurement: .*{model.name}.*{reason}"):
@@ -169,7 +168,7 @@ def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: st
         list(getattr(model, need)(*([] if need == "output_matrix" else [IDS])) or ())
 
 
-def test_a_module_around_a_model_is_read_as_it_is() -> None:
+def test_a_module_around_a_model_is_read_as_it_is():
     """What it does to logits counts, though a model of ours is inside."""
 
     class Scaled(nn.Module):
@@ -178,7 +177,7 @@ def test_a_module_around_a_model_is_read_as_it_is() -> None:
             self.model = own().eval()
 
         def forward(self, ids: Tensor) -> Tensor:
-            logits: Tensor = 2 * self.model(ids).logits
+            logits = 2 * self.model(ids).logits
             return logits
 
     scaled = Scaled()
@@ -190,7 +189,7 @@ def test_a_module_around_a_model_is_read_as_it_is() -> None:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_saved_models(tmp_path: Path) -> None:
+def test_saved_models(tmp_path):
     module = own().eval()
     module.save(tmp_path / "ours")
     build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
@@ -209,7 +208,7 @@ def test_saved_models(tmp_path: Path) -> None:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def test_text_of_ids() -> None:
+def test_text_of_ids():
     text = fr.Text.from_ids(range(10), 3)
     for _ in range(2):  # as often as wanted
         assert torch.cat(list(text)).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -223,7 +222,7 @@ def test_text_of_ids() -> None:
         fr.Text.from_ids(torch.ones(3))
 
 
-def test_text_of_a_file(tmp_path: Path) -> None:
+def test_text_of_a_file(tmp_path):
     own().save(tmp_path / "ours")
     vocabulary = build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))])
     vocabulary.save(tmp_path / "ours")

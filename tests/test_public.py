@@ -17,7 +17,7 @@ def python(code: str) -> str:
     return done.stdout
 
 
-def test_importing_costs_nothing() -> None:
+def test_importing_costs_nothing():
     """Neither torch nor pydantic, nor anything else that is not Python's own."""
     out = python(
         "import sys; before = set(sys.modules); import fullrank; fullrank.__version__; dir(fullrank); fullrank.__all__\n"
@@ -27,7 +27,7 @@ def test_importing_costs_nothing() -> None:
     assert out.strip() == "['fullrank']"
 
 
-def test_no_compiler_is_imported_where_nothing_is_compiled() -> None:
+def test_no_compiler_is_imported_where_nothing_is_compiled():
     """torch._dynamo takes longer to import than torch itself."""
     out = python(
         "import contextlib, io, sys, fullrank as fr, torch\n"
@@ -43,7 +43,7 @@ def test_no_compiler_is_imported_where_nothing_is_compiled() -> None:
     assert out.split() == ["True", "False"]
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     assert set(fr.__all__) == set(dir(fr))
     for name in fr.__all__:
         assert getattr(fr, name) is not None
@@ -51,7 +51,7 @@ def test_every_public_name_is_there() -> None:
         fr.LanguageModle  # noqa: B018
 
 
-def test_the_interfaces_example() -> None:
+def test_the_interfaces_example():
     config = fr.ModelConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=8, intermediate_size=32,
         memory_length=0, position="sinusoidal",

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 SMALLER = {
     "range(300)": "range(25)",
@@ -16,13 +14,13 @@ SMALLER = {
 }
 
 
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S))
     for given, smaller in SMALLER.items():
         assert given in code
         code = code.replace(given, smaller)
-    names: dict[str, object] = {"__name__": "readme"}
+    names = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
     ids, rows, corpus, loss = (cast(Any, names[name]) for name in ("ids", "rows", "corpus", "loss"))
     assert ids.shape == (1, 9 + 200)

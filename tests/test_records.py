@@ -15,7 +15,7 @@ from fullrank.records import Column, HeatMap, Lines, Record, Table, measurement
 
 
 @pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registry(monkeypatch):
     monkeypatch.setattr(records, "_known", {})
 
 

@@ -24,12 +24,12 @@ def run_of(**train: object) -> RunConfig:
 
 
 @pytest.mark.full
-def test_the_table_is_what_the_script_says() -> None:
+def test_the_table_is_what_the_script_says():
     text = PAGE.read_text(encoding="utf-8")
     assert text.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0].splitlines() == table_lines()
 
 
-def test_bytes_that_are_held_and_sent() -> None:
+def test_bytes_that_are_held_and_sent():
     """Ring all-reduce 2 (N - 1) / N, all-gather and reduce-scatter (N - 1) / N of the bytes."""
     size = size_of_run(run_of())
     total, activations = size["parameters"]["total"], size["memory"]["activations"]

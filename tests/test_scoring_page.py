@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 import torch
 
 import fullrank as fr
@@ -19,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import scorers  # noqa: E402
 
 
-def test_the_table_is_that_of_the_results() -> None:
+def test_the_table_is_that_of_the_results():
     found = json.loads((ROOT / "research" / "measured" / "scorers.json").read_text(encoding="utf-8"))
     assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
     shown = PAGE.partition(scorers.MARKS[0])[2].partition(scorers.MARKS[1])[0]
@@ -27,21 +26,21 @@ def test_the_table_is_that_of_the_results() -> None:
     assert len(PAGE.splitlines()) <= 80
 
 
-def test_our_own_evaluation_passes_again() -> None:
+def test_our_own_evaluation_passes_again():
     """A row that takes little time, made anew."""
     name, make, *_ = next(row for row in scorers.SCORERS if row[0] == "fullrank eval, blocks")
     assert scorers.check(name, make).passes
 
 
-def test_the_score_function_of_the_page_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_function_of_the_page_passes(monkeypatch):
     code = re.search(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
     assert code is not None
     rows = torch.randn(5, 5)
     project = ModuleType("my_project")
     model = lambda ids: rows[ids]  # noqa: E731
-    model.eval = lambda: model  # type: ignore[attr-defined]
-    project.load = lambda: model  # type: ignore[attr-defined]
+    model.eval = lambda: model
+    project.load = lambda: model
     monkeypatch.setitem(sys.modules, "my_project", project)
-    names: dict[str, object] = {}
+    names = {}
     exec(code[1], names)
-    assert fr.check_scoring(names["score"], vocab_size=5, length=19).passes  # type: ignore[arg-type]
+    assert fr.check_scoring(names["score"], vocab_size=5, length=19).passes

@@ -24,12 +24,12 @@ def area(radius):  # comment
 '''
 
 
-def test_docstrings_comments_and_imports_are_no_tokens() -> None:
+def test_docstrings_comments_and_imports_are_no_tokens():
     size = SIZE["measure_source"](SOURCE)
     assert (size.lines, size.code_lines) == (12, 2)
     assert size.tokens == len(["def", "area", "(", "radius", ")", ":"]) + len(["return", 'f"..."'])
 
 
 @pytest.mark.parametrize("name", ["open_run", "is_open", "from_file", "__init__", "seed", "embed_tokens", "perplexity"])
-def test_verbs_and_nouns_are_not(name: str) -> None:
+def test_verbs_and_nouns_are_not(name):
     assert not SIZE["begins_oddly"](name)

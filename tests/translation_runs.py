@@ -44,7 +44,7 @@ def write_run(
 ) -> fr.Translator:
     """A run folder as training leaves it, and the model in it, in double precision."""
     source, target = languages(subwords)
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": len(target), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 20, "max_position_embeddings": 24, "scale_embedding": True,
     }  # fmt: skip

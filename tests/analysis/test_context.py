@@ -17,7 +17,7 @@ SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3,
 
 def played(memory_length: int, segment_length: int, rests: list[bool]) -> list[tuple[int, int]]:
     """Distances of the oldest and the nearest remembered token to the first query, at every step with a full memory."""
-    memory: list[int] = []
+    memory = []
     seen = []
     for step, rest in enumerate(rests):
         segment = list(range(step * segment_length, (step + 1) * segment_length))
@@ -31,7 +31,7 @@ def played(memory_length: int, segment_length: int, rests: list[bool]) -> list[t
 
 @pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
 @pytest.mark.parametrize("p", [0.15, 0.5])
-def test_reach_is_that_of_a_memory_played_out(memory_length: int, segment_length: int, p: float) -> None:
+def test_reach_is_that_of_a_memory_played_out(memory_length, segment_length, p):
     """Within 5 standard deviations; steps share up to j segments: variances are at most 2 j + 1 times those of free draws."""
     rng = np.random.default_rng([memory_length, segment_length, int(100 * p)])
     seen = played(memory_length, segment_length, list(rng.random(30_000) < p))
@@ -50,7 +50,7 @@ def test_reach_is_that_of_a_memory_played_out(memory_length: int, segment_length
 
 @pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.4333, 0.9, 0.99])
-def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> None:
+def test_moments_and_tail(memory_length, segment_length, p):
     """Mean and deviation in closed form are those of the distribution, whose sum is 1 but for the tail."""
     (layer,) = context([p], memory_length=memory_length, segment_length=segment_length)
     assert 0 <= 1 - layer.probabilities.sum() + 1e-12 < 1.1e-9
@@ -60,7 +60,7 @@ def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> 
     assert layer.segments == math.ceil(Fraction(memory_length, segment_length))
 
 
-def test_the_papers_model() -> None:
+def test_the_papers_model():
     """15 layers with M = N = 512: Eq. 6 is 2 * 512 * 91 / 30; the farthest layer has p = 13 / 30.
 
     p = i / 30, mean M / (1 - p), deviation M sqrt(p) / (1 - p), P(K = k) = p^k (1 - p).

@@ -48,7 +48,7 @@ def zeroed(weights: torch.Tensor) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average", "low_rank", "dynamic"])
-def test_ablation_is_a_zeroed_output_projection(mix: str) -> None:
+def test_ablation_is_a_zeroed_output_projection(mix):
     torch.manual_seed(1)
     model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix)))).train()
     found = heads(model, [IDS[:1], IDS[1:]])
@@ -71,7 +71,7 @@ def test_ablation_is_a_zeroed_output_projection(mix: str) -> None:
     assert fr.analysis.heads(model, IDS).nll == pytest.approx(found.nll)  # nothing stays ablated
 
 
-def test_memory_is_read_from_segment_to_segment() -> None:
+def test_memory_is_read_from_segment_to_segment():
     """The texts are one stream: nothing is forgotten where the memory is as long as all of it."""
     torch.manual_seed(2)
     options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
@@ -85,7 +85,7 @@ def test_memory_is_read_from_segment_to_segment() -> None:
     assert fr.analysis.spectrum(model, IDS).texts == 4
 
 
-def test_encoders_predict_the_same_masked_tokens_for_every_head() -> None:
+def test_encoders_predict_the_same_masked_tokens_for_every_head():
     torch.manual_seed(3)
     model = moved(fr.MaskedLanguageModel(config())).eval()
     loaded = fr.open_model(model)
@@ -103,7 +103,7 @@ def test_encoders_predict_the_same_masked_tokens_for_every_head() -> None:
     assert not (IDS.gather(1, differences.argmin(1)[:, None]) == IDS[0, 0]).any()
 
 
-def test_models_of_hugging_face() -> None:
+def test_models_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(4)
     gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3)
@@ -135,7 +135,7 @@ def test_models_of_hugging_face() -> None:
     assert "fullrank" not in dict(made.transformer.h[0].attn.named_children())
 
 
-def test_similarity_is_linear_cka() -> None:
+def test_similarity_is_linear_cka():
     """Of outputs that are made alike: the second head is a turned copy of the first, the third is not."""
     torch.manual_seed(6)
     model = moved(fr.LanguageModel(config())).eval()
@@ -149,7 +149,7 @@ def test_similarity_is_linear_cka() -> None:
         values.bias[SIZE : 2 * SIZE] = 2 * turn @ values.bias[:SIZE]
     found = heads(model, IDS).layers[0]
     assert found.similarity[0, 1] == pytest.approx(1, abs=1e-10)
-    inputs: list[torch.Tensor] = []
+    inputs = []
     model.blocks[0].attention.merge.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     model(IDS)
     outputs = inputs[0].detach().flatten(0, 1).unflatten(1, (HEADS, SIZE)).numpy()
@@ -165,7 +165,7 @@ def table3(changes: str) -> Heads:
     return Heads((layer,), np.zeros(1), "", 1, "")
 
 
-def test_deviations_of_the_papers_table() -> None:
+def test_deviations_of_the_papers_table():
     """Skip Cross-head Table 3: layers 1, 5 and 6 as printed; deviations to two digits."""
     rows = (
         ("-.01 -.01 -.01 .77 -.01 -.01 -.01 -.01", "0 -.02 -.01 -.01 0 -.01 -.02 -.01", (0.28, 0.008), -97.1),

@@ -26,7 +26,7 @@ def model(mix: str) -> Any:
     return fr.LanguageModel(config).double().eval()
 
 
-def test_a_matrix_that_is_known() -> None:
+def test_a_matrix_that_is_known():
     """M = 2 I + the first row of ones: differences and M^T M by hand."""
     made = model("position_independent")
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_a_matrix_that_is_known() -> None:
     assert [layer.variation for layer in mixing(made, IDS)] == [None, None]
 
 
-def test_position_wise_mixing_over_positions() -> None:
+def test_position_wise_mixing_over_positions():
     made = model("position_wise")
     with torch.no_grad():
         for block in made.blocks:
@@ -63,7 +63,7 @@ def test_position_wise_mixing_over_positions() -> None:
     assert sum(layer.orthogonality for layer in found) == pytest.approx(fr.orthogonality(trace).item())
 
 
-def test_injected_models_and_models_without_mixing() -> None:
+def test_injected_models_and_models_without_mixing():
     with pytest.raises(InputError, match="LanguageModel: no layer of it mixes heads"):
         mixing(model("none"))
     transformers = pytest.importorskip("transformers")
@@ -77,7 +77,7 @@ def test_injected_models_and_models_without_mixing() -> None:
     assert found.distance == pytest.approx(2**0.5, abs=1e-6)  # I minus a projection of rank one
 
 
-def test_a_registered_mixing_that_states_no_needs() -> None:
+def test_a_registered_mixing_that_states_no_needs():
     """Its matrix is the same at all positions, though a mixing by default reads the query."""
 
     @fr.register("mix", "test_static")

@@ -22,7 +22,7 @@ from fullrank.training.optimizer import make_optimizer
 
 
 @pytest.mark.parametrize("asked", [0.15, 1.0])
-def test_work_of_a_masked_model(asked: float) -> None:
+def test_work_of_a_masked_model(asked):
     """Every token sees all 10, and the output layer works on a share of them."""
     config = fr.ModelConfig(
         vocab_size=101, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
@@ -60,7 +60,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("length", [9, 12])
-def test_work_of_a_mixer_is_what_the_definition_multiplies(name: str, length: int) -> None:
+def test_work_of_a_mixer_is_what_the_definition_multiplies(name, length):
     """PyTorch's count, where every token sees all. What is made once for all tokens is left out: U V^T of low rank."""
     groups = {} if name == "interleaved" else {"num_key_value_heads": 2}
     config = fr.ModelConfig(
@@ -93,7 +93,7 @@ def others(count: int = 1) -> int:
     return 2 * (3 * 12 * 5 + 2 * 12 * 20) + 30 * 12 * count
 
 
-def test_flops_of_a_long_text() -> None:
+def test_flops_of_a_long_text():
     """The order is chosen for the batch."""
     model = fr.ModelConfig(**{**vars(multilinear("relative")), "max_position_embeddings": 200})
     for batch in (1, 4):
@@ -110,7 +110,7 @@ def test_flops_of_a_long_text() -> None:
 
 @pytest.mark.parametrize("score", ["dot_product", "relative"])
 @pytest.mark.parametrize("same", [False, True])
-def test_flops_are_what_a_model_multiplies(score: str, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_are_what_a_model_multiplies(score, same, monkeypatch):
     """PyTorch's own count of two segments, the second one over the first; keys of places are the one thing more."""
     monkeypatch.setattr(engine, "_operator", engine._forward)  # the count does not look into operators
     settings = vars(multilinear(score, memory=40, same=same)) | {"max_position_embeddings": 90}
@@ -147,7 +147,7 @@ def kept(model: fr.LanguageModel, tokens: int) -> int:
     fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none",
                    attention=fr.AttentionConfig(mix_scores="multi_token", mix="dynamic")),
 ], ids=["pairs", "with positions", "decayed", "multi-head", "interleaved", "with notes"])  # fmt: skip
-def test_the_bytes_of_a_cache(made: fr.ModelConfig) -> None:
+def test_the_bytes_of_a_cache(made):
     model, found = fr.LanguageModel(made), size(made, 8)["bytes"]
     for tokens in (1, 2, 7):
         assert kept(model, tokens) == tokens * found["cache_per_token_fp32"] + found["state_per_text_fp32"]
@@ -164,7 +164,7 @@ def table4(row: str) -> fr.ModelConfig:
     return resolve("mixhead/table4", row, "paper").config.model
 
 
-def test_work_of_source_and_target_tokens() -> None:
+def test_work_of_source_and_target_tokens():
     """Matrices twice, scores and values of the keys that are seen; keys and values of cross-attention belong to the source."""
     found = translation_size(table4("h4-plain"), TOKENS)["flops_per_token"]
     source = 2 * 6 * (4 * E * E + 2 * E * F) + 6 * 4 * E * TOKENS + 2 * 6 * 2 * E * E
@@ -177,7 +177,7 @@ def test_work_of_source_and_target_tokens() -> None:
     assert mixed["target"]["forward"] == target + 6 * 2 * 64 * 64 * (TOKENS + 1) / 2
 
 
-def test_work_is_what_a_model_multiplies() -> None:
+def test_work_is_what_a_model_multiplies():
     """Counted by torch on a forward pass, where the causal mask saves nothing: scores of N keys instead of (N + 1) / 2."""
     sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = fr.ModelConfig(**sizes, encoder=EncoderConfig(vocab_size=20))
@@ -190,7 +190,7 @@ def test_work_is_what_a_model_multiplies() -> None:
     assert counter.get_total_flops() == n * (found + hidden)
 
 
-def test_nothing_is_allocated() -> None:
+def test_nothing_is_allocated():
     """A model of 29 terabytes."""
     sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 64, "num_attention_heads": 4}
     assert translation_size(fr.ModelConfig(vocab_size=100, **sizes), TOKENS)["bytes"]["weights_fp32"] > 2**44
@@ -210,12 +210,12 @@ def run_of(**train: Any) -> RunConfig:
     return RunConfig.from_dict({"model": MODEL, "train": settings})
 
 
-def test_activations_are_within_a_tenth_of_what_autograd_saves() -> None:
+def test_activations_are_within_a_tenth_of_what_autograd_saves():
     run = run_of()
     model = fr.LanguageModel(run.model).train()
     ids = torch.randint(VOCABULARY, (ROWS, LENGTH))
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, int] = {}
+    saved = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -228,7 +228,7 @@ def test_activations_are_within_a_tenth_of_what_autograd_saves() -> None:
     assert size_of_run(run)["memory"]["activations"] == pytest.approx(saved_bytes, rel=0.1)
 
 
-def test_the_formula() -> None:
+def test_the_formula():
     parameters = fr.LanguageModel(run_of().model).num_parameters()
     tokens, inner = ROWS * LENGTH, 4 * WIDTH
     memory = size_of_run(run_of())["memory"]
@@ -252,13 +252,13 @@ def test_the_formula() -> None:
     [({"optimizer": "sgd"}, 0), ({"optimizer": "sgd", "momentum": 0.5}, 1), ({"optimizer": "nag", "momentum": 0.9}, 1),
      ({"optimizer": "adam"}, 2), ({"optimizer": "adamw"}, 2), ({"optimizer": "muon"}, 2)],
 )  # fmt: skip
-def test_states_of_optimizers(options: dict[str, Any], states: int) -> None:
+def test_states_of_optimizers(options, states):
     """The number that is known without an optimizer, and what an optimizer holds after an update."""
     config = TrainConfig(steps=1, **options)
     assert optimizer_states(config) == states == count_states(config)
 
 
-def test_states_of_an_optimizer_of_ones_own() -> None:
+def test_states_of_an_optimizer_of_ones_own():
     register("optimizer", "three")(lambda groups, options: Three(groups, {"lr": options.learning_rate}))
     try:
         config = TrainConfig(steps=1, optimizer="three")
@@ -270,7 +270,7 @@ def test_states_of_an_optimizer_of_ones_own() -> None:
 class Three(torch.optim.Optimizer):
     """Holds three numbers for each parameter."""
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {"all": torch.zeros(3, *parameter.shape)}

@@ -38,8 +38,8 @@ def ids(rows: int = 6, length: int = 12, vocab_size: int = V) -> Tensor:
 def log_probs(model: fr.LanguageModel, read: Tensor, contexts: int) -> np.ndarray:
     """Contexts by words in double precision, context by context: one forward pass for every prefix that is new."""
     model = copy.deepcopy(model).double().eval()
-    rows: list[np.ndarray] = []
-    seen: list[list[int]] = []
+    rows = []
+    seen = []
     for row in read.tolist():
         for end in range(1, len(row) + 1):
             if row[:end] not in seen and len(rows) < contexts:
@@ -53,7 +53,7 @@ def log_probs(model: fr.LanguageModel, read: Tensor, contexts: int) -> np.ndarra
 @pytest.mark.parametrize(
     ("width", "tied", "bias"), [(6, False, False), (8, True, True), (10, False, True), (10, True, False)]
 )
-def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width: int, tied: bool, bias: bool) -> None:
+def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width, tied, bias):
     found = fr.analysis.rank(random_model({"tied": tied, "bias": bias}, width=width), ids())
     assert found.rank == found.layer.bound == width + 1 + bias
     assert found.layer.exempt is None
@@ -63,7 +63,7 @@ def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width: int, tied: 
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_after_a_layer_norm_a_bias_adds_nothing(bias: bool) -> None:
+def test_after_a_layer_norm_a_bias_adds_nothing(bias):
     """H = N G + 1 beta' with N 1 = 0: d - 1 dimensions, W beta + b, and the normaliser."""
     found = fr.analysis.rank(random_model({"bias": bias}, final_norm=True), ids())
     assert found.rank == 8 + 1
@@ -72,7 +72,7 @@ def test_after_a_layer_norm_a_bias_adds_nothing(bias: bool) -> None:
 
 @pytest.mark.parametrize("div_val", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val: int, bias: bool) -> None:
+def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val, bias):
     output = {"kind": "adaptive", "cutoffs": [15, 30], "div_val": div_val, "bias": bias}
     found = fr.analysis.rank(random_model(output), ids(), contexts=60)
     assert found.rank == found.layer.bound == 8 + 3 + bias
@@ -94,7 +94,7 @@ ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("kind", "contexts"), [(kind, (33, 60)[i % 2]) for i, kind in enumerate(ESCAPES)])
-def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind: str, contexts: int) -> None:
+def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind, contexts):
     output, why = ESCAPES[kind]
     found = fr.analysis.rank(random_model(output), ids(), contexts=contexts)
     assert found.layer.kind == kind
@@ -106,7 +106,7 @@ def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind: str,
 
 @pytest.mark.parametrize("output", [{}, {"kind": "mixture_of_softmaxes", "mixtures": 2}])
 @pytest.mark.parametrize("contexts", [30, 60])  # a wide matrix and a long one
-def test_figures_are_those_of_numpy(output: dict[str, Any], contexts: int) -> None:
+def test_figures_are_those_of_numpy(output, contexts):
     model = random_model(output, memory_length=5)
     found = fr.analysis.rank(model, ids(), contexts=contexts)
     matrix = log_probs(model, ids(), contexts)
@@ -119,14 +119,14 @@ def test_figures_are_those_of_numpy(output: dict[str, Any], contexts: int) -> No
     assert found.effective_rank == pytest.approx(np.exp(-sum(q * np.log(q) for q in shares if q > 0)), rel=1e-6)
 
 
-def test_effective_rank_of_equal_values_is_their_number() -> None:
+def test_effective_rank_of_equal_values_is_their_number():
     layer = fr.analysis.OutputLayer(kind="softmax", hidden_size=3, bias=False)
     four = LogProbRank(layer, np.array([2.0, 2, 2, 2, 0]), 5, 9, 9, 2.0**-52, 5, 0)
     assert four.effective_rank == pytest.approx(4)
     assert (four.rank, four.conclusive) == (4, True)
 
 
-def test_contexts_are_not_taken_twice() -> None:
+def test_contexts_are_not_taken_twice():
     """Rows of one text: their beginnings are shared, and a repeated context would be a repeated row of the matrix."""
     twice = ids(4, 9)
     twice[1, :5] = twice[0, :5]
@@ -139,7 +139,7 @@ def test_contexts_are_not_taken_twice() -> None:
     assert (in_parts.contexts, in_parts.repeats) == (4 * 9 - 5, 4 * 9 + 5)
 
 
-def test_a_part_of_the_vocabulary() -> None:
+def test_a_part_of_the_vocabulary():
     """12 contexts of 47 words are 4,512 bytes. What is kept are columns of the whole matrix, normalised as before."""
     model = random_model({"kind": "mixture_of_softmaxes", "mixtures": 2})
     whole = log_probs(model, ids(), 12)
@@ -156,7 +156,7 @@ def test_a_part_of_the_vocabulary() -> None:
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     model = random_model({})
     zeros = torch.zeros(3, 1, dtype=torch.long)
     for reader, given in (
@@ -179,7 +179,7 @@ def test_what_is_refused() -> None:
 FOREIGN = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
 
 
-def test_a_head_without_bias() -> None:
+def test_a_head_without_bias():
     for model in (tiny.gpt2(), tiny.llama(), tiny.llama(tie_word_embeddings=True), tiny.gemma2(cap=None)):
         found = fr.analysis.rank(model, FOREIGN)
         assert (found.rank, found.layer.bound, found.layer.exempt) == (9, 9, None), type(model)
@@ -187,7 +187,7 @@ def test_a_head_without_bias() -> None:
         assert found.eps == 2.0**-52
 
 
-def test_a_head_with_bias() -> None:
+def test_a_head_with_bias():
     """After a LayerNorm it adds nothing, after an RMSNorm one dimension."""
     after_layer_norm = fr.analysis.rank(tiny.gptj(), FOREIGN)
     assert (after_layer_norm.rank, after_layer_norm.layer.bound) == (9, 10)
@@ -197,7 +197,7 @@ def test_a_head_with_bias() -> None:
     assert (found.rank, found.layer.bound, found.layer.bias) == (10, 10, True)
 
 
-def test_a_soft_cap_is_exempt_and_escapes() -> None:
+def test_a_soft_cap_is_exempt_and_escapes():
     for cap in (30.0, 2.0):
         found = fr.analysis.rank(tiny.gemma2(cap), FOREIGN, contexts=30)
         assert "soft-cap" in str(found.layer.exempt)
@@ -211,7 +211,7 @@ TARGETS = torch.where(torch.rand(8, 12, generator=torch.Generator().manual_seed(
 
 
 @pytest.mark.parametrize("family", ["ours", "gpt2", "llama"])
-def test_the_share_is_that_of_a_projection(family: str) -> None:
+def test_the_share_is_that_of_a_projection(family):
     """The gradient of a softmax is p - 1[y]; W (W'W)^-1 W' projects it."""
     torch.manual_seed(1)
     if family == "ours":

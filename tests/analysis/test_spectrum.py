@@ -45,7 +45,7 @@ def check(spectrum: fr.analysis.Spectrum, weights: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 12])
-def test_matrices_of_known_rank(rank: int) -> None:
+def test_matrices_of_known_rank(rank):
     weights = blocks(rank, 12 // rank)
     found = summarize(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter
     np.testing.assert_allclose(found.effective_rank, rank, atol=1e-10)
@@ -55,7 +55,7 @@ def test_matrices_of_known_rank(rank: int) -> None:
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
-def test_before_and_after_mixing(mix: str) -> None:
+def test_before_and_after_mixing(mix):
     made = model(attention=fr.AttentionConfig(mix=mix)).train()
     trace = fr.Trace()
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_before_and_after_mixing(mix: str) -> None:
         assert (layer.after is layer.before) == (mix == "none")
 
 
-def test_models_of_hugging_face_by_their_own_weights() -> None:
+def test_models_of_hugging_face_by_their_own_weights():
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     torch.manual_seed(2)
@@ -93,7 +93,7 @@ def test_models_of_hugging_face_by_their_own_weights() -> None:
             check(layer.before, weights.numpy())
 
 
-def test_an_injected_model_is_read_with_its_mixing() -> None:
+def test_an_injected_model_is_read_with_its_mixing():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3, n_positions=16)

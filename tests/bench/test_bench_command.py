@@ -22,7 +22,7 @@ SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
 
 
 @pytest.fixture
-def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Called:
+def called(capsys, monkeypatch) -> Called:
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*words: object) -> tuple[object, str, str]:
@@ -36,14 +36,14 @@ def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_memory(monkeypatch):
     """A system that does not count resident memory: no processes are started. Nothing is repeated for precision."""
     monkeypatch.setattr(measure, "counts_resident_memory", lambda: False)
     monkeypatch.setattr(measure, "SHORTEST", 0.0)
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_json_says_everything(called: Called) -> None:
+def test_json_says_everything(called):
     status, out, said = called("growth", "--lengths", "8,16,12", *SMALL, "--json")
     assert status == 0
     assert said.splitlines() == [f"growth: B 1, H 2, N {n}, D 8, forward + backward" for n in (8, 12, 16)]
@@ -62,7 +62,7 @@ def test_json_says_everything(called: Called) -> None:
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_the_last_line_names_the_machine_and_all_ratios(called: Called) -> None:
+def test_the_last_line_names_the_machine_and_all_ratios(called):
     """Forward and backward, over the first peer of each mechanism, in the order of lengths."""
     status, out, _ = called("layer", "--lengths", "8,16", *SMALL)
     assert status == 0
@@ -76,9 +76,9 @@ def test_the_last_line_names_the_machine_and_all_ratios(called: Called) -> None:
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_without_a_name_everything_in_small(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_everything_in_small(called, monkeypatch):
     """Lengths and rounds of `--small`; the benchmarks themselves are replaced by the quickest of them."""
-    asked: list[tuple[str, list[int], int, bool]] = []
+    asked = []
 
     def run(suite: Any, settings: Settings, lengths: Any, rounds: int, say: Any) -> Any:
         asked.append((suite.name, list(lengths), rounds, settings.compile))

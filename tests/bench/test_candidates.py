@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 import measure
 import mixing
@@ -40,7 +39,7 @@ def comparison(name: str, number: int, settings: Settings = TINY) -> Comparison:
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     """Models and vocabularies of a test's size."""
     losses, step = output_loss.Size, train_step.Size
     monkeypatch.setattr(output_loss, "Size", lambda tokens, mixtures, *_: losses(tokens, mixtures, 50, 8))
@@ -51,8 +50,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), comparisons())
-def test_candidates_that_compute_the_same_agree(name: str, number: int) -> None:
-    found: dict[str, list[tuple[str, dict[str, Tensor]]]] = {}
+def test_candidates_that_compute_the_same_agree(name, number):
+    found = {}
     for candidate in comparison(name, number).candidates:
         if not candidate.absent:
             found.setdefault(candidate.computes, []).append((candidate.name, candidate.make().values()))
@@ -66,7 +65,7 @@ def test_candidates_that_compute_the_same_agree(name: str, number: int) -> None:
     assert compared > 0 or name == "growth"  # there only the mechanisms stand side by side
 
 
-def test_talking_heads_are_mixhead_a_with_the_matrix_transposed() -> None:
+def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
     pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
     by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
     ours, theirs = by_name["Mixhead A"].make().values(), by_name["x-transformers"].make().values()
@@ -74,7 +73,7 @@ def test_talking_heads_are_mixhead_a_with_the_matrix_transposed() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), comparisons())
-def test_every_mechanism_has_peers_and_every_peer_is_there(name: str, number: int) -> None:
+def test_every_mechanism_has_peers_and_every_peer_is_there(name, number):
     candidates = comparison(name, number).candidates
     names = [candidate.name for candidate in candidates]
     assert len(set(names)) == len(names)
@@ -84,15 +83,15 @@ def test_every_mechanism_has_peers_and_every_peer_is_there(name: str, number: in
 
 @pytest.mark.parametrize("dtype", ["bf16"])
 @pytest.mark.parametrize("name", [name for name in SUITES if name != "growth"])
-def test_narrow_dtypes_agree_within_their_tolerance(name: str, dtype: str) -> None:
+def test_narrow_dtypes_agree_within_their_tolerance(name, dtype):
     settings = dataclasses.replace(TINY, dtype=dtype)
     for found in SUITES[name].comparisons(settings, LENGTH[name]):
-        skipped: dict[str, str] = {}
+        skipped = {}
         made, _ = measure.make_and_compare(found, settings, skipped)
         assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
 
 
-def test_peers_agree_with_a_loop_over_queries() -> None:
+def test_peers_agree_with_a_loop_over_queries():
     """Mixhead B of the definition: M(n) = Q(n) W + B, one query and head at a time, in double precision."""
     problem = mixing.Problem(TINY, mixing.Shape(1, 2, 5, 8), False)
     operands = {name: tensor.detach().double() for name, tensor in problem.operands("B").items()}
@@ -110,7 +109,7 @@ def test_peers_agree_with_a_loop_over_queries() -> None:
     torch.testing.assert_close(mixing.formula(query, keys, values, mixing.mixing_matrix(operands), future), expected)
 
 
-def test_the_train_step_updates_and_its_values_do_not() -> None:
+def test_the_train_step_updates_and_its_values_do_not():
     ours = comparison("step", 0).candidates[0].make()
     assert isinstance(ours, train_step.Step)
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
@@ -137,25 +136,25 @@ def failing() -> Pass:
 
 
 def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
-    skipped: dict[str, str] = {}
+    skipped = {}
     return list(measure.make_and_compare(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
 
 
 OURS = Candidate("ours", passing(), "square", ("peer",))
 
 
-def test_different_functions_are_not_timed() -> None:
+def test_different_functions_are_not_timed():
     with pytest.raises(RunError, match=r"peer and ours, shape, forward \+ backward: .* differs by 1\.0e-02"):
         made(OURS, Candidate("peer", passing(1.01), "square"))
     assert made(OURS, Candidate("peer", passing(1.01), "something else")) == (["ours", "peer"], {})
 
 
-def test_nan_is_a_difference() -> None:
+def test_nan_is_a_difference():
     with pytest.raises(RunError, match="differs by nan"):
         made(OURS, Candidate("peer", passing(float("nan")), "square"))
 
 
-def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name() -> None:
+def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name():
     names, skipped = made(
         OURS,
         Candidate("peer", passing(), "square", absent="not installed"),
@@ -168,12 +167,12 @@ def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name() -> None:
     assert skipped["broken"] == "failed: NotImplementedError: no such thing here"
 
 
-def test_ours_that_fails_ends_the_benchmark() -> None:
+def test_ours_that_fails_ends_the_benchmark():
     with pytest.raises(RunError, match=r"ours at shape, forward \+ backward: failed: NotImplementedError"):
         made(dataclasses.replace(OURS, make=failing))
 
 
-def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_ours_over_peer(monkeypatch):
     """Two lengths through `run`, with times and memory that the test gives."""
     monkeypatch.setattr(measure, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
     mib = {"ours": 3.0, "peer": 12.0}
@@ -184,7 +183,7 @@ def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(
         "some", "", (1, 2), (1,), lambda settings, length: [Comparison("shape", length, BOTH, candidates)]
     )  # fmt: skip
-    said: list[str] = []
+    said = []
     outcome = measure.measure(suite, TINY, [2, 1, 2], 3, said.append)
     assert [row.length for row in outcome.rows] == [1, 2]
     assert len(said) == 2

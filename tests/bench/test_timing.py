@@ -32,20 +32,20 @@ class Clock:
         return run
 
 
-def test_every_candidate_runs_once_a_round_and_another_begins_each_time() -> None:
+def test_every_candidate_runs_once_a_round_and_another_begins_each_time():
     clock = Clock()
     candidates = {name: clock.candidate(name, [1.0]) for name in "abc"}
     times_of(candidates, rounds=4, clock=clock, warm_up=1)
     assert "".join(clock.calls) == "abc" + "abc" + "bca" + "cab" + "abc"  # the first three are the warm-up
 
 
-def test_times_are_those_of_the_rounds_and_not_of_the_warm_up() -> None:
+def test_times_are_those_of_the_rounds_and_not_of_the_warm_up():
     clock = Clock()
     candidates = {"a": clock.candidate("a", [100, 50, 1, 2, 3]), "b": clock.candidate("b", [70, 60, 4, 5, 6])}
     assert times_of(candidates, rounds=3, clock=clock, warm_up=2) == {"a": [1, 2, 3], "b": [4, 5, 6]}
 
 
-def test_short_candidates_run_several_times_and_their_time_is_that_of_one() -> None:
+def test_short_candidates_run_several_times_and_their_time_is_that_of_one():
     clock = Clock()
     candidates = {"short": clock.candidate("short", [0.25]), "long": clock.candidate("long", [2.0])}
     times = times_of(candidates, rounds=2, clock=clock, warm_up=1, at_least=1.0)
@@ -54,7 +54,7 @@ def test_short_candidates_run_several_times_and_their_time_is_that_of_one() -> N
     assert (clock.calls.count("short"), clock.calls.count("long")) == (1 + 1 + 4 * 2, 1 + 1 + 2)
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() -> None:
+def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians():
     own, other = [1.0, 8.0, 3.0, 40.0, 5.0], [2.0, 2.0, 3.0, 8.0, 5.0]
     # by hand: 0.5, 4, 1, 5, 1; sorted 0.5, 1, 1, 4, 5, whose quartiles are its second, third and fourth
     assert Ratio.of(own, other) == Ratio(middle=1.0, low=1.0, high=4.0)
@@ -63,7 +63,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() -
     )  # between two values, a quarter of the way
 
 
-def test_the_clock_is_cpu_time_with_one_thread_and_wall_clock_time_with_more() -> None:
+def test_the_clock_is_cpu_time_with_one_thread_and_wall_clock_time_with_more():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -75,6 +75,6 @@ def test_the_clock_is_cpu_time_with_one_thread_and_wall_clock_time_with_more() -
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 2.7])
-def test_the_exponent_of_a_power_law_is_its_power(power: float) -> None:
+def test_the_exponent_of_a_power_law_is_its_power(power):
     lengths = [256, 512, 1024, 2048, 4096]
     assert exponent(lengths, [3e-9 * n**power for n in lengths]) == pytest.approx(power)

@@ -9,17 +9,17 @@ from cli_runs import SMALL, call, write_config, write_text
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory) -> Path:
     return write_text(tmp_path_factory.mktemp("text"), sentences=200)
 
 
 @pytest.fixture(scope="session")
-def config(text: Path) -> Path:
+def config(text) -> Path:
     return write_config(text / "run.yaml", text, text / "cache", steps=30)
 
 
 @pytest.fixture(scope="session")
-def run(config: Path) -> Path:
+def run(config) -> Path:
     """A finished run, made by the command."""
     folder = config.parent / "run"
     done = call("train", config, *SMALL, "--out", folder)

@@ -22,7 +22,7 @@ import hugging_face_models as tiny
 def measured(*words: object) -> dict[str, Any]:
     code, out, said = called("analyze", *words, "--json")
     assert (code, said) == (0, "")
-    content: dict[str, Any] = json.loads(out)
+    content = json.loads(out)
     return content
 
 
@@ -40,7 +40,7 @@ WORDS = [f"w{i}" for i in range(60)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A plain run, a mixture and two Hugging Face models, with the text that they read."""
     folder = tmp_path_factory.mktemp("rank")
     rng = random.Random(0)
@@ -64,7 +64,7 @@ def value(content: dict[str, Any], measure: str, **labels: object) -> float:
     return only
 
 
-def test_context_of_models_and_of_a_memory(place: Path, tmp_path: Path) -> None:
+def test_context_of_models_and_of_a_memory(place, tmp_path):
     """Perplexities are those of the last eighth of each text, read alone; a run with memory reads so much more."""
     text = place / "words.txt"
     content = measured("context", place / "gpt2", place / "plain", "--text", text, "--segment-length", 32, "--texts", 5)
@@ -90,7 +90,7 @@ def test_context_of_models_and_of_a_memory(place: Path, tmp_path: Path) -> None:
     assert json.loads((run / "analysis" / "context.json").read_text(encoding="utf-8"))["measurement"] == "context"
 
 
-def test_a_run_and_a_mixture(place: Path) -> None:
+def test_a_run_and_a_mixture(place):
     """The mixture's rank is that of its contexts, or of its vocabulary of 60 words, <eos> and <unk>."""
     content = measured("rank", place / "plain", place / "mixture")
     assert [about["model"] for about in content["models"]] == ["plain", "mixture"]
@@ -112,7 +112,7 @@ def test_a_run_and_a_mixture(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_heads_of_two_runs(place: Path, tmp_path: Path) -> None:
+def test_heads_of_two_runs(place, tmp_path):
     words = ["heads", place / "plain", place / "mixture", "--text", place / "words.txt", "--texts", 4]
     content = measured(*words, "--out", tmp_path)
     for layer in (0, 1):
@@ -143,7 +143,7 @@ def diagnosed(place: Path, *words: object) -> tuple[dict[str, Any], str]:
     return json.loads(out), html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(place: Path) -> None:
+def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(place):
     gpt2, page = diagnosed(place, place / "gpt2", "--text", place / "words.txt", "--segment-length", 12)
     assert gpt2["undertrained"]
     assert gpt2["perplexity"] > gpt2["unigram_perplexity"]
@@ -155,14 +155,14 @@ def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(pla
 
 
 @pytest.fixture
-def as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_if_trained(monkeypatch):
     """A unigram model that is worse than any model of these tests."""
     monkeypatch.setattr("fullrank.experiments.diagnose.unigram_perplexity", lambda tokens: float("inf"))
 
 
 @pytest.mark.usefixtures("as_if_trained")
 @pytest.mark.full
-def test_diagnose(place: Path) -> None:
+def test_diagnose(place):
     """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
     plain, page = diagnosed(place, place / "plain")
     findings = plain["findings"]

@@ -17,7 +17,7 @@ from fullrank.seal import write_record
 
 
 @pytest.fixture(scope="module")
-def trained(text: Path) -> Path:
+def trained(text) -> Path:
     """Tied weights; evaluations at 4, 8, 12, 16 and 18, of which the last three are kept."""
     config = write_config(text / "average.yaml", text, text / "cache", steps=18, keep_checkpoints=3)
     settings = ["model.output.tied=true", "eval.every_steps=4", "--out", text / "average", "--quiet"]
@@ -26,7 +26,7 @@ def trained(text: Path) -> Path:
 
 
 @pytest.fixture
-def folder(trained: Path, tmp_path: Path) -> Path:
+def folder(trained, tmp_path) -> Path:
     return shutil.copytree(trained, tmp_path / "run", symlinks=True)
 
 
@@ -38,13 +38,13 @@ def mean(folder: Path, *steps: int) -> dict[str, np.ndarray]:
 def figures(folder: Path, checkpoint: str) -> dict[str, Any]:
     code, out, err = called("eval", folder, "--json", "--device", "cpu", "--checkpoint", checkpoint)
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
+    found = json.loads(out)
     assert found.pop("checkpoint") == checkpoint
     found.pop("run")
     return found
 
 
-def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path) -> None:
+def test_the_mean_of_the_last_ones_is_measured_and_writes(folder):
     code, out, err = called("average", folder, "--last", 2)
     assert code == 0, err
     assert f"{folder}: the mean of 2 checkpoints (step 16, 18)" in out

@@ -30,7 +30,7 @@ Called = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """Few steps on random tokens, few tokens changed, no rare paths; what they show is tested in tests/checking."""
     monkeypatch.setattr(calls, "RARE", False)
     monkeypatch.setattr(causality, "_STEPS", 5)
@@ -38,12 +38,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Called:
+def called(monkeypatch) -> Called:
     monkeypatch.setenv("COLUMNS", "100")
     return lambda *words: cli_runs.called("check", *words)
 
 
-def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
+def test_a_recipe_is_made_small_and_passes(called):
     code, out, said = called("mixhead/table1-transformer-xl", "--row", "b", "--json")
     assert (code, said) == (0, "")
     found = json.loads(out)
@@ -79,7 +79,7 @@ def leaking() -> Iterator[str]:
     registry.unregister("mix", "test_leaks")
 
 
-def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_path: Path) -> None:
+def test_a_leak_is_named_and_the_status_is_1(called, leaking, tmp_path):
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
     settings = [*SMALL, f"model.attention.mix={leaking}"]
     settings.append("--quick")
@@ -96,7 +96,7 @@ def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_p
 
 
 @pytest.mark.full
-def test_full_is_the_configuration_itself(called: Called, tmp_path: Path) -> None:
+def test_full_is_the_configuration_itself(called, tmp_path):
     """With the vocabulary of its data, and texts of its own length or a little less."""
     write_text(tmp_path)
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "cache")
@@ -108,7 +108,7 @@ def test_full_is_the_configuration_itself(called: Called, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_text(folder)
     config = write_config(folder / "c.yaml", folder, folder / "cache", steps=30)
@@ -119,9 +119,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_hugging_face_model(
-    called: Called, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
     """An injected model, an export, a model type, a function: each is loaded with its mixing."""
     plain = tiny.save(tiny.llama(), tmp_path / "plain", tokenizer=False)
     injected = fr.inject(type(tiny.llama()).from_pretrained(plain), mix="position_wise")
@@ -166,7 +164,7 @@ def test_every_kind_of_hugging_face_model(
 
 
 @pytest.mark.full
-def test_a_recipe_of_translation_is_made_small_and_passes(called: Called) -> None:
+def test_a_recipe_of_translation_is_made_small_and_passes(called):
     code, out, said = called("mixhead/table4", "--row", "h4-b", "--json")
     assert (code, said) == (0, "")
     found = json.loads(out)
@@ -181,7 +179,7 @@ def test_a_recipe_of_translation_is_made_small_and_passes(called: Called) -> Non
 
 
 @pytest.mark.full
-def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:
+def test_a_row_that_decodes_as_released_fails_by_name(called):
     code, out, _ = called("mixhead/table4", "--row", "h4-b-released", "--quick")
     assert code == 1
     last = out.splitlines()[-1]
@@ -206,12 +204,12 @@ number = 3
 
 
 @pytest.fixture
-def scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def scores(tmp_path, monkeypatch):
     (tmp_path / "my_scores.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_right_scoring_function_passes(called: Called, scores: None) -> None:
+def test_a_right_scoring_function_passes(called, scores):
     code, out, said = called("--scoring", "my_scores:right", "--vocab-size", 5, "--length", 9)
     assert (code, said) == (0, "")
     assert "my_scores:right: a scoring function" in out
@@ -219,7 +217,7 @@ def test_a_right_scoring_function_passes(called: Called, scores: None) -> None:
     assert "4 checks passed, 3 not applicable" in out
 
 
-def test_a_wrong_scoring_function_fails(called: Called, scores: None) -> None:
+def test_a_wrong_scoring_function_fails(called, scores):
     code, out, _ = called("--scoring", "my_scores:start", "--vocab-size", 5, "--json")
     assert code == 1
     found = json.loads(out)
@@ -239,7 +237,7 @@ def test_a_wrong_scoring_function_fails(called: Called, scores: None) -> None:
         ([], "MODEL: give what to check"),
     ],
 )
-def test_scoring_functions_that_are_refused(called: Called, scores: None, words: list[object], says: str) -> None:
+def test_scoring_functions_that_are_refused(called, scores, words, says):
     code, out, said = called(*words)
     assert code == 2
     assert says in " ".join(f"{out} {said}".split())

@@ -39,7 +39,7 @@ SHADOWS = ("numpy", "queue", "random", "torch", "typing", "dataclasses", "re", "
 
 
 @pytest.fixture
-def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shadows(tmp_path, monkeypatch) -> Path:
     """A working directory with files that are called as modules of libraries are."""
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was imported')")
@@ -49,7 +49,7 @@ def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("words", [["-m", "fullrank"], ["-umfullrank"], ["-P", "-m", "fullrank"]])
-def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: list[str]) -> None:
+def test_files_of_the_working_directory_are_no_modules(shadows, words):
     command = [sys.executable, *words, "config", "validate", "mixhead/table1-vanilla"]
     path = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)
     done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "PYTHONPATH": path})
@@ -68,14 +68,14 @@ def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: lis
         pytest.param("--help", "| true", 0, marks=pytest.mark.full),
     ],
 )
-def test_streams_that_nobody_reads_change_no_exit_status(words: str, streams: str, status: int) -> None:
+def test_streams_that_nobody_reads_change_no_exit_status(words, streams, status):
     script = f"set -o pipefail; {shlex.join(command())} {words} {streams}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
     assert done.returncode == status
     assert done.stderr == ("fullrank: no space left on the disk\n" if status == 1 else "")
 
 
-def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
+def test_a_run_folder_holds_what_it_promises(run):
     for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "result.json", "report.html", "tokenizer.json"):
         assert (run / name).is_file(), name
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
     assert all({"step", "split", "nll", "ppl", "tokens"} <= set(line) for line in lines)
 
 
-def test_eval_equals_a_plain_computation(run: Path) -> None:
+def test_eval_equals_a_plain_computation(run):
     """Perplexity from logits, block by block, without any of the evaluation code."""
     words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
     entries = ["<eos>" if entry == "\n" else entry for entry in load_tokenizer(run).entries]
@@ -104,7 +104,7 @@ def test_eval_equals_a_plain_computation(run: Path) -> None:
     assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
 
 
-def test_generate_in_python_writes_what_the_command_writes(run: Path) -> None:
+def test_generate_in_python_writes_what_the_command_writes(run):
     done = call("generate", run, "--prompt", "the cats", "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
     assert done.stderr == "the model reads 8 tokens at once; where the text is longer, its last 4 are read anew\n"
     options = {"max_new_tokens": 12, "seed": 3}
@@ -116,7 +116,7 @@ def test_generate_in_python_writes_what_the_command_writes(run: Path) -> None:
         fr.generate(model, "the cats")
 
 
-def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path) -> None:
+def test_nothing_is_destroyed(config, run, tmp_path):
     """Another configuration, or a folder that is no run, is refused as a place to train in."""
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, said = fails("train", config, *SMALL, "train.steps=31", "--out", run)
@@ -131,7 +131,7 @@ def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_debug_shows_the_traceback() -> None:
+def test_debug_shows_the_traceback():
     with pytest.raises(InputError):
         main(["--debug", "train", "nowhere.yaml"])
     done = call("train", "nowhere.yaml")
@@ -150,7 +150,7 @@ base:
 """
 
 
-def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Path, tmp_path: Path) -> None:
+def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp_path):
     table = tmp_path / "table.yaml"
     table.write_text(RECIPE.format(text=text), encoding="utf-8")
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
@@ -179,7 +179,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Pat
     assert "no row 'c'" in said
 
 
-def test_rows_that_are_one_training_are_trained_once(text: Path, tmp_path: Path) -> None:
+def test_rows_that_are_one_training_are_trained_once(text, tmp_path):
     """Each is measured as its row says; the second is a whole run, which needs the first no more."""
     table, out = tmp_path / "table.yaml", tmp_path / "out"
     rows = "  window: {{set: {{eval.test.context: 5}}, paper: {{test: 2.0}}}}\n  b: "
@@ -224,7 +224,7 @@ def test_rows_that_are_one_training_are_trained_once(text: Path, tmp_path: Path)
         ["train.order=shuffled", "data.tokens=bpe"],
     ],
 )
-def test_training_options_reach_the_training(settings: list[str], config: Path, tmp_path: Path) -> None:
+def test_training_options_reach_the_training(settings, config, tmp_path):
     run = call_process if "train.compile=true" in settings else call  # compiling warns, which ends a test
     done = run("train", config, *SMALL, *settings, "train.steps=4", "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr

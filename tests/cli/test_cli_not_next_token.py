@@ -25,7 +25,7 @@ PUBLISHED = {"model.attention.causal": "as_published", "model.attention.not_next
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory) -> Path:
     """A recipe of three rows; the folder holds its runs, too."""
     folder = tmp_path_factory.mktemp("table")
     text = write_text(folder / "text", sentences=80)
@@ -51,7 +51,7 @@ def reproduced(table: Path, *words: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def runs(table: Path) -> dict[str, Path]:
+def runs(table) -> dict[str, Path]:
     assert reproduced(table)[0] == 0
     found = {}
     for folder in (table / "runs").glob("*/"):
@@ -60,11 +60,11 @@ def runs(table: Path) -> dict[str, Path]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
 
 
-def test_result_json(runs: dict[str, Path]) -> None:
+def test_result_json(runs):
     masked, published, slid = (result(runs[row]) for row in ("masked", "published", "slid"))
     assert published["protocol_settings"]["next_token"] is False
     assert published["protocol"].endswith(f"; {NOT_NEXT_TOKEN}")
@@ -83,7 +83,7 @@ def test_result_json(runs: dict[str, Path]) -> None:
     assert masked["best"]["next_token"] is True
 
 
-def test_reproduce(table: Path, runs: dict[str, Path]) -> None:
+def test_reproduce(table, runs):
     code, text, _ = reproduced(table)
     assert code == 0
     assert "published (not next-token)" in text
@@ -99,7 +99,7 @@ def test_reproduce(table: Path, runs: dict[str, Path]) -> None:
     assert set(positions) == {"published"}
 
 
-def test_eval(runs: dict[str, Path]) -> None:
+def test_eval(runs):
     folder, kept = runs["published"], result(runs["published"])["final"]["test"]
     _, text, _ = called("eval", folder, "--device", "cpu")
     assert NOT_NEXT_TOKEN in text
@@ -110,7 +110,7 @@ def test_eval(runs: dict[str, Path]) -> None:
     assert "last_position" not in found
 
 
-def test_generate_is_refused(runs: dict[str, Path]) -> None:
+def test_generate_is_refused(runs):
     code, _, error = called("generate", runs["published"], "--prompt", "the", "--device", "cpu")
     assert (code, error.count("\n")) == (2, 1)
     assert "neither write a text token by token" in error
@@ -127,7 +127,7 @@ def test_generate_is_refused(runs: dict[str, Path]) -> None:
         (["eval.memory_length=4", "eval.batch_size=2"], "tokens is longer than the 8 positions"),
     ],
 )
-def test_longer_than_the_output_map(table: Path, settings: list[str], said: str, tmp_path: Path) -> None:
+def test_longer_than_the_output_map(table, settings, said, tmp_path):
     """Refused before the first step."""
     config = table / "table.yaml"
     words = ("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run")

@@ -10,7 +10,7 @@ from cli_runs import called
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A whole development split of WNLI, three rows for training, and STS-B without a development split."""
     wnli, stsb = tmp_path / "WNLI", tmp_path / "STS-B"
     for place in (wnli, stsb):

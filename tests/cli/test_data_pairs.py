@@ -18,7 +18,7 @@ def put(folder: Path, name: str, source: list[str], target: list[str]) -> None:
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def words(tmp_path) -> list[str]:
     put(tmp_path, "train", DE, EN)
     put(tmp_path, "dev", DE, EN)
     keys = [

@@ -15,7 +15,7 @@ from fullrank.data import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("documents")
     text = write_text(folder / "text", 60)
     for file in text.glob("*.txt"):  # two sentences a document
@@ -30,13 +30,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_model_knows_the_token(run: Path) -> None:
+def test_the_model_knows_the_token(run):
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert config["data"]["documents"] == "<doc>"
     assert config["model"]["document_token_id"] == load_tokenizer(run).encode("<doc>")[0]
 
 
-def test_figures_are_those_of_documents_by_themselves(run: Path) -> None:
+def test_figures_are_those_of_documents_by_themselves(run):
     """Segments as long as the text: every document begins in the segment that holds it."""
     model, tokenizer = fr.LanguageModel.load(run), load_tokenizer(run)
     text = (run.parent / "text" / "test.txt").read_text(encoding="utf-8")
@@ -54,12 +54,12 @@ def test_figures_are_those_of_documents_by_themselves(run: Path) -> None:
     assert json.loads(said)["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
 
 
-def test_the_check_passes(run: Path) -> None:
+def test_the_check_passes(run):
     status, said, _ = called("check", run, "--json")
     assert status == 0, said
 
 
-def test_an_export_reads_documents_with_its_cache(run: Path, tmp_path: Path) -> None:
+def test_an_export_reads_documents_with_its_cache(run, tmp_path):
     from transformers import AutoModelForCausalLM
 
     assert called("export", run, "--to", "hf", tmp_path / "out")[0] == 0
@@ -83,7 +83,7 @@ def test_an_export_reads_documents_with_its_cache(run: Path, tmp_path: Path) -> 
         (["data.documents=line", "model.attention.kind=multilinear"], ["model.document_token_id", "data.documents"]),
     ],
 )
-def test_errors(run: Path, words: list[str], says: list[str], tmp_path: Path) -> None:
+def test_errors(run, words, says, tmp_path):
     status, _, problem = called("train", run.parent / "my.yaml", *words, "--out", tmp_path / "run")
     assert status == 2
     assert all(word in problem for word in says), problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +14,7 @@ CASES = yaml.safe_load((Path(__file__).parents[1] / "errors.yaml").read_text(enc
 
 
 @pytest.fixture(scope="module")
-def places(run: Path, config: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def places(run, config, text, tmp_path_factory) -> dict[str, Path]:
     """The folders and files that the cases name."""
     (text / "hollow").mkdir(exist_ok=True)
     (text / "half").mkdir(exist_ok=True)
@@ -28,7 +27,7 @@ def places(run: Path, config: Path, text: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["run"] for case in CASES])
-def test_errors(case: dict[str, Any], places: dict[str, Path]) -> None:
+def test_errors(case, places):
     done = call(*(word.format(**places) for word in case["run"].split()))
     said = " ".join(done.stderr.split())
     assert (done.returncode, done.stdout) == (case.get("status", 2), ""), said

@@ -24,13 +24,13 @@ def train(text: Path, name: str, *settings: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(text: Path) -> Path:
+def plain(text) -> Path:
     """Words, no memory; its final figures are those of a sliding window."""
     return train(text, "plain", "eval.context=5")
 
 
 @pytest.fixture(scope="module")
-def xl(text: Path) -> Path:
+def xl(text) -> Path:
     """Bytes, memory of 8; test figures are those of a longer one."""
     return train(text, "xl", *XL, "data.tokens=byte", "eval.test.memory_length=24", "eval.test.clamp_length=20")
 
@@ -42,16 +42,16 @@ def on_cpu(*words: object) -> tuple[int, str, str]:
 def figures(folder: Path, *flags: object) -> dict[str, Any]:
     code, out, err = on_cpu("eval", folder, "--json", *flags)
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
+    found = json.loads(out)
     return found
 
 
 def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
 
 
-def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
+def test_the_final_figures_are_those_of_eval(plain, xl):
     for folder, words in ((plain, "windows of 8 tokens that overlap by 5"), (xl, "up to 24 tokens of memory")):
         kept, found = result(folder), figures(folder)
         assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
@@ -76,9 +76,7 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
         ("xl", ["--segment-length", 3, "--clamp-length", 5], {"segment_length": 3, "clamp_length": 5}),
     ],
 )
-def test_flags_set_the_protocol(
-    which: str, flags: list[object], settings: dict[str, Any], plain: Path, xl: Path
-) -> None:
+def test_flags_set_the_protocol(which, flags, settings, plain, xl):
     folder = plain if which == "plain" else xl
     found = figures(folder, *flags)
     assert {key: found["protocol_settings"][key] for key in settings} == settings
@@ -88,7 +86,7 @@ def test_flags_set_the_protocol(
     assert (found["nll"] == pytest.approx(own, rel=1e-9)) == (not flags), "a protocol of its own has figures of its own"
 
 
-def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
+def test_figures_per_word_character_and_byte(plain, xl):
     """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
     found = figures(plain)
     assert found["perplexity_per_word"] == found["perplexity"]

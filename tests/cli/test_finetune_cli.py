@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def files(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("finetune")
     glue = folder / "glue"
     write_cola(glue)
@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def place(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(files, capsys, monkeypatch) -> Place:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "100")
     return Place(*files, capsys)
@@ -66,7 +66,7 @@ def place(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypa
 
 def write_config(path: Path, place: Place, **sections: dict[str, Any]) -> Path:
     """A configuration as a user writes it."""
-    raw: dict[str, Any] = {
+    raw = {
         "model": {"pretrained": str(place.encoder)},
         "data": {"name": "glue/cola", "dir": str(place.glue), "max_length": 16},
         "train": {"steps": 6, "batch_size": 8, "learning_rate": 5e-3, "device": "cpu", "threads": 1, "log_every_steps": 2,
@@ -82,7 +82,7 @@ def matthews(guessed: np.ndarray, right: np.ndarray) -> float:
     return glue_scores(GLUE["cola"], guessed, right)["matthews_correlation"]
 
 
-def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
+def test_rows_and_seeds_in_one_command(place, tmp_path):
     found = place.say(
         "reproduce", "mixhead/table5", "--scale", "small", "--rows", "cola-plain,cola-b", "--seeds", 2,
         "--out", tmp_path / "runs", "--from", place.glue, *place.given("train.steps=4", "train.precision=fp32"), "--json",
@@ -112,9 +112,7 @@ def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_died_goes_on_as_if_it_had_not(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_died_goes_on_as_if_it_had_not(place, tmp_path, monkeypatch):
     """With dropout, mixing and cross-head: figures, every line of metrics and predictions are the same."""
     path = write_config(
         tmp_path / "my.yaml", place,
@@ -151,7 +149,7 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.parametrize(("recipe", "row"), [("mixhead/table5", "mnli-b"), ("mixhead/table6", "plain")])
-def test_a_table_is_tried_without_any_file(place: Place, tmp_path: Path, recipe: str, row: str) -> None:
+def test_a_table_is_tried_without_any_file(place, tmp_path, recipe, row):
     """Scale tiny: invented sentences and random weights, and the report says so."""
     words = ("finetune", recipe, "--scale", "tiny", "--row", row, "train.steps=2", "data.max_train=40", "data.max_eval=20",
              "train.epochs=null", "train.keep_model=false", "--out", tmp_path / "run", "--quiet")  # fmt: skip

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 from cli_runs import SMALL, call
 
@@ -28,19 +26,19 @@ def _verbs(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", command
 
 
-def test_every_verb_takes_json_and_lists_examples() -> None:
+def test_every_verb_takes_json_and_lists_examples():
     verbs = dict(_verbs(typer.main.get_command(load())))
     assert {verb for verb, one in verbs.items() if not any("--json" in each.opts for each in one.params)} == WITHOUT
     assert [verb for verb, one in verbs.items() if not (one.epilog or "").startswith("Examples:")] == []
     assert "130 interrupted" in call("--help").stdout
 
 
-def test_training_needs_no_affinity(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_needs_no_affinity(config, tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     done = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
 
 
-def test_every_kernel_is_named() -> None:
+def test_every_kernel_is_named():
     said = app.Kernel.__metadata__[0].help
     assert set(re.findall(r"[a-z]+", said)) >= set(NAMES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from cli_runs import SMALL, call
 
@@ -28,7 +26,7 @@ class Halfway(torch.nn.Module):
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def stage(tmp_path, monkeypatch) -> str:
     """The name of a module in the working directory, which registers a mixing."""
     (tmp_path / "halfway_module.py").write_text(STAGE.format(number=1), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +34,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "halfway_module"
 
 
-def test_a_stage_of_ones_own_trains_generates_and_is_checked(stage: str, config: Path, tmp_path: Path):
+def test_a_stage_of_ones_own_trains_generates_and_is_checked(stage, config, tmp_path):
     settings = ["--import", stage, *SMALL, "model.attention.mix=halfway_1", "train.steps=2", "--out", "run"]
     trained = call("train", config, *settings)
     assert trained.returncode == 0, trained.stderr

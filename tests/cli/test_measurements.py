@@ -38,7 +38,7 @@ def measure_inside(model, text):
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def module(tmp_path, monkeypatch):
     (tmp_path / "my_measurement.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("fullrank.analysis")  # its measurements stay known
@@ -52,7 +52,7 @@ def measure(*words: object) -> dict:
     return json.loads(out)
 
 
-def test_document_has_the_records_of_the_function(run: Path, text: Path):
+def test_document_has_the_records_of_the_function(run, text):
     content = measure("confidence", run, "--text", text / "valid.txt", "--segment-length", 6)
     model = fr.LanguageModel.load(run).eval()
     read = fr.open_model(str(run))
@@ -65,7 +65,7 @@ def test_document_has_the_records_of_the_function(run: Path, text: Path):
     assert content["records"][0]["unit"] == "probability"
 
 
-def test_terminal_figure_and_options(run: Path, tmp_path: Path):
+def test_terminal_figure_and_options(run, tmp_path):
     words = ["analyze", "confidence", run, "--import=my_measurement", "--segment-length", 4, "--texts", 3]
     code, out, _ = called(*words, "--scale", 0, "--out", tmp_path / "figures")
     assert code == 0
@@ -75,7 +75,7 @@ def test_terminal_figure_and_options(run: Path, tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["confidence.png", "confidence.svg"]
 
 
-def test_report_shows_table_and_plot_without_the_module(run: Path, tmp_path: Path):
+def test_report_shows_table_and_plot_without_the_module(run, tmp_path):
     content = measure("confidence", run, "--segment-length", 4)
     kept = json.loads((run / "analysis" / "confidence.json").read_text())
     assert kept["records"] == content["records"]
@@ -91,7 +91,7 @@ def test_report_shows_table_and_plot_without_the_module(run: Path, tmp_path: Pat
 
 def test_the_worked_example_of_the_book():
     page = (Path(__file__).parents[2] / "docs" / "add_a_measurement.md").read_text(encoding="utf-8")
-    names: dict = {"__name__": "add_a_measurement"}
+    names = {"__name__": "add_a_measurement"}
     exec(compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "add_a_measurement.md", "exec"), names)
     model = fr.open_model(lambda ids: torch.zeros(*ids.shape, 4))
     text = fr.Text.from_ids(torch.arange(12) % 4, 3)
@@ -106,7 +106,7 @@ register_corpus(CorpusInfo("mine", "word", "ours", "by hand", files={s: (f"{s}.t
 """
 
 
-def test_a_corpus_of_ones_own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_corpus_of_ones_own(text, tmp_path, monkeypatch):
     monkeypatch.setitem(list_corpora(), "mine", None)  # forgotten after the test
     del list_corpora()["mine"]
     (tmp_path / "my_corpus.py").write_text(CORPUS, encoding="utf-8")

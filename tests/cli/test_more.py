@@ -15,9 +15,7 @@ from fullrank.experiments.init import Request
 from fullrank.files import write_json
 
 
-def test_reproduce_trains_and_measures_the_rows_of_a_figure(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monkeypatch):
     from fullrank.config import load as recipe
 
     table = tmp_path / "table.yaml"
@@ -49,7 +47,7 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(
     assert "shows plain, a" in said
 
 
-def test_figures_of_the_papers_name_rows_and_measurements_that_exist() -> None:
+def test_figures_of_the_papers_name_rows_and_measurements_that_exist():
     from fullrank.config.load import load, read_figures
     from fullrank.records import find_measurement
 
@@ -60,7 +58,7 @@ def test_figures_of_the_papers_name_rows_and_measurements_that_exist() -> None:
 
 
 @pytest.mark.full
-def test_a_table_of_several_backbones_is_one_command() -> None:
+def test_a_table_of_several_backbones_is_one_command():
     code, out, _ = called("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
     assert code == 0
     folders = [Path(cell["folder"]).parts for cell in json.loads(out)]
@@ -73,7 +71,7 @@ def test_a_table_of_several_backbones_is_one_command() -> None:
     assert "table10" not in said
 
 
-def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_command_says_how_it_goes_on(monkeypatch, tmp_path):
     def stopped(*given: object, **options: object) -> None:
         raise Interrupted("stopped by SIGINT after step 3 of 12; everything is saved in there")
 
@@ -84,7 +82,7 @@ def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPa
     assert (code, out, said.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
 
 
-def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_valid_whatever_the_figures(tmp_path, capsys):
     content = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], "c": {"d": 2, "e": "nan"}}
     expected = {"a": None, "b": [None, 1.5, [None]], "c": {"d": 2, "e": "nan"}}
 
@@ -97,7 +95,7 @@ def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.Captu
         assert json.loads(written, parse_constant=refuse) == expected
 
 
-def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_told(monkeypatch):
     from fullrank.config import load as recipe
 
     def interrupt() -> list[str]:
@@ -110,14 +108,14 @@ def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "code"), [(["--version"], 0), (["--help"], 0), (["trian"], 2), (["eval"], 2), (["eval", "--nope"], 2)]
 )
-def test_exit_statuses_of_the_parser(words: list[str], code: int) -> None:
+def test_exit_statuses_of_the_parser(words, code):
     found, out, said = called(*words)
     assert found == code
     assert bool(out) == (code == 0)
     assert bool(said) == (code == 2)
 
 
-def test_a_text_is_trained_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, sentences=200)
     asked = []
@@ -135,7 +133,7 @@ def test_a_text_is_trained_by_one_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert (code, "train.yaml is there already" in again) == (0, True), again
 
 
-def test_a_run_pauses_and_is_measured_when_it_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
+def test_a_run_pauses_and_is_measured_when_it_goes_on(run, config, tmp_path):
     paused = tmp_path / "paused"
     for words in (["train", config, *SMALL, "--out", paused, "--until", 7], ["train", paused, "--until", 12]):
         status, said, error = called(*words)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from fullrank.cli.app import clear_progress, say, show_progress, tell
 
 
@@ -19,9 +17,7 @@ def shown(text: str) -> list[str]:
     return [line.rpartition("\x1b[2K")[2].rpartition("\r")[2] for line in text.split("\n")]
 
 
-def test_a_terminal_has_one_line_that_changes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_has_one_line_that_changes(monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "40")
@@ -37,7 +33,7 @@ def test_a_terminal_has_one_line_that_changes(
     assert capsys.readouterr().out == "done\n"
 
 
-def test_a_pipe_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_has_lines(monkeypatch):
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
     show_progress("1 of 2")

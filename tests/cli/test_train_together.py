@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -14,8 +13,8 @@ from fullrank.training import device as distributed
 TINY = "mixhead/table1-vanilla"
 
 
-def test_every_option_reaches_the_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    launched: list[tuple[int, list[str]]] = []
+def test_every_option_reaches_the_processes(monkeypatch, tmp_path):
+    launched = []
     monkeypatch.setattr(distributed, "launch", lambda processes, words: launched.append((processes, list(words))) or 3)
     options = ["--row", "b", "--scale", "tiny", "--out", str(tmp_path / "run"), "--kernel", "native", "--quiet"]
     with pytest.raises(SystemExit) as ended:
@@ -30,9 +29,7 @@ def test_every_option_reaches_the_processes(monkeypatch: pytest.MonkeyPatch, tmp
     assert "--procs" not in words
 
 
-def test_a_fault_of_the_configuration_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_the_configuration_is_told_once(monkeypatch, capsys):
     monkeypatch.setattr(distributed, "launch", lambda processes, words: pytest.fail("no process is to start"))
     with pytest.raises(SystemExit, match="2"):
         main(["train", TINY, "train.stepz=2", "--scale", "tiny", "--procs", "2"])
@@ -40,9 +37,7 @@ def test_a_fault_of_the_configuration_is_told_once(
 
 
 @pytest.mark.parametrize(("codes", "status"), [({0: 1, 1: -9}, 1), ({0: -15, 1: 2}, 2)])
-def test_a_process_that_has_said_why_gives_the_status(
-    codes: dict[int, int], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_has_said_why_gives_the_status(codes, status, monkeypatch):
     monkeypatch.setenv("LOGLEVEL", "CRITICAL")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("torch.distributed.run.run", fail_with(codes))
@@ -60,7 +55,7 @@ def fail_with(codes: dict[int, int]) -> Callable[[object], None]:
     return run
 
 
-def test_a_rank_without_a_world_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_world_is_no_other_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("RANK", "3")
     assert distributed.is_main_process()

@@ -34,7 +34,7 @@ Translate = Callable[..., Found]
 
 
 @pytest.fixture
-def translate(capfdbinary: pytest.CaptureFixture[bytes]) -> Translate:
+def translate(capfdbinary) -> Translate:
     """The verb in this process, with a pipe as its standard input."""
 
     def call(*words: object, given: bytes = b"") -> Found:
@@ -57,7 +57,7 @@ def translate(capfdbinary: pytest.CaptureFixture[bytes]) -> Translate:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "mine"
     write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
     return folder
@@ -67,7 +67,7 @@ def text(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
+def test_lines_in_lines_out_in_order(run, translate):
     lines = LINES * 3
     expected = [best[0].text for best in LineTranslator(run, Search(beams=3)).translate(lines)]
     assert len(set(expected)) > 3
@@ -85,7 +85,7 @@ def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
     assert translate(run, "--quiet").stdout == b""
 
 
-def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Translate) -> None:
+def test_lists_of_the_best_as_text_and_as_json_lines(run, translate):
     expected = LineTranslator(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
     options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
     listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
@@ -100,7 +100,7 @@ def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Trans
 
 
 @pytest.mark.full
-def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_early(run: Path) -> None:
+def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_early(run):
     """A program that waits for the translation of each line gets it, though the buffer is not full; leaving is no error."""
     expected = [best[0].text for best in LineTranslator(run).translate(["rot", "ein hund schläft"])]
     with subprocess.Popen(
@@ -140,7 +140,7 @@ class Pieces(io.RawIOBase):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
-def test_lines_are_whole_however_they_come(end: str, last: bool) -> None:
+def test_lines_are_whole_however_they_come(end, last):
     content = (end.join(TEXT) + end * last).encode()
     draw = random.Random(1)
     cuts = sorted(draw.sample(range(len(content)), 60))
@@ -149,7 +149,7 @@ def test_lines_are_whole_however_they_come(end: str, last: bool) -> None:
         assert [line for lines in read_lines(stream) for line in lines] == TEXT
 
 
-def test_lines_arrive_as_they_come_and_what_is_not_utf8_is_named() -> None:
+def test_lines_arrive_as_they_come_and_what_is_not_utf8_is_named():
     parts = read_lines(Pieces(b"one\ntwo\nthr", b"ee\n", b"\xff\n"))
     assert [next(parts), next(parts)] == [["one", "two"], ["three"]]
     with pytest.raises(InputError, match="line 4 has the byte 0xff"):

@@ -78,7 +78,7 @@ def make_run(
     config = run.RunConfig(train=run.TrainConfig(seed=seed, steps=400)).to_dict()
     config["model"]["attention"]["mix"] = mix
     end = math.log(valid)
-    lines: list[dict[str, Any]] = []
+    lines = []
     for step in range(20, 401, 20):
         nll = end + (9.2 - end) * math.exp(-step / 70)
         lines.append({"step": step, "split": "train", "nll": nll - 0.1, "tokens": step * 1280, "lr": 1e-3 / step})
@@ -130,7 +130,7 @@ def edit_config(folder: Path, key: str, value: object) -> Path:
 def make_pairs_of_seeds(root: Path) -> list[Path]:
     """Two rows with two seeds each, with the paper's figures, and one unfinished run."""
     plain = {"parameters": "156M", "valid": 30.75, "test": 29.78}
-    mixed: dict[str, Any] = {
+    mixed = {
         "row": "b", "mix": "position_wise", "extra": 3456,
         "paper": {"extra_parameters": 3456, "valid": 29.65, "test": 28.67},
     }  # fmt: skip
@@ -272,4 +272,4 @@ def print_report(runs: Sequence[Path], width: int = 200) -> str:
     """The report of `runs` as a terminal of that width shows it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     print_page(build_page(build_report(runs)), console)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    return console.file.getvalue()

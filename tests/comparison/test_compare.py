@@ -24,7 +24,7 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 PLACE = {"split": "test", "checkpoint": "final"}
 
 
-def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: Path) -> None:
+def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path):
     content = build_report(make_pairs_of_seeds(tmp_path))
     records = content.records
     assert [row.name for row in content.rows] == ["plain", "b"]
@@ -45,7 +45,7 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: 
     assert [run.name for run in content.unfinished_runs] == ["a"]
 
 
-def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
+def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path):
     first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
     edit_config(second, "train.threads", 7)  # a circumstance
     edit_config(third, "model.hidden_size", 256)
@@ -63,10 +63,10 @@ def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
         (CORPUS | {"tokens": {"train": 700_000, "valid": 40_000, "test": 40_999}}, "test tokens"),
         (CORPUS | {"sha256": {"test": "9"}}, "test text"),
         (None, "corpus (not recorded in every run)"),
-        (CORPUS | {"tokens": {**CORPUS["tokens"], "train": 5}, "sha256": {"train": "9"}}, None),  # type: ignore[dict-item]
+        (CORPUS | {"tokens": {**CORPUS["tokens"], "train": 5}, "sha256": {"train": "9"}}, None),
     ],
 )
-def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None, fields: str | None) -> None:
+def test_other_texts_are_not_compared(tmp_path, other, fields):
     first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1", "test": "3"}})
     content = build_report([first, make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
     assert len(content.groups) == (1 if fields is None else 2)
@@ -74,7 +74,7 @@ def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] |
     assert fields is None or f"differ in {fields}." in next(find_warnings(content))
 
 
-def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> None:
+def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path):
     rows = ("h4-plain", "h4-b", "h64-plain", "h64-a-cross", "a")
     content = build_report([make_run(tmp_path / row, row=row) for row in rows])
     baselines = [run["baseline"] for run in report_to_dict(content)["runs"]]
@@ -92,9 +92,7 @@ def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> Non
         ([100.0], [], "plain: test perplexity 100.00"),
     ],
 )
-def test_a_headline_is_as_strong_as_its_interval(
-    tmp_path: Path, plain: list[float], b: list[float], beginning: str
-) -> None:
+def test_a_headline_is_as_strong_as_its_interval(tmp_path, plain, b, beginning):
     runs = [make_run(tmp_path / f"p{i}", seed=i, test=test) for i, test in enumerate(plain)]
     runs += [make_run(tmp_path / f"b{i}", row="b", seed=i, test=test, mix="average") for i, test in enumerate(b)]
     assert summarize(build_report(runs))[0].startswith(beginning)
@@ -106,7 +104,7 @@ BITS = {"valid_bits_per_character": 1.060, "test_bits_per_character": 1.037, "co
 
 
 def describe_run(kind: str, paper: Any = None, finished: bool = True) -> Run:
-    final: dict[str, dict[str, float]] = {split: {"perplexity": 4.0} for split in ("valid", "test")}
+    final = {split: {"perplexity": 4.0} for split in ("valid", "test")}
     for figures in final.values():
         if kind != "word":
             figures |= {"bits_per_byte": 2.0, "bits_per_character": 2.5}
@@ -128,7 +126,7 @@ def describe_run(kind: str, paper: Any = None, finished: bool = True) -> Run:
         ([describe_run("byte"), describe_run("byte", finished=False)], BITS_PER_BYTE),
     ],
 )
-def test_the_measure_follows_the_tokens_and_the_paper(runs: list[Run], measure: object) -> None:
+def test_the_measure_follows_the_tokens_and_the_paper(runs, measure):
     assert choose(runs) is measure
 
 
@@ -146,7 +144,7 @@ def make_published(folder: Path, test: float, next_token: bool) -> Path:
     return edit_config(folder, "model.attention", {"kind": "multilinear", "causal": "as_published"})
 
 
-def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path) -> None:
+def test_rows_that_see_the_future_compare_with_nothing(tmp_path):
     plain = make_run(tmp_path / "plain", test=100.0, protocols=make_protocols(True))
     ours = make_run(tmp_path / "ours", row="ours", test=90.0, mix="average", protocols=make_protocols(True))
     slid = make_published(tmp_path / "slid", 95.0, True)
@@ -166,7 +164,7 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path) -> None:
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
+def test_damaged_and_unfinished_runs_are_listed(tmp_path):
     damages = {
         "half": ('{"final": {"va', "result.json: damaged"),
         "diverged": (json.dumps({"final": {"test": {"perplexity": None}}}), "no finite figure"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import pytest
 import scipy.stats
@@ -16,7 +15,7 @@ BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 
 KEY = "matthews_correlation"
 
 
-def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
+def test_figures_are_those_of_the_equations(tmp_path):
     records = build_report(make_arms(tmp_path, BASE, OTHER)).records
     plain, b = ([100 * score for score in scores] for scores in (BASE, OTHER))
     assert find(records, f"{KEY}_mean", row="plain").value == pytest.approx(statistics.fmean(plain))
@@ -27,7 +26,7 @@ def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
     assert difference.interval == pytest.approx(tuple(scipy.stats.ttest_rel(b, plain).confidence_interval(0.95)))
 
 
-def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path: Path) -> None:
+def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path):
     unequal = find(build_report(make_arms(tmp_path / "x", BASE, OTHER[:4])).records, f"{KEY}_difference", row="b")
     welch = scipy.stats.ttest_ind(OTHER[:4], BASE, equal_var=False).confidence_interval(0.95)
     assert unequal.protocol == "Welch, over seeds"
@@ -49,9 +48,7 @@ def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path: Path) -> 
         ("glue/rte", ("accuracy",), "accuracy"),
     ],
 )
-def test_the_servers_figure_stands_at_the_score_it_is_of(
-    tmp_path: Path, task: str, metrics: tuple[str, ...], metric: str
-) -> None:
+def test_the_servers_figure_stands_at_the_score_it_is_of(tmp_path, task, metrics, metric):
     final = {"dev": dict.fromkeys(metrics, 0.5)}
     run = make_finetuned_run(
         tmp_path / "a", 0.5, task=task, metrics=metrics, final=final, row="b", paper={"test": 54.9}
@@ -60,7 +57,7 @@ def test_the_servers_figure_stands_at_the_score_it_is_of(
     assert (paper.measure, paper.value, paper.protocol) == (f"{metric}_paper", 54.9, "test server")
 
 
-def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> None:
+def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path):
     """Skip Cross-head, Table 4: CoLA 59.849 +- 1.23 and 58.744 +- 1.1."""
     final = {"dev": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     paper = {"test": 83.6, "test_mismatched": 82.8}

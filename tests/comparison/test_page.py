@@ -16,7 +16,7 @@ from fullrank.render.page import write_page
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory) -> list[Path]:
     runs = make_pairs_of_seeds(tmp_path_factory.mktemp("runs"))
     for run, rank in zip(runs[:4], (2.5, 2.75, 3.5, 3.75), strict=True):
         records = [Record({"layer": layer}, "effective rank", rank + layer).to_dict() for layer in (0, 1)]
@@ -31,13 +31,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+def page(runs, tmp_path_factory) -> str:
     path = write_page(build_page(build_report(runs), "A title of <mine>"), tmp_path_factory.mktemp("page"))
     assert path.name == "report.html"
     return path.read_text(encoding="utf-8")
 
 
-def test_every_section_and_figure_is_there(page: str) -> None:
+def test_every_section_and_figure_is_there(page):
     sections = re.findall(r'<section id="([^"]+)"', page)
     assert sections == [
         "summary", "comparison", "curves", "analyses", "parameters", "settings", "unfinished",
@@ -54,7 +54,7 @@ def test_every_section_and_figure_is_there(page: str) -> None:
     assert "<script" not in page
 
 
-def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
+def test_control_characters_of_a_name_reach_no_terminal(tmp_path):
     text = print_report([make_run(tmp_path / "x", row="[bold]odd[/]\x1b[31m")])
     assert "[bold]odd[/]" in text
     assert "\x1b" not in text

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import sacrebleu
 from made_runs import draw_hypotheses, draw_references, find, make_translation_run, make_translation_table
@@ -14,7 +11,7 @@ from fullrank.comparison.page import find_warnings
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def content(tmp_path_factory) -> Comparison:
     return build_report(make_translation_table(tmp_path_factory.mktemp("table4")))
 
 
@@ -23,7 +20,7 @@ def measure_bleu(wrong: float, seed: int) -> float:
     return float(sacrebleu.corpus_bleu(list(draw_hypotheses("test", wrong, seed, lines)), [list(lines)]).score)
 
 
-def test_means_differences_and_papers_figures_are_of_bleu(content: Comparison) -> None:
+def test_means_differences_and_papers_figures_are_of_bleu(content):
     plain, b = ([measure_bleu(wrong + 0.005 * seed, seed) for seed in (1, 2)] for wrong in (0.24, 0.18))
     place = {"split": "test", "checkpoint": "final"}
     assert find(content.records, "bleu_mean", row="plain", **place).value == pytest.approx(sum(plain) / 2)
@@ -43,7 +40,7 @@ def test_means_differences_and_papers_figures_are_of_bleu(content: Comparison) -
         ({"tokenize": "char"}, "BLEU signature"),
     ],
 )
-def test_other_references_or_signatures_do_not_compare(tmp_path: Path, options: dict[str, Any], fields: str) -> None:
+def test_other_references_or_signatures_do_not_compare(tmp_path, options, fields):
     plain = make_translation_run(tmp_path / "plain")
     other = make_translation_run(tmp_path / "other", row="other", mix="random", **options)
     content = build_report([plain, other])

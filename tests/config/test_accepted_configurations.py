@@ -64,7 +64,7 @@ BY_DATA = ("streams", "entries; set it to null", "model.vocab_size", "a stream o
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("agreement")
     for split, count in (("train", 60), ("valid", 12), ("test", 12)):
         (folder / f"{split}.txt").write_text("the cat sat on the mat and ran .\n" * count)
@@ -76,14 +76,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(draw: random.Random, place: Path) -> dict[str, Any]:
     """A configuration of one of three tasks with a few keys of `VALUES`."""
     task = draw.choice(["plain", "plain", "masked", "translation"])
-    data: dict[str, Any] = {
+    data = {
         "name": "text",
         "tokens": "byte",
         "train": "train.txt",
         "valid": "valid.txt",
         "test": "test.txt",
     }
-    train: dict[str, Any] = {"steps": 3, "batch_size": 4, "segment_length": 8}
+    train = {"steps": 3, "batch_size": 4, "segment_length": 8}
     if task == "masked":
         train |= {"objective": "masked", "mlm_probability": 0.5}
     if task == "translation":
@@ -91,7 +91,7 @@ def drawn(draw: random.Random, place: Path) -> dict[str, Any]:
                 "tokens": "word"}  # fmt: skip
         train = {"steps": 3, "batch_tokens": 64}
     model = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
-    settings: dict[str, Any] = {"model": model, "train": train, "eval": {}}
+    settings = {"model": model, "train": train, "eval": {}}
     settings["data"] = {**data, "dir": str(place), "cache": str(place / "cache")}
     for key in draw.sample(sorted(VALUES), draw.choice([1, 2, 3, 4, 6])):
         section, _, name = key.partition(".")
@@ -129,7 +129,7 @@ def accepted(place: Path, seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("seed", "count"), [(35, 70), pytest.param(36, 300, marks=pytest.mark.full)])
-def test_what_is_accepted_can_be_trained(place: Path, seed: int, count: int) -> None:
+def test_what_is_accepted_can_be_trained(place, seed, count):
     """Only what the text decides may be refused later: its length, and the size of its vocabulary."""
     refused, tried = [], 0
     for settings in accepted(place, seed, count):
@@ -168,7 +168,7 @@ def test_what_is_accepted_can_be_trained(place: Path, seed: int, count: int) -> 
             "kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}}}, "model.decoder.attention"),
     ],
 )  # fmt: skip
-def test_rules_that_need_no_text_are_in_the_configuration(changes: dict[str, Any], key: str) -> None:
+def test_rules_that_need_no_text_are_in_the_configuration(changes, key):
     sizes = {} if "glue" in str(changes) else {"model": {"hidden_size": 64, "num_attention_heads": 4}}
 
     def check() -> None:

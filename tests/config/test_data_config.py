@@ -20,7 +20,7 @@ PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source
         ({"name": "text", "train": "novel.txt"}, "text"),
     ],
 )
-def test_a_text_that_is_given_is_the_text(given: dict[str, object], name: str) -> None:
+def test_a_text_that_is_given_is_the_text(given, name):
     assert DataConfig(**given).name == name
     train = {"batch_tokens": 64} if name == "parallel" else {"steps": 3}
     assert build({"data": given, "train": train}).data.name == name

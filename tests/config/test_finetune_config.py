@@ -9,7 +9,7 @@ from fullrank.config.load import build, build_any, finetunes, resolve, resolve_a
 from fullrank.core.errors import ConfigError, InputError
 
 
-def test_the_name_of_the_data_says_which_kind_of_run_it_is() -> None:
+def test_the_name_of_the_data_says_which_kind_of_run_it_is():
     assert finetunes({"data": {"name": "glue/cola"}})
     assert finetunes({"data": {"name": "squad-v2"}})
     assert not finetunes({"data": {"name": "ptb"}})
@@ -22,14 +22,14 @@ def test_the_name_of_the_data_says_which_kind_of_run_it_is() -> None:
     assert isinstance(resolve_any("mixhead/table5", "cola-b").config, FinetuneConfig)
 
 
-def test_what_is_null_becomes_what_is_usual_of_the_task() -> None:
+def test_what_is_null_becomes_what_is_usual_of_the_task():
     glue, squad = TaskDataConfig(name="glue/rte"), TaskDataConfig(name="squad")
     assert (glue.max_length, glue.doc_stride, glue.answers, glue.task) == (128, None, False, "rte")
     assert (squad.max_length, squad.doc_stride, squad.max_query_length, squad.answers) == (384, 128, 64, True)
     assert build_any(FinetuneConfig().to_dict()) == FinetuneConfig()
 
 
-def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale() -> None:
+def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale():
     options = FinetuneTrainConfig(epochs=3, batch_size=32, warmup_ratio=0.1, gradient_accumulation_steps=4).options(101)
     assert options.warmup_steps == round(0.1 * 3 * 26)  # 101 batches are 26 updates
     assert (options.objective, options.epochs, options.steps) == ("labels", 3, None)
@@ -52,7 +52,7 @@ def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale
         ({"eval": {"every_steps": 1, "every_epochs": 1}}, "eval: give at most one"),
     ],
 )
-def test_faults_are_named(settings: dict[str, object], message: str) -> None:
+def test_faults_are_named(settings, message):
     with pytest.raises(ConfigError) as error:
         build_any({"data": {"name": "glue/cola"}, **settings})
     assert message in str(error.value)

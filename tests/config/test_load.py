@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fullrank.config.load import apply_overrides, build, flatten, merge, read_yaml
@@ -18,7 +15,7 @@ def problems(text: str) -> list[str]:
     return list(caught.value.problems)
 
 
-def test_an_empty_configuration_is_the_default() -> None:
+def test_an_empty_configuration_is_the_default():
     assert build({}) == build({"model": {}, "data": {}, "train": {}, "eval": {}})
 
 
@@ -35,7 +32,7 @@ def test_an_empty_configuration_is_the_default() -> None:
          "locked, output, projection, residual, words"),
     ],
 )  # fmt: skip
-def test_unknown_keys(text: str, message: str) -> None:
+def test_unknown_keys(text, message):
     assert problems(text) == [message]
 
 
@@ -53,7 +50,7 @@ def test_unknown_keys(text: str, message: str) -> None:
         ("model: {attention: {mix: [1]}}", ["model.attention.mix"]),
     ],
 )
-def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> None:
+def test_wrong_types_are_named_with_their_key(text, parts):
     found = "\n".join(problems(text))
     for part in parts:
         assert part in found
@@ -80,13 +77,13 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("data: {name: text}", "data.name", "set data.train"),
     ],
 )
-def test_impossible_values(text: str, key: str, word: str) -> None:
+def test_impossible_values(text, key, word):
     (line,) = problems(text)
     assert line.startswith(f"{key}: ")
     assert word in line
 
 
-def test_stage_options() -> None:
+def test_stage_options():
     attention = build(
         parse_yaml("model: {attention: {mix: {name: position_wise, start: random}}}", "here")
     ).model.attention
@@ -102,19 +99,19 @@ def test_stage_options() -> None:
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3", "10e-4"])
-def test_numbers_as_people_write_them(number: str) -> None:
+def test_numbers_as_people_write_them(number):
     assert build(parse_yaml(f"train: {{learning_rate: {number}}}", "here")).train.learning_rate == 0.001
     assert build(apply_overrides({}, [f"train.learning_rate={number}"])).train.learning_rate == 0.001
 
 
 @pytest.mark.parametrize("value", ["true", "yes"])
-def test_a_boolean_is_not_a_number(value: str) -> None:
+def test_a_boolean_is_not_a_number(value):
     found = problems(f"model: {{num_hidden_layers: {value}}}\ntrain: {{learning_rate: {value}}}")
     assert any("model.num_hidden_layers" in line for line in found)
     assert any("train.learning_rate" in line for line in found)
 
 
-def test_keys_given_twice() -> None:
+def test_keys_given_twice():
     with pytest.raises(InputError, match=r"here: not valid YAML: .*key 'steps' is given twice.*line 3"):
         parse_yaml("train:\n  steps: 1\n  steps: 2\n", "here")
     with pytest.raises(InputError, match="key 'model' is given twice"):
@@ -122,17 +119,17 @@ def test_keys_given_twice() -> None:
     assert parse_yaml("a: {x: 1}\nb: {x: 2}", "here") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
-def test_merge_keys() -> None:
+def test_merge_keys():
     assert parse_yaml("base: &b {x: 1, y: 2}\nmine: {<<: *b, y: 3}", "here")["mine"] == {"x": 1, "y": 3}
 
 
 @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\tx: 1", "a: !!python/object:os.system {}", "@x", "&a [*b]"])
-def test_broken_yaml(text: str) -> None:
+def test_broken_yaml(text):
     with pytest.raises(InputError, match="here: not valid YAML"):
         parse_yaml(text, "here")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     file = tmp_path / "run.yaml"
     for nothing in ("", "\n\n", "# nothing\n", "---\n", "null", "{}\n"):
         file.write_text(nothing)
@@ -152,7 +149,7 @@ def test_files(tmp_path: Path) -> None:
         read_yaml(tmp_path)
 
 
-def test_dotted_overrides() -> None:
+def test_dotted_overrides():
     raw = {"model": {"hidden_size": 8, "attention": {"mix": "position_wise"}}, "train": {"steps": 5}}
     before = flatten(raw)
     over = ["model.hidden_size=16", "model.attention.mix.start=random", "train.betas=[0.5, 0.6]", "data.lowercase=true",
@@ -174,7 +171,7 @@ def test_dotted_overrides() -> None:
 
 
 @pytest.mark.parametrize("end", ["steps=7", "epochs=2", "tokens=100"])
-def test_a_new_end_of_training_replaces_the_old_one(end: str) -> None:
+def test_a_new_end_of_training_replaces_the_old_one(end):
     train = build(apply_overrides({"train": {"steps": 5, "seed": 3}}, [f"train.{end}"])).train
     key, _, value = end.partition("=")
     ends = ("steps", "epochs", "tokens")
@@ -182,15 +179,15 @@ def test_a_new_end_of_training_replaces_the_old_one(end: str) -> None:
     assert train.seed == 3
 
 
-def test_merging_and_flattening() -> None:
-    base: dict[str, Any] = {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
+def test_merging_and_flattening():
+    base = {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
     assert merge(base, {"a": {"y": {"w": 4}}, "b": {"c": 5}}) == {"a": {"x": 1, "y": {"z": 2, "w": 4}}, "b": {"c": 5}}
     assert base == {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
     assert flatten(base) == {"a.x": 1, "a.y.z": 2, "b": 3}
     assert merge({}, {"a.b.c": 1}) == {"a": {"b": {"c": 1}}}
 
 
-def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
+def test_a_faulty_section_is_not_blamed_for_its_defaults():
     """`score: relative` is given; only because its section has another fault is the rest checked without it."""
     model = {"position": "relative", "hidden_size": -4, "attention": {"score": "relative", "cross_head": 7}}
     raw = {"model": model, "eval": {"clamp_length": 9, "batch_size": 0}}
@@ -219,7 +216,7 @@ OUT_OF_BOUNDS = [
 
 
 @pytest.mark.parametrize("override", NO_NUMBERS + OUT_OF_BOUNDS)
-def test_a_number_outside_its_range_is_named(override: str) -> None:
+def test_a_number_outside_its_range_is_named(override):
     with pytest.raises(ConfigError) as caught:
         build(apply_overrides({}, [override]))
     assert [line.split(":")[0] for line in caught.value.problems] == [override.split("=")[0]]

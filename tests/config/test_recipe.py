@@ -28,7 +28,7 @@ rows: {plain: {paper: {valid: 1}}}
 """
 
 
-def test_base_and_scales_are_laid_on_the_parents(tmp_path: Path) -> None:
+def test_base_and_scales_are_laid_on_the_parents(tmp_path):
     write(tmp_path, "parent.yaml", PARENT)
     child = write(
         tmp_path,
@@ -55,7 +55,7 @@ rows: {other: {set: {model.norm: post}}}
     assert resolve(child, "other", "small").config.model.num_hidden_layers == 4
 
 
-def test_extending_one_that_extends_and_a_shipped_one(tmp_path: Path) -> None:
+def test_extending_one_that_extends_and_a_shipped_one(tmp_path):
     write(tmp_path, "parent.yaml", PARENT)
     write(tmp_path, "child.yaml", "extends: parent.yaml\nbase: {train.seed: 9}\nrows: {x: }\n")
     grandchild = write(tmp_path, "grandchild.yaml", "extends: child.yaml\nbase: {train.batch_size: 2}\nrows: {y: }\n")
@@ -80,7 +80,7 @@ def test_extending_one_that_extends_and_a_shipped_one(tmp_path: Path) -> None:
         ("extends: broken.yaml\nrows: {x: }", "broken.yaml`: .*scales: a mapping with the keys"),
     ],
 )
-def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> None:
+def test_what_cannot_be_extended(tmp_path, text, message):
     write(tmp_path, "parent.yaml", PARENT)
     write(tmp_path, "plain.yaml", "train: {seed: 3}\n")
     write(tmp_path, "broken.yaml", "scales: {huge: {}}\nrows: {x: }\n")
@@ -105,6 +105,6 @@ def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> Non
         ("rows: {a: {1: 2, z: 3}}", "unknown key 'rows.a.z'|keys should be strings"),
     ],
 )
-def test_recipes_of_another_shape(text: str, message: str) -> None:
+def test_recipes_of_another_shape(text, message):
     with pytest.raises(InputError, match=message):
         parse("mine", parse_yaml(text, "mine"))

@@ -41,7 +41,7 @@ SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batc
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None:
+def test_what_does_not_go_together(raw, keys):
     with pytest.raises(ConfigError) as caught:
         build(raw)
     (problem,) = caught.value.problems
@@ -63,11 +63,11 @@ def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None
         ({"train": {"batch_tokens": 64, "context": 8}, "data": {"name": "synthetic-translation"}}, "train.context"),
     ],
 )
-def test_policies_of_a_running_text_elsewhere(settings: dict[str, Any], key: str) -> None:
+def test_policies_of_a_running_text_elsewhere(settings, key):
     with pytest.raises(ConfigError, match=f"(^|\n| ){key}:"):
         build(settings)
 
 
-def test_two_ends_of_training_are_refused() -> None:
+def test_two_ends_of_training_are_refused():
     with pytest.raises(ConfigError, match="give exactly one of steps, epochs, tokens; given steps, tokens"):
         build({"train": {"tokens": 10**6, "steps": 5}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -97,14 +97,14 @@ def raw_configs(draw: Any) -> dict[str, Any]:
 
 
 @given(raw_configs())
-def test_a_saved_configuration_is_the_same_configuration(raw: dict[str, Any]) -> None:
+def test_a_saved_configuration_is_the_same_configuration(raw):
     config = build(raw)
     assert build(parse_yaml(to_yaml(config), "saved")) == config
     assert to_yaml(build(parse_yaml(to_yaml(config), "saved"))) == to_yaml(config)
     assert build(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_a_saved_configuration_states_every_key() -> None:
+def test_a_saved_configuration_states_every_key():
     saved = RunConfig().to_dict()
     # sections that most runs do not have
     null = ("model.encoder.", "model.decoder.", "eval.valid.", "eval.test.")
@@ -122,7 +122,7 @@ def _has(nested: dict[str, Any], key: str) -> bool:
     return head in nested and (not rest or (nested[head] is not None and _has(nested[head], rest)))
 
 
-def test_the_interfaces_defaults() -> None:
+def test_the_interfaces_defaults():
     config = fr.ModelConfig(vocab_size=10)
     assert (config.position, config.memory_length, config.norm, config.final_norm) == ("rotary", 0, "pre", True)
     assert (config.output.tied, config.output.bias, config.attention.bias) == (False, True, True)
@@ -139,7 +139,7 @@ def test_the_interfaces_defaults() -> None:
 
 
 @given(raw_configs())
-def test_the_schema_accepts_what_the_program_accepts(raw: dict[str, Any]) -> None:
+def test_the_schema_accepts_what_the_program_accepts(raw):
     schema = json_schema()
     assert accepts(schema, raw, schema)
     assert accepts(schema, build(raw).to_dict(), schema)
@@ -159,7 +159,7 @@ def test_the_schema_accepts_what_the_program_accepts(raw: dict[str, Any]) -> Non
     ],
     ids=str,
 )
-def test_the_schema_refuses_what_the_program_refuses(raw: dict[str, Any]) -> None:
+def test_the_schema_refuses_what_the_program_refuses(raw):
     schema = json_schema()
     assert not accepts(schema, raw, schema)
     with pytest.raises(ConfigError):
@@ -186,12 +186,12 @@ def test_the_schema_refuses_what_the_program_refuses(raw: dict[str, Any]) -> Non
     ],
     ids=str,
 )
-def test_the_schema_of_fine_tuning_has_tasks_and_texts(raw: dict[str, Any], fits: bool) -> None:
+def test_the_schema_of_fine_tuning_has_tasks_and_texts(raw, fits):
     schema = finetune_schema()
     assert accepts(schema, raw, schema) == fits
 
 
-def test_the_schema_is_json_and_names_registered_stages() -> None:
+def test_the_schema_is_json_and_names_registered_stages():
     schema = json.loads(json.dumps(json_schema()))
     mix = schema["$defs"]["AttentionConfig"]["properties"]["mix"]["anyOf"]
     (words,) = (choice["enum"] for choice in mix if choice.get("type") == "string")
@@ -208,7 +208,7 @@ def test_the_schema_is_json_and_names_registered_stages() -> None:
 
 
 @pytest.mark.parametrize("schema", [json_schema, finetune_schema], ids=["run", "finetuning"])
-def test_every_key_has_a_description(schema: Callable[[], dict[str, Any]]) -> None:
+def test_every_key_has_a_description(schema):
     content = schema()
     roots = [content] if "properties" in content else []
     for section in (*roots, *content["$defs"].values()):
@@ -223,7 +223,7 @@ def _slots(hint: Any) -> Iterator[Slot]:
         yield from _slots(inner)
 
 
-def test_built_in_stages_are_those_that_are_registered() -> None:
+def test_built_in_stages_are_those_that_are_registered():
     """Their names and options are declared beside the keys, so that checking them needs no torch."""
     sections = [fr.ModelConfig, *kinds.AttentionConfig.MEMBERS, fr.TrainConfig, FinetuneTrainConfig]
     slots = [slot for section in sections for hint in hints_of(section).values() for slot in _slots(hint)]

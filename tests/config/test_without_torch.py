@@ -66,11 +66,11 @@ def _without_torch(verbs: list[tuple[list[str], int, str]], folder: Path | None 
     assert done.returncode == 0, done.stderr
 
 
-def test_verbs_about_configurations_import_no_torch() -> None:
+def test_verbs_about_configurations_import_no_torch():
     _without_torch([(verb, 0, "") for verb in VERBS])
 
 
-def test_bad_input_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     _without_torch([(verb, 2, said) for verb, said in REFUSED], tmp_path)

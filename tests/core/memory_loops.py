@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ class Setting:
     def build(self) -> fr.LanguageModel:
         """Away from its start, in double precision."""
         relative = {"name": "relative", "clamp_length": self.clamp_length}
-        stages: dict[str, Any] = {"normalize": "sigsoftmax", "mix": "position_wise"} if self.mixed else {}
+        stages = {"normalize": "sigsoftmax", "mix": "position_wise"} if self.mixed else {}
         config = fr.ModelConfig(
             vocab_size=VOCABULARY, hidden_size=E, num_hidden_layers=LAYERS, num_attention_heads=HEADS, head_dim=D,
             intermediate_size=INNER, norm=self.norm, position=self.position, memory_length=self.memory_length,
@@ -214,8 +213,8 @@ class Loops:
     def read(self, text: list[int], pattern: tuple[set[int], ...], drifting: bool = False) -> Expected:
         """One text, segment by segment."""
         length = self.setting.memory_length
-        start: Remembered = [(place, np.zeros(E)) for place in range(-length, 0)] if self.setting.zeros else []
-        known: list[Remembered] = [start] * LAYERS
+        start = [(place, np.zeros(E)) for place in range(-length, 0)] if self.setting.zeros else []
+        known = [start] * LAYERS
         rested = [0] * LAYERS
         found = Expected([], [])
         for first, size, resting in zip(STARTS, LENGTHS, pattern, strict=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.embedding import TokenEmbedding
@@ -46,7 +46,7 @@ class Case:
         """The layer with every parameter N(0, 0.7^2); what it is tied to is `layer._tied`."""
         sizes = {"vocab_size": self.vocabulary, "hidden_size": self.width}
         clusters = {"cutoffs": list(self.cutoffs), "div_val": self.div_val}
-        options: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "normalize": self.normalize}
+        options = {"tied": self.tied, "bias": self.bias, "normalize": self.normalize}
         options |= {"kind": "softmax" if not self.cutoffs else "adaptive"}
         if self.mixtures is not None:
             options |= {"kind": "mixture_of_softmaxes", "mixtures": self.mixtures, "latent": self.latent}
@@ -54,8 +54,8 @@ class Case:
             options |= clusters | {"form": self.form, "tied_projections": self.tied_projections}
         config = fr.OutputConfig(**options | changes)
         if self.cutoffs:
-            embedding: nn.Module = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", **clusters), **sizes)
-            kind: type[Output] = fr.AdaptiveSoftmax
+            embedding = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", **clusters), **sizes)
+            kind = fr.AdaptiveSoftmax
         else:
             embedding = TokenEmbedding(fr.ModelConfig(**sizes, num_attention_heads=1))
             kind = SoftmaxOutput if self.mixtures is None else fr.MixtureOfSoftmaxes
@@ -182,7 +182,7 @@ def close(name: str, found: Tensor, expected: Tensor, tolerance: float, least: f
 
 def pairwise_cases() -> list[Case]:
     """Few cases in which every two choices of two options stand together once, where they may."""
-    choices: dict[str, list[Any]] = {
+    choices = {
         "cutoffs": [(), (4, 9, 15), (22,), (1, 2)], "mixtures": [None, 1, 3], "div_val": [1, 2],
         "form": ["fairseq", "transformer_xl"], "tied": [False, True], "tied_projections": [False, True],
         "bias": [False, True], "normalize": ["softmax", "sigsoftmax"],

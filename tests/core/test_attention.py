@@ -69,7 +69,7 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
-def test_position_wise_layer_is_equations_8_to_12(position: str) -> None:
+def test_position_wise_layer_is_equations_8_to_12(position):
     """The query that builds the mixing is the projected one with its bias, before scale and rotation."""
     made, x = layer(position, mix="position_wise"), torch.randn(2, N, E, dtype=torch.float64)
     given = made(x).detach().numpy()
@@ -84,7 +84,7 @@ def test_position_wise_layer_is_equations_8_to_12(position: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_plain_layer(kernel: str) -> None:
+def test_plain_layer(kernel):
     made, x = layer(), torch.randn(1, N, E, dtype=torch.float64)
     with fr.kernel(kernel):
         given = made(x)[0].detach().numpy()
@@ -92,7 +92,7 @@ def test_plain_layer(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 6, 9])
-def test_cross_attention_reads_another_source(length: int) -> None:
+def test_cross_attention_reads_another_source(length):
     made = layer(mix="position_wise")
     x, source = torch.randn(1, N, E, dtype=torch.float64), torch.randn(1, length, E, dtype=torch.float64)
     given = made(x, source)[0].detach().numpy()
@@ -106,7 +106,7 @@ def test_cross_attention_reads_another_source(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [None, 9])
-def test_gates_scale_the_output_of_each_head(length: int | None) -> None:
+def test_gates_scale_the_output_of_each_head(length):
     """2 sigmoid(w_i x_n), of the query's own x, in self-attention and in cross-attention."""
     made = layer(gate="head")
     x = torch.randn(1, N, E, dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_gates_scale_the_output_of_each_head(length: int | None) -> None:
     assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options)).max() > 1e-2
 
 
-def test_dropout_acts_after_mixing() -> None:
+def test_dropout_acts_after_mixing():
     """One key, values of one, both heads the sum of both: 2, so 0 or 4 with p = 1/2; dropping before mixing gives 2 too."""
     made = fr.Attention(
         fr.AttentionConfig(mix="position_independent", bias=False), hidden_size=4, num_attention_heads=2, dropout=0.5

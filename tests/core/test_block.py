@@ -40,7 +40,7 @@ def norm(layer: torch.nn.LayerNorm, x: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
 @pytest.mark.parametrize("kind", ["pre", "post"])
-def test_two_residual_lines(kind: str, eps: float) -> None:
+def test_two_residual_lines(kind, eps):
     block, x = shaken(Block(config(norm=kind, layer_norm_eps=eps))), torch.randn(2, 5, E, dtype=torch.float64)
     if kind == "pre":
         h = x + block.attention(norm(block.attention_norm, x, eps))
@@ -51,7 +51,7 @@ def test_two_residual_lines(kind: str, eps: float) -> None:
     assert torch.allclose(block(x, fr.Layout.of(5)), expected, atol=1e-12)
 
 
-def test_activations() -> None:
+def test_activations():
     x = torch.randn(3, E, dtype=torch.float64)
     for name, act in (
         ("relu", lambda u: u.clamp_min(0)),
@@ -67,7 +67,7 @@ def test_activations() -> None:
     ("kind", "given", "expected"),
     [("pre", None, True), ("post", None, False), ("pre", False, False), ("post", True, True)],
 )
-def test_final_norm_by_default_with_pre_norm(kind: str, given: bool | None, expected: bool) -> None:
+def test_final_norm_by_default_with_pre_norm(kind, given, expected):
     made = shaken(fr.LanguageModel(config(norm=kind, final_norm=given, position="none")))
     assert made.config.final_norm is expected
     assert ("final_norm.weight" in made.state_dict()) is expected
@@ -79,7 +79,7 @@ def test_final_norm_by_default_with_pre_norm(kind: str, given: bool | None, expe
     assert torch.allclose(made(torch.tensor([[1, 2, 3]])).logits, logits, atol=1e-12)
 
 
-def test_tied_weights_get_both_gradients() -> None:
+def test_tied_weights_get_both_gradients():
     """The embedding's gradient is that through the input plus that through the output."""
     tied = shaken(fr.LanguageModel(config(output=fr.OutputConfig(tied=True))))
     free = fr.LanguageModel(config(output=fr.OutputConfig(bias=False))).double().eval()
@@ -92,7 +92,7 @@ def test_tied_weights_get_both_gradients() -> None:
     assert free.embedding.weight.grad.abs().max() > 1e-3
 
 
-def test_equals_pytorchs_encoder_layer() -> None:
+def test_equals_pytorchs_encoder_layer():
     """A block equals nn.TransformerEncoderLayer with a causal mask, pre- and post-norm."""
     for kind in ("pre", "post"):
         block = shaken(Block(config(norm=kind)))

@@ -20,7 +20,7 @@ def join(past: KeyValues, new: Tensor) -> KeyValues:
     return KeyValues.join(past, None, new, None)
 
 
-def test_two_go_on_from_one() -> None:
+def test_two_go_on_from_one():
     """Both find what they appended; the one that came second has a storage of its own."""
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def test_two_go_on_from_one() -> None:
     assert two.buffers[1] is not shared.buffers[1]
 
 
-def test_what_is_given_is_never_written_to_and_growing_is_rare() -> None:
+def test_what_is_given_is_never_written_to_and_growing_is_rare():
     tokens = some(5, 0)
     found, buffers = start(tokens), []
     with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ def order(route: torch.nn.Module) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
-def test_permutations_come_as_often_as_beta_says(beta: float) -> None:
+def test_permutations_come_as_often_as_beta_says(beta):
     """Each of the H! orders has probability beta / H!; to stay put has 1 - beta more."""
     route, draws = StochasticCrossHead(beta).train(), 3000
     counts = Counter(order(route) for _ in range(draws))
@@ -38,7 +37,7 @@ def test_permutations_come_as_often_as_beta_says(beta: float) -> None:
         assert abs(counts[permutation] - draws * p) <= 4.5 * math.sqrt(draws * p * (1 - p)) + 1e-9, permutation
 
 
-def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> None:
+def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing():
     route, keys = StochasticCrossHead(1.0).train(), torch.arange(HEADS, dtype=torch.float32)[:, None, None]
     for _ in range(20):
         content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
@@ -50,7 +49,7 @@ def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> No
 
 
 @pytest.mark.parametrize("options", [{"score": "relative"}, {"mix": "position_wise"}], ids=["relative", "mixed"])
-def test_permuted_heads_are_permuted_weights(options: dict[str, Any]) -> None:
+def test_permuted_heads_are_permuted_weights(options):
     """Keys, keys of distances and values change places together; queries, u and v and the query of the mixing stay."""
     config = fr.AttentionConfig(**options, cross_head=1.0)
     attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()

@@ -14,10 +14,10 @@ from fullrank.core.errors import InputError
 
 def build(layers: int = 2, **sizes: object) -> fr.LanguageModel:
     given = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": layers, **sizes}
-    return fr.LanguageModel(fr.ModelConfig(**given)).eval()  # type: ignore[arg-type]
+    return fr.LanguageModel(fr.ModelConfig(**given)).eval()
 
 
-def test_a_cache_of_another_model_or_of_other_texts() -> None:
+def test_a_cache_of_another_model_or_of_other_texts():
     model, ids = build(), torch.randint(11, (2, 5))
     cache = build(layers=3)(ids, cache=build(layers=3).new_cache()).cache
     with pytest.raises(InputError, match=r"has \(layers, rows\) \(3, \d\), the model and input_ids \(2, "):
@@ -27,7 +27,7 @@ def test_a_cache_of_another_model_or_of_other_texts() -> None:
         model(ids[:1], cache=own)
 
 
-def test_a_mask_over_the_past_must_be_the_one_it_was_read_with() -> None:
+def test_a_mask_over_the_past_must_be_the_one_it_was_read_with():
     model, ids = build(), torch.randint(11, (2, 5))
     mask = torch.ones(2, 5, dtype=torch.long)
     mask[0, :2] = 0
@@ -41,7 +41,7 @@ def test_a_mask_over_the_past_must_be_the_one_it_was_read_with() -> None:
         model(ids[:, 3:], cache=unmasked, attention_mask=mask)
 
 
-def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
+def test_a_forced_kernel_does_what_it_says_or_refuses():
     model, ids = build(), torch.randint(11, (2, 5))
     with (
         fr.kernel("sdpa"),
@@ -125,7 +125,7 @@ def made() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_named(name: str, made: dict[str, Any]) -> None:
+def test_a_wrong_call_is_named(name, made):
     call, words = CALLS[name]
     with pytest.raises(InputError, match=words):
         call(**made)

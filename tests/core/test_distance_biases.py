@@ -36,7 +36,7 @@ def config(position: str, **changes: Any) -> fr.ModelConfig:
         (12, [*(2.0**-i for i in range(1, 9)), *(2 ** -(i - 0.5) for i in range(1, 5))]),
     ],
 )
-def test_slopes_of_alibi(heads: int, slopes: list[float]) -> None:
+def test_slopes_of_alibi(heads, slopes):
     """The numbers of the paper (§3) for powers of two; for others those of the power below, then every other one between."""
     position = Alibi(config("alibi", num_attention_heads=heads))
     found = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[0]
@@ -59,7 +59,7 @@ def find_bucket(distance: int, buckets: int, longest: int, causal: bool) -> int:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_buckets(causal: bool) -> None:
+def test_buckets(causal):
     for buckets, longest in ((32, 128), (8, 9), (12, 50)):
         distances = range(-200, 201)
         expected = [find_bucket(distance, buckets, longest, causal) for distance in distances]
@@ -91,7 +91,7 @@ def layouts() -> dict[str, fr.Layout]:
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("where", layouts())
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
-def test_a_layer_adds_the_bias_of_each_distance(position: str, where: str, mix: str) -> None:
+def test_a_layer_adds_the_bias_of_each_distance(position, where, mix):
     """Scores of a layer, one by one: s Q.K + b(p_n - p_m), with positions in the text."""
     model = moved(fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix=mix))).double())
     layer, layout = model.blocks[0].attention, layouts()[where]
@@ -125,11 +125,11 @@ STAGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("where", layouts())
 @pytest.mark.parametrize("stages", STAGES)
-def test_every_kernel_equals_the_definition(position: str, where: str, stages: str) -> None:
+def test_every_kernel_equals_the_definition(position, where, stages):
     """Outputs and every gradient, that of T5's table too."""
     layout = layouts()[where]
     queries, keys = layout.shape
-    found: dict[str, dict[str, Tensor]] = {}
+    found = {}
     for kernel in ("reference", "auto", "native", *(["sdpa"] if stages == "plain" else [])):
         torch.manual_seed(1)
         attention = fr.AttentionConfig(**STAGES[stages])
@@ -149,7 +149,7 @@ def test_every_kernel_equals_the_definition(position: str, where: str, stages: s
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("where", layouts())
-def test_mixed_heads_are_fast_where_rows_have_the_same_positions(position: str, where: str) -> None:
+def test_mixed_heads_are_fast_where_rows_have_the_same_positions(position, where):
     model = fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix="position_wise")))
     attend, (queries, keys) = model.blocks[0].attention.attend, layouts()[where].shape
     query, key = torch.randn(2, H, queries, D), torch.randn(2, H, keys, D)
@@ -164,7 +164,7 @@ def test_mixed_heads_are_fast_where_rows_have_the_same_positions(position: str, 
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_memory_is_at_its_distance(position: str) -> None:
+def test_a_memory_is_at_its_distance(position):
     """A layer that was skipped has a gap in its memory, which counts: as one pass over all tokens with the gap masked."""
     model = moved(fr.LanguageModel(config(position, memory_length=20, num_hidden_layers=1)).double()).eval()
     ids = torch.randint(11, (2, 12))
@@ -179,7 +179,7 @@ def test_a_memory_is_at_its_distance(position: str) -> None:
     assert torch.allclose(out, expected[:, 7:], atol=1e-12)
 
 
-def test_t5_starts_as_in_t5() -> None:
+def test_t5_starts_as_in_t5():
     model = fr.LanguageModel(config("t5", hidden_size=64, num_attention_heads=16, relative_attention_num_buckets=200,
                                     relative_attention_max_distance=300))  # fmt: skip
     bias = model.position.relative_attention_bias
@@ -187,7 +187,7 @@ def test_t5_starts_as_in_t5() -> None:
     assert abs(float(bias.detach().std()) - 64**-0.5) < 0.005
 
 
-def test_a_scale_of_dot_products() -> None:
+def test_a_scale_of_dot_products():
     """T5's 1, and the default written out."""
     ids = torch.randint(11, (2, N))
     models = {}
@@ -205,6 +205,6 @@ def test_a_scale_of_dot_products() -> None:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_layer_alone_says_that_it_needs_a_placed_layout(position: str) -> None:
+def test_a_layer_alone_says_that_it_needs_a_placed_layout(position):
     with pytest.raises((InputError, ValueError), match=f"model.position {position}: a layer needs a layout"):
         fr.Attention(config(position))(torch.randn(1, 3, E))

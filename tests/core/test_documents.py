@@ -53,7 +53,7 @@ def documents(row: Tensor) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
-def test_packed_documents_are_documents_by_themselves(name: str, kernel: str) -> None:
+def test_packed_documents_are_documents_by_themselves(name, kernel):
     """Logits, and the gradient of their sum, which is that of the documents one by one."""
     model, ids = build(**MODELS[name]), packed()
     cotangent = torch.randn(2, N, VOCABULARY, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_packed_documents_are_documents_by_themselves(name: str, kernel: str) ->
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_cache_knows_the_documents(name: str) -> None:
+def test_a_cache_knows_the_documents(name):
     """Cut anywhere, with padding on the left whose id is the one that begins a document, after crop and reorder."""
     model, ids = build(**MODELS[name]), packed()
     mask = torch.ones(2, N, dtype=torch.int64)
@@ -100,7 +100,7 @@ def test_a_cache_knows_the_documents(name: str) -> None:
         assert torch.allclose(model(ids, cache=half.crop(0)).logits, model(ids).logits, atol=1e-12)
 
 
-def test_padding_is_left_out_of_documents() -> None:
+def test_padding_is_left_out_of_documents():
     model, ids = build(**MODELS["rotary"]), packed()[:1]
     mask = torch.ones(1, N + 4, dtype=torch.int64)
     mask[0, :4] = 0
@@ -108,7 +108,7 @@ def test_padding_is_left_out_of_documents() -> None:
     assert torch.allclose(model(left, attention_mask=mask).logits[:, 4:], model(ids).logits, atol=1e-12)
 
 
-def test_positions_restart() -> None:
+def test_positions_restart():
     layout = build(position="none").make_layout(packed(), None, 0, True, None)
     assert layout.query_positions.tolist() == [
         [0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2],
@@ -117,7 +117,7 @@ def test_positions_restart() -> None:
 
 
 @pytest.mark.parametrize("name", ["rotary", "sinusoidal", "relative", "t5"])
-def test_a_kernel_computes_documents_of_mixed_heads(name: str) -> None:
+def test_a_kernel_computes_documents_of_mixed_heads(name):
     if not fr.kernels.available("native"):
         pytest.skip("no C++ compiler")
     with fr.kernels.chosen() as kernels:
@@ -125,7 +125,7 @@ def test_a_kernel_computes_documents_of_mixed_heads(name: str) -> None:
     assert kernels == {"native"}
 
 
-def test_generated_documents_begin_anew() -> None:
+def test_generated_documents_begin_anew():
     """After the token that begins a document the text goes on as if nothing stood before."""
     model = build(**MODELS["rotary"])
     prompt = torch.tensor([[5, 7, 9, 4, BEGIN]])
@@ -133,7 +133,7 @@ def test_generated_documents_begin_anew() -> None:
     assert torch.equal(written[:, 5:], model.generate(prompt[:, 4:], 6, greedy=True)[:, 1:])
 
 
-def test_what_reads_documents_as_one_text_is_refused() -> None:
+def test_what_reads_documents_as_one_text_is_refused():
     model = build()
     with pytest.raises(ConfigError, match=r"model\.document_token_id"):
         model.with_memory(5)

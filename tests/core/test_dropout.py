@@ -13,7 +13,7 @@ from fullrank.core.draws import Dropout, draw_words, dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.75])
-def test_every_entry_is_dropped_with_probability_p(p: float) -> None:
+def test_every_entry_is_dropped_with_probability_p(p):
     torch.manual_seed(0)
     count, masks = 100_001, 20
     dropped = sum(int((dropout(torch.ones(count), p) == 0).sum()) for _ in range(masks))
@@ -21,7 +21,7 @@ def test_every_entry_is_dropped_with_probability_p(p: float) -> None:
     assert abs(dropped - p * count * masks) < tolerance
 
 
-def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
+def test_a_mask_is_a_function_of_the_seed_and_advances_it():
     torch.manual_seed(3)
     first, second = dropout(torch.ones(99), 0.5), dropout(torch.ones(99), 0.5)
     torch.manual_seed(3)
@@ -30,14 +30,14 @@ def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_does_nothing_in_evaluation_or_at_zero(locked: bool) -> None:
+def test_does_nothing_in_evaluation_or_at_zero(locked):
     x, state = torch.randn(2, 3, 4), torch.get_rng_state()
     assert Dropout(0.5, locked).eval()(x) is x
     assert Dropout(0.0, locked).train()(x) is x
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_locked_shares_one_mask_over_positions() -> None:
+def test_locked_shares_one_mask_over_positions():
     out = Dropout(0.5, locked=True).train()(torch.ones(50, 7, 10))
     assert torch.equal(out, out[:, :1].expand_as(out))
     assert not torch.equal(out[0], out[1])  # each text has its own
@@ -45,7 +45,7 @@ def test_locked_shares_one_mask_over_positions() -> None:
     assert not torch.equal(ordinary, ordinary[:, :1].expand_as(ordinary))
 
 
-def test_places_are_where_they_are_named() -> None:
+def test_places_are_where_they_are_named():
     """Hooks around each place find the share of zeros that belongs to it."""
     shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}
     config = fr.ModelConfig(
@@ -57,7 +57,7 @@ def test_places_are_where_they_are_named() -> None:
         dropout=fr.DropoutConfig(**shares),
     )
     made = fr.LanguageModel(config).train()
-    seen: dict[str, list[torch.Tensor]] = {}
+    seen = {}
 
     def note(name: str) -> object:
         return lambda module, args, out=None: seen.setdefault(name, []).append(args[0])
@@ -74,11 +74,11 @@ def test_places_are_where_they_are_named() -> None:
             assert abs(float((tensor == 0).float().mean()) - share) < 0.02, place
 
 
-def test_whole_words_are_dropped_in_the_whole_batch() -> None:
+def test_whole_words_are_dropped_in_the_whole_batch():
     torch.manual_seed(1)
     ids = torch.randint(4000, (40, 50))
     factor = draw_words(0.25, ids, 4000)
-    by_word: dict[int, set[float]] = {}
+    by_word = {}
     for word, kept in zip(ids.flatten().tolist(), factor.flatten().tolist(), strict=True):
         by_word.setdefault(word, set()).add(kept)
     assert all(len(values) == 1 for values in by_word.values())
@@ -87,7 +87,7 @@ def test_whole_words_are_dropped_in_the_whole_batch() -> None:
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(by_word))
 
 
-def test_a_dropped_word_is_almost_a_zero_vector_and_still_predicted() -> None:
+def test_a_dropped_word_is_almost_a_zero_vector_and_still_predicted():
     """With a first token of zeros 16 post-norm layers multiply its gradient by 316 at each of 32 norms."""
     dropout = fr.core.config.DropoutConfig(words=0.5, embedding=0.5)
     config = fr.ModelConfig(

@@ -18,7 +18,7 @@ DOUBLE = torch.float64
 
 
 @pytest.mark.parametrize(("div_val", "scaled"), [(1, True), (2, False), (3, True)])
-def test_adaptive_input(div_val: int, scaled: bool) -> None:
+def test_adaptive_input(div_val, scaled):
     """A row of its cluster's table, projected, token by token; and the gradients of both."""
     width, cutoffs, vocabulary = 27, [4, 5, 11], 17
     layer = fr.AdaptiveInput(
@@ -58,7 +58,7 @@ def train(vocab_size: int = 23, hidden_size: int = 24, scaled: bool = False, **o
         ({"rank": 5, "cores": 1}, [(1, 23, 24, 1)]),
     ],
 )
-def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]]) -> None:
+def test_tensor_train(options, shapes):
     """Entry by entry a product of matrices of numbers, with the gradients of every core; and the table at once."""
     layer = train(scaled=True, **options).double()
     assert [tuple(core.shape) for core in layer.cores] == shapes
@@ -79,7 +79,7 @@ def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]])
     torch.testing.assert_close(layer.table()[ids] * 24**0.5, layer(ids), rtol=1e-12, atol=1e-12)
 
 
-def test_factors_are_nearly_equal() -> None:
+def test_factors_are_nearly_equal():
     """Factors are nearly equal, of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
     for size in (1, 2, 7, 23, 64, 97, 256, 410, 512, 1024, 10_000, 267_735):
         for count in (1, 2, 3, 4):
@@ -96,7 +96,7 @@ def test_factors_are_nearly_equal() -> None:
     ("initializer", "variance"),
     [("fairseq", 1 / 64), ("transformer_xl", 0.02**2), ("pytorch", 1.0), ("xavier_uniform", 2 / (900 + 64))],
 )
-def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer: str, variance: float) -> None:
+def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer, variance):
     layer = train(900, 64, rank=8)
     found = []
     for seed in range(30):

@@ -117,9 +117,7 @@ STARTS: list[tuple[str, dict[str, Any], dict[str, Check]]] = [
 
 
 @pytest.mark.parametrize(("initializer", "model", "starts"), STARTS)
-def test_every_parameter_starts_as_in_the_original(
-    initializer: str, model: dict[str, Any], starts: dict[str, Check]
-) -> None:
+def test_every_parameter_starts_as_in_the_original(initializer, model, starts):
     torch.manual_seed(5)
     config = fr.ModelConfig(
         vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,

@@ -55,7 +55,7 @@ def config(case: str, layers: list[Keys] | None = None, **keys: Any) -> fr.Model
 
 def model(case: str, **keys: Any) -> fr.LanguageModel:
     torch.manual_seed(2)
-    made: fr.LanguageModel = moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
+    made = moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
     return made
 
 
@@ -75,7 +75,7 @@ def uniform(case: str, layer: int, **keys: Any) -> fr.ModelConfig:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> None:
+def test_it_is_the_layers_of_uniform_models_one_after_the_other(case):
     found, read = model(case), tokens(2, 9)
     layers = []
     for i, own in enumerate(found.blocks):
@@ -92,7 +92,7 @@ def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> No
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parameters_and_work_are_the_sums_of_the_layers(case: str) -> None:
+def test_parameters_and_work_are_the_sums_of_the_layers(case):
     length, batch = 24, 2
     found, count = size(config(case), length, batch), range(len(CASES[case][1]))
     one, two = ([size(uniform(case, i, num_hidden_layers=n), length, batch) for i in count] for n in (1, 2))
@@ -105,8 +105,8 @@ def test_parameters_and_work_are_the_sums_of_the_layers(case: str) -> None:
         assert off <= (0 if (section, name) in exact else 3), name  # FLOPs are rounded
 
 
-def test_layers_by_place_and_by_number() -> None:
-    base: Keys = {**SIZES, "num_hidden_layers": 4}
+def test_layers_by_place_and_by_number():
+    base = {**SIZES, "num_hidden_layers": 4}
     by_place = fr.ModelConfig(**base, layers=[{"attention": PAIRS}, {}, {"attention": B}, {"attention": B}])
     by_number = fr.ModelConfig(**base, layers=[{"at": [-2, 3], "attention": B}, {"at": [0], "attention": PAIRS}])
     plain, b = fr.AttentionConfig(), fr.AttentionConfig(**B)
@@ -122,7 +122,7 @@ def test_layers_by_place_and_by_number() -> None:
 
 @pytest.mark.parametrize("case", ["B in the last two layers", "multi-linear first", "relative"])
 @torch.no_grad()
-def test_both_sides_of_a_translator(case: str) -> None:
+def test_both_sides_of_a_translator(case):
     torch.manual_seed(3)
     whole = replace(config(case), encoder=fr.EncoderConfig(vocab_size=11))
     found = moved(fr.Translator(whole).double().eval(), 0.2)

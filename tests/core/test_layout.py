@@ -14,7 +14,7 @@ def picture(layout: fr.Layout, row: int = 0) -> list[str]:
     return ["".join(".x"[int(seen)] for seen in line) for line in layout.visible()[row, 0].tolist()]
 
 
-def test_causal() -> None:
+def test_causal():
     layout = fr.Layout.of(4)
     assert picture(layout) == ["x...", "xx..", "xxx.", "xxxx"]
     assert layout.shape == (4, 4)
@@ -23,7 +23,7 @@ def test_causal() -> None:
     assert layout.query_positions.tolist() == layout.key_positions.tolist() == [0, 1, 2, 3]
 
 
-def test_reach() -> None:
+def test_reach():
     """The smallest and greatest distance of a pair that is seen."""
     assert fr.Layout.of(4).reach == (0, 3)
     assert fr.Layout.of(2, 5).reach == (0, 4)
@@ -40,7 +40,7 @@ def test_reach() -> None:
         assert (int(apart.min()), int(apart.max())) == layout.reach
 
 
-def test_padding_on_either_side() -> None:
+def test_padding_on_either_side():
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]).bool()
     layout = fr.Layout.of(4, key_mask=mask)
     assert picture(layout, 0)[2:] == ["..x.", "..xx"]
@@ -50,7 +50,7 @@ def test_padding_on_either_side() -> None:
     assert not layout.unrestricted
 
 
-def test_cross() -> None:
+def test_cross():
     layout = fr.Layout.of(2, 3, causal=False)
     assert picture(layout) == ["xxx", "xxx"]
     assert layout.unrestricted
@@ -63,7 +63,7 @@ def test_cross() -> None:
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_rows_of_nothing_but_padding_give_no_nan(causal: bool, normalize: str, kernel: str) -> None:
+def test_rows_of_nothing_but_padding_give_no_nan(causal, normalize, kernel):
     attention = fr.Attention(
         fr.AttentionConfig(normalize=normalize, mix="position_wise"), hidden_size=6, num_attention_heads=2
     )
@@ -82,7 +82,7 @@ def test_rows_of_nothing_but_padding_give_no_nan(causal: bool, normalize: str, k
 # -- the strided pattern of the Sparse Transformer ------------------------------------------------------------------------
 
 
-def test_strided_pattern() -> None:
+def test_strided_pattern():
     """Child et al. 2019, §4.3: A1 = {t, .., i} with t = max(0, i - l), A2 = {j: (i - j) mod l = 0}; a merged head sees both."""
     tokens, stride = 9, 3
     layout = replace(fr.Layout.of(tokens), stride=stride)
@@ -96,7 +96,7 @@ def test_strided_pattern() -> None:
     assert layout.distances == tokens  # of relative scores: the table has them all
 
 
-def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directions() -> None:
+def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directions():
     gap = replace(fr.Layout.from_runs(2, [(-7, 2), (-2, 4)]), stride=3)
     assert gap.key_positions.tolist() == [-7, -6, -2, -1, 0, 1]
     assert picture(gap) == [".xxxx.", "..xxxx"]  # from 0: -6, -2, -1, 0; from 1: -2, -1, 0, 1; -5 and -8 are not there
@@ -108,7 +108,7 @@ def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directi
     assert picture(replace(fr.Layout.of(5, causal=False), stride=2)) == ["xxx.x", "xxxx.", "xxxxx", ".xxxx", "x.xxx"]
 
 
-def test_a_model_has_weights_where_its_pattern_sees() -> None:
+def test_a_model_has_weights_where_its_pattern_sees():
     model, trace = (
         fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention={"pattern": "strided", "stride": 3})),
         fr.Trace(),

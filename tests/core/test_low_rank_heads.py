@@ -93,7 +93,7 @@ def shares(weights: Tensor, head_dim: int) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("head_dim", [1, 4])
-def test_a_head_of_fewer_than_n_minus_1_dimensions_stays_at_its_distance(head_dim: int) -> None:
+def test_a_head_of_fewer_than_n_minus_1_dimensions_stays_at_its_distance(head_dim):
     """The distance is a lower bound for heads that search for P, and the truncated scores reach it."""
     tokens = 7
     weights = some_weights(tokens)
@@ -110,7 +110,7 @@ def test_a_head_of_fewer_than_n_minus_1_dimensions_stays_at_its_distance(head_di
         assert searched(weights, head_dim, seed) >= bound * (1 - 1e-12)
 
 
-def test_a_head_of_n_minus_1_dimensions_reaches_every_matrix() -> None:
+def test_a_head_of_n_minus_1_dimensions_reaches_every_matrix():
     """The paper asks for n: a softmax does not see the mean of a row."""
     tokens = 7
     weights = some_weights(tokens)
@@ -121,7 +121,7 @@ def test_a_head_of_n_minus_1_dimensions_reaches_every_matrix() -> None:
 
 
 @pytest.mark.parametrize("tokens", [6, 7])
-def test_with_the_causal_mask_half_the_length_is_enough(tokens: int) -> None:
+def test_with_the_causal_mask_half_the_length_is_enough(tokens):
     """What is hidden is free, so that ceil(n / 2) dimensions reach a masked P and fewer than floor(n / 2) do not."""
     logits = some_weights(tokens).log()
     weights = torch.softmax(logits.masked_fill(torch.ones_like(logits).triu(1).bool(), -math.inf), -1)
@@ -142,7 +142,7 @@ def test_with_the_causal_mask_half_the_length_is_enough(tokens: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("tokens", "head_dim"), [(7, 2), (7, 1), (9, 3)])
-def test_mixed_heads_reach_what_none_of_them_can(tokens: int, head_dim: int, causal: bool) -> None:
+def test_mixed_heads_reach_what_none_of_them_can(tokens, head_dim, causal):
     weights = some_weights(tokens)
     if causal:
         weights = weights.tril() / weights.tril().sum(-1, keepdim=True)

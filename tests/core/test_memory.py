@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ RAGGED = covering(
 
 
 @pytest.mark.parametrize("row", RAGGED, ids=lambda row: "-".join(map(str, row.values())))
-def test_texts_of_different_lengths_are_read_as_if_alone(row: dict[str, Any]) -> None:
+def test_texts_of_different_lengths_are_read_as_if_alone(row):
     """Every text has its own ragged segments, padded on either side; its memory holds its own last tokens. Layers rest."""
     memory_length, same_length = row["memory"]
     made = model(row["position"], memory_length, same_length=same_length, norm=row["norm"])
@@ -70,8 +69,8 @@ def test_texts_of_different_lengths_are_read_as_if_alone(row: dict[str, Any]) ->
     taken = [[0, *accumulate(each)] for each in sizes]
     with torch.set_grad_enabled(not row["cached"]):
         alone = [in_segments(made, one[None], each, row["skips"])[0][0] for one, each in zip(texts, sizes, strict=True)]
-        known: Any = None
-        found: list[list[Tensor]] = [[] for _ in texts]
+        known = None
+        found = [[] for _ in texts]
         for step, skip in enumerate(row["skips"]):
             ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
             for number, each in enumerate(sizes):
@@ -87,7 +86,7 @@ def test_texts_of_different_lengths_are_read_as_if_alone(row: dict[str, Any]) ->
     assert known.lengths.tolist() == [sum(each) for each in sizes]
 
 
-def test_cached_keys_are_not_used_after_the_weights_have_changed() -> None:
+def test_cached_keys_are_not_used_after_the_weights_have_changed():
     made, ids = model(), text()
     with torch.no_grad():
         memory = made(ids[:, :6]).memory
@@ -104,7 +103,7 @@ def test_cached_keys_are_not_used_after_the_weights_have_changed() -> None:
     assert (found - before).abs().max() > 1e-3
 
 
-def test_a_memory_is_a_value() -> None:
+def test_a_memory_is_a_value():
     made, ids = model("rotary"), text()
     first = made(ids[:, :6]).memory
     again = [made(ids[:, 6:9], first).logits for _ in range(2)]
@@ -113,9 +112,7 @@ def test_a_memory_is_a_value() -> None:
 
 
 @pytest.mark.parametrize(("length", "same", "clamp"), [(8, False, None), (6, True, None), (8, False, 4)])
-def test_another_length_is_that_of_a_model_built_with_it(
-    length: int, same: bool, clamp: int | None, tmp_path: Path
-) -> None:
+def test_another_length_is_that_of_a_model_built_with_it(length, same, clamp, tmp_path):
     """The model itself is left alone, and files keep the change."""
     made, ids, sizes = model(memory_length=3), text(), [4, 5, 6]
     before = in_segments(made, ids, sizes)[0]
@@ -133,7 +130,7 @@ def test_another_length_is_that_of_a_model_built_with_it(
     assert torch.equal(in_segments(made, ids, sizes)[0], before)
 
 
-def test_of_a_longer_memory_the_last_tokens_are_used() -> None:
+def test_of_a_longer_memory_the_last_tokens_are_used():
     made, ids = model(memory_length=3), text()
     longer = in_segments(made, ids, [4, 5, 6])[1]
     changed = made.with_memory(2)
@@ -148,7 +145,7 @@ def test_of_a_longer_memory_the_last_tokens_are_used() -> None:
     assert out.memory.layers[0].tokens == 2
 
 
-def test_lengths_that_cannot_be() -> None:
+def test_lengths_that_cannot_be():
     without = model(same_length=True).with_memory(0)
     assert (without.memory_length, without.config.same_length) == (0, False)
     assert without(text()).memory is None
@@ -160,7 +157,7 @@ def test_lengths_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("masked", [True, False])
-def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> None:
+def test_a_segment_of_no_tokens_changes_nothing(position, masked):
     made, ids = model(position), text()
     nothing = {"attention_mask": torch.ones(2, 0, dtype=torch.bool)} if masked else {}
     with torch.no_grad():

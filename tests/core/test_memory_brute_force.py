@@ -88,13 +88,13 @@ def pairwise(**slots: Any) -> Any:
 
 
 @pairwise(position=["relative", "rotary", "sinusoidal", "learned"], norm=["post", "pre"])
-def test_every_position(position: str, norm: str, pattern: str) -> None:
+def test_every_position(position, norm, pattern):
     """Memory of three tokens: as long as the first segment, shorter than the second, longer than the third."""
     check(Setting(position, norm), PATTERNS[pattern])
 
 
 @pairwise(position=["relative", "rotary"], memory_length=[1, 7, 40])
-def test_every_length_of_memory(position: str, memory_length: int, pattern: str) -> None:
+def test_every_length_of_memory(position, memory_length, pattern):
     """Shorter than most segments, longer than all, and longer than the text."""
     check(Setting(position, "pre", memory_length), PATTERNS[pattern])
 
@@ -114,12 +114,12 @@ def test_every_length_of_memory(position: str, memory_length: int, pattern: str)
     ],
     ids=["clamped", "clamped-window", "window-of-one", "window", "mixed", "rotary-mixed", "zeros", "zeros-pre"],
 )
-def test_other_settings(setting: Setting, pattern: tuple[set[int], ...]) -> None:
+def test_other_settings(setting, pattern):
     check(setting, pattern)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_drifting_gap(norm: str) -> None:
+def test_the_drifting_gap(norm):
     """The released code's labels: a layer's memory stands ever farther away by the tokens at which the layer ever rested."""
     check(Setting("relative", norm, 4), PATTERNS["some"], drifting=True)
     check(Setting("relative", norm, 4), PATTERNS["often"], drifting=True)
@@ -135,7 +135,7 @@ def test_the_drifting_gap(norm: str) -> None:
     ],
     ids=["relative", "window", "mixed", "rotary"],
 )
-def test_gradients_take_memory_as_a_constant(setting: Setting) -> None:
+def test_gradients_take_memory_as_a_constant(setting):
     """Gradients of the mean nll of the last segment along random directions, against finite differences of the loops."""
     model, text, pattern = setting.build(), texts(), PATTERNS["some"]
     p = numbers(model)

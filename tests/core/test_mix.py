@@ -39,11 +39,11 @@ def by_hand(weights: Tensor, m: object) -> Tensor:
         for n in range(N):
             for i in range(H):
                 for j in range(H):
-                    out[b, i, n] += m(b, n, j, i) * weights[b, j, n]  # type: ignore[operator]
+                    out[b, i, n] += m(b, n, j, i) * weights[b, j, n]
     return out
 
 
-def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> None:
+def test_position_independent_is_equation_12(weights, query):
     mix = PositionIndependentMixing(None, SIZE).double()
     assert torch.equal(mix.mixing, torch.eye(H, dtype=torch.float64))
     assert torch.equal(mix_heads(weights, mix.matrix(query)), weights)
@@ -55,7 +55,7 @@ def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> 
     assert torch.equal(mix.matrix(query), mix.mixing)
 
 
-def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
+def test_position_wise_is_section_3_1(weights, query):
     mix = PositionWiseMixing(None, SIZE).double()
     assert {name: tuple(p.shape) for name, p in mix.named_parameters()} == {"from_query": (D, H), "mixing": (H, H)}
     assert torch.equal(mix.from_query, torch.zeros_like(mix.from_query))
@@ -66,7 +66,7 @@ def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
 
     def m(b: int, n: int, j: int, i: int) -> Tensor:
         """Row j reads the query of head j, the source; W is shared by all heads."""
-        return sum(query[b, j, n, d] * mix.from_query[d, i] for d in range(D)) + mix.mixing[j, i]  # type: ignore[return-value]
+        return sum(query[b, j, n, d] * mix.from_query[d, i] for d in range(D)) + mix.mixing[j, i]
 
     assert torch.allclose(mix_heads(weights, mix.matrix(query)), by_hand(weights, m), atol=1e-13)
     matrix = mix.matrix(query)
@@ -76,7 +76,7 @@ def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
     assert torch.equal(mix.matrix(None), mix.mixing)
 
 
-def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) -> None:
+def test_random_is_fixed_and_without_parameters(weights, query):
     mix = RandomMixing(None, SIZE).double()
     assert not list(mix.parameters())
     assert set(mix.state_dict()) == {"mixing"}
@@ -95,7 +95,7 @@ def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) 
     assert torch.equal(other.mixing, mix.mixing)
 
 
-def test_random_entries_are_normal() -> None:
+def test_random_entries_are_normal():
     numbers = RandomMixing(None, HeadSize(100, 4, 8, 8)).mixing * 10  # variance 1 / H
     count = numbers.numel()  # 10,000: bounds of five standard errors
     assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
@@ -104,7 +104,7 @@ def test_random_entries_are_normal() -> None:
     assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.2166 / count)
 
 
-def test_random_differs_between_layers_and_follows_the_seed() -> None:
+def test_random_differs_between_layers_and_follows_the_seed():
     config = fr.ModelConfig(
         vocab_size=5,
         hidden_size=12,
@@ -124,7 +124,7 @@ def test_random_differs_between_layers_and_follows_the_seed() -> None:
     assert not torch.equal(first[0], other[0])
 
 
-def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> None:
+def test_average_gives_every_head_the_mean(weights, query):
     mix = AverageHeads(None, SIZE)
     assert not mix.state_dict()
     assert torch.allclose(mix_heads(weights, mix.matrix(query)), by_hand(weights, lambda b, n, j, i: 1 / H), atol=1e-15)
@@ -132,7 +132,7 @@ def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> No
 
 
 @pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
-def test_other_starts_of_learned_mixing(kind: type) -> None:
+def test_other_starts_of_learned_mixing(kind):
     """§3.2: M is N(0, 1/H) or 1/H everywhere; W is zero in every case, so that both forms start as one model."""
     size = HeadSize(100, 4, 8, 8)
     uniform = kind(kind.Config(start="uniform"), size)

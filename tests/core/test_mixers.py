@@ -58,7 +58,7 @@ def by_hand(
 
 def combined(maps: Maps, matrix: Tensor) -> Maps:
     """Head i is sum_j matrix_ji of head j."""
-    return [sum(matrix[j, i] * one for j, one in enumerate(maps)) for i in range(len(maps))]  # type: ignore[misc]
+    return [sum(matrix[j, i] * one for j, one in enumerate(maps)) for i in range(len(maps))]
 
 
 def talking_scores(layer: Any, maps: Maps) -> Maps:
@@ -137,7 +137,7 @@ def differences(layer: Any, maps: Maps) -> Maps:
 
 def norm_of_pairs(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
     scale = 1 - (0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer))
-    heads: Maps = []
+    heads = []
     for i in range(0, len(maps), 2):
         wide = torch.cat(maps[i : i + 2], -1)
         normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.attend.mix.weight * scale
@@ -209,7 +209,7 @@ def compare(out: Tensor, expected: Tensor, layer: fr.Attention, x: Tensor) -> No
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("name", CASES)
-def test_is_its_equation_with_all_gradients(name: str, kernel: str) -> None:
+def test_is_its_equation_with_all_gradients(name, kernel):
     attention, steps = CASES[name]
     layer, x = layer_of(layer=3, **attention), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     expected = by_hand(layer, x, **steps)
@@ -219,7 +219,7 @@ def test_is_its_equation_with_all_gradients(name: str, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"differential", "exclusive", "plain"}))
-def test_starts_as_plain_attention(name: str) -> None:
+def test_starts_as_plain_attention(name):
     def build(**attention: Any) -> fr.Attention:
         torch.manual_seed(3)
         return fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
@@ -229,7 +229,7 @@ def test_starts_as_plain_attention(name: str) -> None:
         assert torch.equal(build(**CASES[name][0])(x), build()(x))
 
 
-def test_differential_attention_is_the_released_code() -> None:
+def test_differential_attention_is_the_released_code():
     """microsoft/unilm Diff-Transformer/multihead_diffattn.py: H/2 heads, whose values are 2 D wide, and its order of rows."""
     layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     project, mix = layer.project, layer.attend.mix
@@ -245,7 +245,7 @@ def test_differential_attention_is_the_released_code() -> None:
     compare(layer(x), layer.merge(out.transpose(1, 2).reshape(B, N, H * D)), layer, x)
 
 
-def test_interleaved_heads_are_their_equation() -> None:
+def test_interleaved_heads_are_their_equation():
     """Over the tokens (1, 1), (1, 2), .., (N, P), one head at a time; a token sees itself and all before it."""
     layer = layer_of(mix_qkv={"name": "interleaved", "pseudo_heads": 3})
     x, mix = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True), layer.project.mix_qkv
@@ -259,10 +259,10 @@ def test_interleaved_heads_are_their_equation() -> None:
     ]
     outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*tokens, strict=True)]
     joined = [sum(mix.collapsing[i, j, p] * outputs[j][:, p::3] for j in range(H) for p in range(3)) for i in range(H)]
-    compare(layer(x), layer.merge(torch.cat(joined, -1)), layer, x)  # type: ignore[arg-type]
+    compare(layer(x), layer.merge(torch.cat(joined, -1)), layer, x)
 
 
-def test_interleaved_heads_start_as_plain_attention_without_rotation() -> None:
+def test_interleaved_heads_start_as_plain_attention_without_rotation():
     """Two equal tokens at each position share what one had."""
     x = torch.randn(B, N, E, dtype=torch.float64)
 
@@ -283,7 +283,7 @@ def grouped(**attention: Any) -> fr.ModelConfig:
     )  # fmt: skip
 
 
-def test_differential_attention_2_is_the_released_code() -> None:
+def test_differential_attention_2_is_the_released_code():
     """microsoft/unilm Diff-Transformer-V2/multihead_flashdiffv2.py: 2 H heads of queries over H of keys and values."""
     torch.manual_seed(3)
     layer = moved(fr.Attention(grouped(gate="differential")).double())
@@ -306,7 +306,7 @@ def turned(head: Tensor) -> Tensor:
     return torch.cat((pair.real, pair.imag), -1)
 
 
-def test_differential_attention_2_decodes_and_trains() -> None:
+def test_differential_attention_2_decodes_and_trains():
     model = moved(fr.LanguageModel(grouped(gate="differential"))).double()
     ids = torch.randint(11, (2, 9))
     model.loss(ids[:, :-1], ids[:, 1:]).backward()
@@ -319,19 +319,19 @@ def test_differential_attention_2_decodes_and_trains() -> None:
     assert fr.check(model, length=9).passes
 
 
-def test_differential_attention_2_takes_shared_keys() -> None:
+def test_differential_attention_2_takes_shared_keys():
     with pytest.raises(ConfigError, match=r"an even number of query heads reads each"):
         layer_of(gate="differential")
 
 
-def test_differential_attention_takes_pairs() -> None:
+def test_differential_attention_takes_pairs():
     with pytest.raises(ConfigError, match=r"num_attention_heads must be even, given 3"):
         layer_of(heads=3, mix="differential")
 
 
-def test_exclusive_outputs_are_orthogonal_to_own_values() -> None:
+def test_exclusive_outputs_are_orthogonal_to_own_values():
     layer, x = layer_of(gate="exclusive"), torch.randn(B, N, E, dtype=torch.float64)
-    outputs: list[Tensor] = []
+    outputs = []
     layer.gate.register_forward_hook(lambda module, arguments, out: outputs.append(out))
     layer(x)
     values = layer.project.split(layer.project.value(x))
@@ -339,8 +339,8 @@ def test_exclusive_outputs_are_orthogonal_to_own_values() -> None:
     assert outputs[0][:, :, 0].abs().max() < 1e-12  # the first token sees nothing but itself
 
 
-def test_layers_start_otherwise_and_leave_other_draws() -> None:
-    sizes: dict[str, Any] = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+def test_layers_start_otherwise_and_leave_other_draws():
+    sizes = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
     torch.manual_seed(1)
     model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=fr.AttentionConfig(mix="low_rank")))
     after = torch.randn(3)
@@ -358,8 +358,8 @@ def test_layers_start_otherwise_and_leave_other_draws() -> None:
     + [{"mix_qkv": "interleaved"}],
     ids=str,
 )
-def test_no_mixer_crosses_a_document(attention: dict[str, Any]) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 11, "hidden_size": E, "num_attention_heads": H, "head_dim": D}
+def test_no_mixer_crosses_a_document(attention):
+    sizes = {"vocab_size": 11, "hidden_size": E, "num_attention_heads": H, "head_dim": D}
     model = moved(
         fr.LanguageModel(fr.ModelConfig(**sizes, document_token_id=0, attention=fr.AttentionConfig(**attention)))
     )
@@ -368,7 +368,7 @@ def test_no_mixer_crosses_a_document(attention: dict[str, Any]) -> None:
         assert torch.allclose(model.eval()(ids).logits[:, 4:], model(ids[:, 4:]).logits, atol=1e-5)
 
 
-def test_multi_token_attention_names_what_it_does_not_go_with() -> None:
+def test_multi_token_attention_names_what_it_does_not_go_with():
     for keys, other in (
         ({"memory_length": 4}, "memory_length"),
         ({"document_token_id": 0}, "document_token_id"),
@@ -381,7 +381,7 @@ def test_multi_token_attention_names_what_it_does_not_go_with() -> None:
 # -- identities ------------------------------------------------------------------------------------------------------
 
 
-def test_mixhead_a_gives_every_map_a_value_output_map() -> None:
+def test_mixhead_a_gives_every_map_a_value_output_map():
     """sum_i W_o^i sum_j m_ji P_j V_i = sum_j P_j X (sum_i m_ji W_v^i W_o^i): H maps over the H shared ones, of rank up to E."""
     layer, x = layer_of(mix="position_independent", bias=False), torch.randn(B, N, E, dtype=torch.float64)
     query, keys = projected(layer.project.query, x), projected(layer.project.key, x)
@@ -395,7 +395,7 @@ def test_mixhead_a_gives_every_map_a_value_output_map() -> None:
     assert all(int(torch.linalg.matrix_rank(one)) == D for one in shared)
 
 
-def test_mixed_projections_fold_into_the_projections() -> None:
+def test_mixed_projections_fold_into_the_projections():
     """Fixed linear mixing of queries, keys and values over heads is another choice of W_Q, W_K and W_V."""
     layer, x = layer_of(), torch.randn(B, N, E, dtype=torch.float64)
     matrices = [torch.randn(H, H, dtype=torch.float64) for _ in range(3)]

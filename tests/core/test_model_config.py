@@ -34,7 +34,7 @@ def model(**sections: Any) -> fr.ModelConfig:
 # -- what follows from what -------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_said_is_as_in_the_model() -> None:
+def test_what_is_not_said_is_as_in_the_model():
     plain = model(attention={"mix": "position_wise"}, num_hidden_layers=3, position="learned")
     for part in (plain.get_encoder_config(), plain.get_decoder_config()):
         assert part == plain
@@ -43,7 +43,7 @@ def test_what_is_not_said_is_as_in_the_model() -> None:
     assert plain.problems_of_translation() == []
 
 
-def test_each_place_has_its_own() -> None:
+def test_each_place_has_its_own():
     found = model(
         attention={"mix": "position_independent"},
         encoder={"num_hidden_layers": 4, "vocab_size": 30, "attention": {"normalize": "sigsoftmax"}},
@@ -58,7 +58,7 @@ def test_each_place_has_its_own() -> None:
     assert model(attention={"mix": "average"}, encoder={}, decoder={}).get_cross_config().attention.mix == "average"
 
 
-def test_cross_attention_scores_by_content() -> None:
+def test_cross_attention_scores_by_content():
     """Cross-attention has a dot-product score unless `cross` says otherwise."""
     for score, position in (("relative", "relative"), ("dense_synthesizer", "none"), ("random_synthesizer", "none")):
         found = model(position=position, attention={"score": score, "mix": "position_wise"}, encoder={})
@@ -66,7 +66,7 @@ def test_cross_attention_scores_by_content() -> None:
         assert found.get_decoder_config().attention.score == score
 
 
-def test_released_cross_leaves_mixing_out_there() -> None:
+def test_released_cross_leaves_mixing_out_there():
     for sections in ({"attention": {"mix": "position_wise"}}, {"decoder": {"cross": {"mix": "position_wise"}}}):
         sections["decoder"] = sections.get("decoder", {}) | {"released_cross": True}
         found = model(**sections)
@@ -77,7 +77,7 @@ def test_released_cross_leaves_mixing_out_there() -> None:
 # -- tokens that see later ones ---------------------------------------------------------------------------------------
 
 
-def test_as_published_is_asked_of_the_decoder() -> None:
+def test_as_published_is_asked_of_the_decoder():
     """Only what predicts has to say that its perplexity is none; nothing is hidden from the others."""
     for sections in ({"encoder": {"attention": SEEING}}, {"decoder": {"cross": SEEING}}):
         found = model(**sections)
@@ -112,7 +112,7 @@ def test_as_published_is_asked_of_the_decoder() -> None:
         ({"decoder": {"attention": {"score": "random_synthesizer"}}}, "sinusoidal"),
     ],
 )
-def test_the_default_position_is_rotary_where_there_is_something_to_rotate(sections: Any, position: str) -> None:
+def test_the_default_position_is_rotary_where_there_is_something_to_rotate(sections, position):
     made = model(**sections)
     assert made.position == made.to_dict()["position"] == position
     with torch.device("meta"):  # it can be built
@@ -155,7 +155,7 @@ def problems(section: dict[str, Any]) -> list[str]:
     ],
     ids=repr,
 )
-def test_kind_decides_the_type(section: Any, member: type) -> None:
+def test_kind_decides_the_type(section, member):
     assert type(section) is member
     union = next(base for base in member.__mro__ if base in (fr.AttentionConfig, fr.InputConfig, fr.OutputConfig))
     assert isinstance(section, union)
@@ -176,7 +176,7 @@ def own_output() -> Iterator[type]:
     registry.unregister("output", "tempered")
 
 
-def test_a_registered_kind_has_the_keys_of_its_config(own_output: type) -> None:
+def test_a_registered_kind_has_the_keys_of_its_config(own_output):
     output = build(raw({"kind": "tempered", "temperature": 2})).model.output
     assert type(output) is own_output
     assert (output.tied, output.bias, output.temperature) == (False, True, 2.0)
@@ -213,7 +213,7 @@ def test_a_registered_kind_has_the_keys_of_its_config(own_output: type) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_outputs_are_resolved(output: dict[str, Any], resolved: dict[str, Any]) -> None:
+def test_outputs_are_resolved(output, resolved):
     found = build(raw(output, input=CLUSTERS)).model
     assert {name: getattr(found.output, name) for name in resolved} == resolved
     assert replace(found, vocab_size=90).output == found.output

@@ -56,7 +56,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind: str, model: str, kernel: str) -> None:
+def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind, model, kernel):
     """Values and the gradients of every parameter, in training too; targets of -100 count no more than a weight of 0.
 
     Logits of mixtures and clusters are normalised; tied tensors get both of their gradients.
@@ -93,7 +93,7 @@ def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind: str, model: str,
         assert torch.equal(made.loss(read, targets), made.loss(read, targets.int()))
 
 
-def test_padding_and_weights_give_the_mean_over_the_tokens() -> None:
+def test_padding_and_weights_give_the_mean_over_the_tokens():
     """A padded batch has the loss of its texts alone, each token counting once."""
     made, read, targets, lengths = build().eval(), torch.randint(V, (3, 5)), torch.randint(V, (3, 5)), (5, 2, 3)
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
@@ -102,7 +102,7 @@ def test_padding_and_weights_give_the_mean_over_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 4])
-def test_inputs_before_the_targets_are_context(memory: int) -> None:
+def test_inputs_before_the_targets_are_context(memory):
     """T targets of N inputs: the loss of the last T positions, and the gradients of a loss with weight 0 at the others."""
     made = build("tied", memory_length=memory)
     read, targets = torch.randint(V, (3, 7)), torch.randint(V, (3, 7))
@@ -121,7 +121,7 @@ def test_inputs_before_the_targets_are_context(memory: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_output_layer_reads_masked_places_only(kind: str) -> None:
+def test_the_output_layer_reads_masked_places_only(kind):
     made, read = build(kind, "masked"), []
     ids, weights = torch.randint(V - 1, (3, 9)), torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
     loss = made.output.loss
@@ -135,7 +135,7 @@ def test_the_output_layer_reads_masked_places_only(kind: str) -> None:
     assert read == [(1, int((weights != 0).sum()), E)]
 
 
-def test_what_a_masked_model_is_made_of() -> None:
+def test_what_a_masked_model_is_made_of():
     """A causal model with the same vocabulary has the same parts."""
     made = build("tied", "masked")
     assert made.mask_id == V - 1
@@ -156,8 +156,8 @@ def test_what_a_masked_model_is_made_of() -> None:
 
 @pytest.mark.parametrize("mixtures", [1, 4])
 @pytest.mark.parametrize("initializer", ["fairseq", "pytorch", "xavier_uniform", "transformer_xl"])
-def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initializer: str, mixtures: int) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 23, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initializer, mixtures):
+    sizes = {"vocab_size": 23, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     output = {"kind": "mixture_of_softmaxes", "mixtures": mixtures, "latent": "residual"}
     mixed = fr.LanguageModel(fr.ModelConfig(**sizes, initializer=initializer, output=output)).double()
     plain = fr.LanguageModel(fr.ModelConfig(**sizes)).double()

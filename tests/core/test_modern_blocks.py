@@ -63,7 +63,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("options", LAYERS, ids=lambda options: "-".join(map(str, options.values())))
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_grouped_queries_are_heads_whose_keys_and_values_are_equal(options: dict[str, Any], kernel: str) -> None:
+def test_grouped_queries_are_heads_whose_keys_and_values_are_equal(options, kernel):
     """Outputs and every gradient of a layer of H heads with the rows of G heads repeated."""
     grouped, plain = layer(G, **options), layer(None, **options)
     shared = {name: value for name, value in grouped.state_dict().items() if name in SHARED}
@@ -83,7 +83,7 @@ def test_grouped_queries_are_heads_whose_keys_and_values_are_equal(options: dict
         assert torch.allclose(parameter.grad, wanted, atol=1e-11), name
 
 
-def test_cross_head_permutes_the_shared_heads() -> None:
+def test_cross_head_permutes_the_shared_heads():
     """Two shared heads give either the same output or that of the layer whose two heads of keys and values changed places."""
     grouped = layer(G, cross_head=1.0).train()
     changed = layer(G).eval()
@@ -103,7 +103,7 @@ def test_cross_head_permutes_the_shared_heads() -> None:
     assert seen == {"kept", "swapped"}
 
 
-def test_packed_start_counts_the_rows_that_are_there() -> None:
+def test_packed_start_counts_the_rows_that_are_there():
     """`pytorch` starts query, key and value as one packed matrix (H + 2 G) D x E, Xavier-uniform."""
     config = fr.ModelConfig(vocab_size=9, hidden_size=60, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
                             initializer="pytorch")  # fmt: skip
@@ -120,7 +120,7 @@ def small(**changes: Any) -> fr.ModelConfig:
 
 
 @pytest.mark.parametrize("groups", [1, G, 3, H])
-def test_counts_of_grouped_queries(groups: int) -> None:
+def test_counts_of_grouped_queries(groups):
     """Parameters of a Llama written out, bytes of the cache that decoding really keeps, FLOPs as the matrices say."""
     config = small(
         num_key_value_heads=groups, norm_type="rms_norm", hidden_act="swiglu", mlp_bias=False,
@@ -145,7 +145,7 @@ def root_mean_square_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_rms_norm_in_a_block(eps: float) -> None:
+def test_rms_norm_in_a_block(eps):
     block = Block(small(norm_type="rms_norm", layer_norm_eps=eps, position="none")).double()
     with torch.no_grad():
         for parameter in block.parameters():
@@ -158,7 +158,7 @@ def test_rms_norm_in_a_block(eps: float) -> None:
 
 
 @pytest.mark.parametrize("position", ["rotary", "none"])
-def test_norms_of_queries_and_keys_come_before_the_rotation(position: str) -> None:
+def test_norms_of_queries_and_keys_come_before_the_rotation(position):
     """And mixing reads the query as projected, with its bias, before the norm."""
     made = layer(G, position, mix="position_wise", qk_norm=True)
     x = torch.randn(1, N, E, dtype=torch.float64)
@@ -194,6 +194,6 @@ def test_norms_of_queries_and_keys_come_before_the_rotation(position: str) -> No
         ({"attention": {"score": "dense_synthesizer", "qk_norm": True}}, "model.attention.qk_norm: goes with scores"),
     ],
 )
-def test_errors(keys: dict[str, Any], words: str) -> None:
+def test_errors(keys, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         fr.ModelConfig.from_dict({"num_attention_heads": 6, "hidden_size": 12, **keys})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ from fullrank.core.multilinear import pair_tensor
     (13, "softmax", False, "masked", 2),
 ])  # fmt: skip
 @pytest.mark.parametrize("kernel", ["auto", "multilinear"])
-def test_pairs(length: int, core_weights: str, bias: bool, causal: str, cores: int, kernel: str) -> None:
+def test_pairs(length, core_weights, bias, causal, cores, kernel):
     """13 of 16 positions: a shorter text uses the leading part of the map. By the definition and by the engine."""
     module, x = layer(cores=cores, causal=causal, core_weights=core_weights, bias=bias), tokens(2, length)
     with fr.kernel(kernel):
@@ -47,19 +46,19 @@ def test_pairs(length: int, core_weights: str, bias: bool, causal: str, cores: i
 
 
 @pytest.mark.parametrize(("causal", "cores"), [("masked", 3), ("as_published", 1)])
-def test_the_position_term(cores: int, causal: str) -> None:
+def test_the_position_term(cores, causal):
     config = fr.AttentionConfig(kind="multilinear", score="relative", rank=R, cores=cores, causal=causal)
     torch.manual_seed(3)
-    module: Any = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=P).double()
+    module = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=P).double()
     moved(module)
     x = tokens(2, 11)
     agree(module, module(x), pairs_equation(module, x, sees=MASKS[causal]), [x])
-    attention: Any = fr.Attention(config, hidden_size=E, max_position_embeddings=P).double()
+    attention = fr.Attention(config, hidden_size=E, max_position_embeddings=P).double()
     attention.load_state_dict(module.state_dict())  # one class for every kind, with the same names
     torch.testing.assert_close(attention(x), module(x), rtol=0, atol=0)
 
 
-def test_the_published_form_as_its_code_has_it() -> None:
+def test_the_published_form_as_its_code_has_it():
     """A loop over queries, keys, values and cores; W_O (d, L^2), keys major; positions L-1 .. 0, without shift; u and v."""
     length, cores = 5, 2
     config = fr.AttentionConfig(
@@ -71,7 +70,7 @@ def test_the_published_form_as_its_code_has_it() -> None:
         core_weights="free",
         bias=False,
     )
-    module: Any = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=length).double()
+    module = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=length).double()
     moved(module)
     state, x = dict(module.state_dict()), tokens(1, length).detach()
     q, k, val = ((x[0] @ state[f"project.{name}.weight"].T).tolist() for name in ("query", "key", "value"))
@@ -91,10 +90,10 @@ def test_the_published_form_as_its_code_has_it() -> None:
         torch.testing.assert_close(module(x)[0, i], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_the_start_is_that_of_the_paper() -> None:
+def test_the_start_is_that_of_the_paper():
     """softmax(rand(0, 1)): positive, sums to one, trained; free cores start there and are not normalised."""
     for free in ("softmax", "free"):
-        module: Any = fr.MultiLinearAttention(hidden_size=E, rank=R, cores=3, core_weights=free)
+        module = fr.MultiLinearAttention(hidden_size=E, rank=R, cores=3, core_weights=free)
         cores = module.attend.cores().detach()
         torch.testing.assert_close(cores.sum(-1), torch.ones(3))
         assert float(cores.min()) > 1 / (1 + (R - 1) * math.e)
@@ -108,7 +107,7 @@ def test_the_start_is_that_of_the_paper() -> None:
     [(True, "right", "auto"), (True, "left", "multilinear"), (False, "right", "multilinear"), (False, "left", "auto"),
      (False, "none", "auto")],
 )  # fmt: skip
-def test_layouts_of_encoders_and_padding(causal: bool, padding: str, kernel: str) -> None:
+def test_layouts_of_encoders_and_padding(causal, padding, kernel):
     mask = ENCODER[padding]
     real = None if mask is None else torch.tensor(mask, dtype=torch.bool)
     module, x = layer(cores=2), tokens(2, 7)
@@ -124,7 +123,7 @@ def test_layouts_of_encoders_and_padding(causal: bool, padding: str, kernel: str
             assert torch.equal(module(changed, layout=layout)[real], module(x, layout=layout)[real])
 
 
-def test_cross_attention() -> None:
+def test_cross_attention():
     for queries, keys in ((7, 5), (4, 9)):
         module, x, source = layer(cores=2), tokens(2, queries), tokens(2, keys, seed=6)
         agree(module, module(x, source), pairs_equation(module, x, source, lambda b, i, j: True), [x, source])
@@ -135,7 +134,7 @@ def test_cross_attention() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "multilinear"])
-def test_queries_after_earlier_keys_gaps_and_windows(kernel: str) -> None:
+def test_queries_after_earlier_keys_gaps_and_windows(kernel):
     """Rows of the map are positions in the text; tokens that a skipped layer left out have none."""
     module = layer()
     for layout, window in (
@@ -170,7 +169,7 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel: str) -> None:
     (1, "softmax", True, 2, "auto"), (7, "free", False, 1, "auto"), (7, "softmax", True, 3, "multilinear"),
     (37, "free", True, 2, "auto"), (37, "softmax", False, 4, "reference"),
 ])  # fmt: skip
-def test_decayed(length: int, core_weights: str, bias: bool, cores: int, kernel: str) -> None:
+def test_decayed(length, core_weights, bias, cores, kernel):
     """37 tokens: more than max_position_embeddings, and more than two chunks."""
     module = layer(output_map="decayed", decays=4, cores=cores, core_weights=core_weights, bias=bias)
     x = tokens(2, length)
@@ -183,7 +182,7 @@ def test_decayed(length: int, core_weights: str, bias: bool, cores: int, kernel:
 
 
 @pytest.mark.parametrize("padding", ENCODER)
-def test_decayed_both_ways_and_with_padding(padding: str) -> None:
+def test_decayed_both_ways_and_with_padding(padding):
     mask, module, x = ENCODER[padding], layer(output_map="decayed", decays=3), tokens(2, 7)
     real = None if mask is None else torch.tensor(mask, dtype=torch.bool)
     apart, before = distances(list(range(7)), list(range(7)))
@@ -197,9 +196,9 @@ def test_decayed_both_ways_and_with_padding(padding: str) -> None:
         agree(module, causal[real], expected[real], [x])
 
 
-def test_outputs_stay_bounded_at_any_length() -> None:
+def test_outputs_stay_bounded_at_any_length():
     """|O| <= sum |g U'| max|Q| max|K| max|V|; sums that were no means would grow with 1 / (1 - a)^2."""
-    module: Any = layer(output_map="decayed", decays=4, bias=False)
+    module = layer(output_map="decayed", decays=4, bias=False)
     with torch.no_grad():
         for decay in (module.attend.decayed.key_decay, module.attend.decayed.value_decay):
             decay.copy_(torch.tensor([2.0, 6.0, 9.0, 14.0]))  # the last one forgets in a million tokens
@@ -230,7 +229,7 @@ def normal(count: int, rank: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_tensor_and_its_sum_over_keys(masked: bool) -> None:
+def test_the_tensor_and_its_sum_over_keys(masked):
     query, keys, values = normal(4, 3)
     core = torch.rand(3, dtype=WIDE)
     visible = torch.ones(1, 4, 4, dtype=torch.bool).tril() if masked else None
@@ -245,7 +244,7 @@ def test_the_tensor_and_its_sum_over_keys(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [8, 16, 32])
-def test_it_is_not_softmax_attention(count: int) -> None:
+def test_it_is_not_softmax_attention(count):
     """Not even with the core that comes nearest on this very input, N = d = R."""
     query, keys, values = normal(count, count)
     each = [summed(query, keys, values, core) for core in torch.eye(count, dtype=WIDE)]

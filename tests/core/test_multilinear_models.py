@@ -34,7 +34,7 @@ def config(kind: str = "pairs", attention: dict[str, Any] | None = None, **keys:
 
 def model(kind: str = "pairs", **keys: Any) -> fr.LanguageModel:
     torch.manual_seed(2)
-    found: fr.LanguageModel = moved(fr.LanguageModel(config(kind, **keys)).double().eval())
+    found = moved(fr.LanguageModel(config(kind, **keys)).double().eval())
     return found
 
 
@@ -42,7 +42,7 @@ def ids(rows: int, length: int, seed: int = 1) -> Tensor:
     return torch.randint(13, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_cache_of_decayed_sums_does_not_grow() -> None:
+def test_a_cache_of_decayed_sums_does_not_grow():
     found, read = model("decayed"), ids(2, 200)
 
     def numbers(cache: Any) -> int:
@@ -61,7 +61,7 @@ def test_a_cache_of_decayed_sums_does_not_grow() -> None:
     assert (cache.length, cache.key_mask) == (200, None)
 
 
-def test_a_text_goes_on_beyond_the_trained_length() -> None:
+def test_a_text_goes_on_beyond_the_trained_length():
     """Decayed sums have no last position; pairs do, with a cache and without."""
     long = ids(1, 100)
     found = model("decayed")
@@ -85,13 +85,13 @@ def test_a_text_goes_on_beyond_the_trained_length() -> None:
                 bounded(long[:, 16:17], cache=cache)
 
 
-def test_the_position_term_of_a_model() -> None:
+def test_the_position_term_of_a_model():
     """u and v are one pair for all layers, held by the model; a layer reads them like its own."""
-    found: Any = model("relative", attention={"score": "relative"})
+    found = model("relative", attention={"score": "relative"})
     names = {name for name, _ in found.named_parameters() if "_bias" in name}
     assert names == {f"position.biases.{part}_bias" for part in ("content", "position")}
     block = found.blocks[1].attention
-    alone: Any = fr.MultiLinearAttention(
+    alone = fr.MultiLinearAttention(
         replace(found.config.attention, score="relative"), hidden_size=10, max_position_embeddings=P
     ).double()
     state = block.state_dict()
@@ -143,13 +143,13 @@ def perplexity(nll: Tensor) -> float:
 
 
 @pytest.mark.parametrize("output_map", ["pairs", "decayed"])
-def test_the_masked_form_learns_nothing_about_random_tokens(output_map: str) -> None:
+def test_the_masked_form_learns_nothing_about_random_tokens(output_map):
     nll = trained(output_map=output_map)
     assert 31.9 <= perplexity(nll) < 34
     assert perplexity(nll[:, -1]) >= 31.9
 
 
-def test_the_published_form_reads_its_targets() -> None:
+def test_the_published_form_reads_its_targets():
     """At every position but the last, whose target is not among its tokens; there it is worse than chance."""
     nll = trained(causal="as_published", not_next_token_perplexity=True)
     assert perplexity(nll) < 20

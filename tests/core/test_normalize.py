@@ -23,12 +23,12 @@ ROWS = [[0.0, 0.0, 0.0], [1.0, -2.0, 0.5], [30.0, 29.0, 31.5], [-30.0, -29.0, -3
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_sigsoftmax_is_equation_21(row: list[float]) -> None:
+def test_sigsoftmax_is_equation_21(row):
     given = SigSoftmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
     assert torch.allclose(given[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
 
 
-def test_values_and_gradients_at_ten_thousand() -> None:
+def test_values_and_gradients_at_ten_thousand():
     """Around -1e4 sigsoftmax is softmax(2a): the gap of 1 becomes 2; around 1e4 it stays 1."""
     for centre, gap in ((-1e4, 2.0), (1e4, 1.0)):
         scores = torch.tensor([centre, centre + 1], requires_grad=True)
@@ -40,7 +40,7 @@ def test_values_and_gradients_at_ten_thousand() -> None:
 
 
 @pytest.mark.parametrize("kind", NORMALIZERS)
-def test_masked_entries_are_exactly_zero(kind: type) -> None:
+def test_masked_entries_are_exactly_zero(kind):
     scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
     weights = kind(None, SIZE)(scores.masked_fill(hidden, float("-inf")))

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import output_equations as equations
 import pytest
@@ -57,14 +56,14 @@ def check(case: Case, dtype: torch.dtype = DOUBLE, targets: Tensor | None = None
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_every_probability_and_every_gradient(case: Case, kernel: str) -> None:
+def test_every_probability_and_every_gradient(case, kernel):
     with fr.kernel(kernel):
         check(case)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @kinds
-def test_a_temperature_divides_the_logits_of_every_softmax(case: Case, bias: bool) -> None:
+def test_a_temperature_divides_the_logits_of_every_softmax(case, bias):
     """Beside the equations with every matrix and bias divided, since z / T = (W / T) h + b / T; the prior stays."""
     case = replace(case, bias=bias)
     layer, (hidden, targets) = case.layer(), case.batch()
@@ -82,7 +81,7 @@ def test_a_temperature_divides_the_logits_of_every_softmax(case: Case, bias: boo
     assert not torch.allclose(layer.log_prob(hidden), log_prob)
 
 
-def test_the_equation_itself_in_plain_numbers() -> None:
+def test_the_equation_itself_in_plain_numbers():
     """p(v) of one token with nothing but `math`, so that the equation above is not taken on trust; and the layer's."""
     case = Case(2, normalize="sigsoftmax", vocabulary=4, width=2, tokens=(1, 1))
     layer, (hidden, _) = case.layer(), case.batch()
@@ -107,10 +106,10 @@ def test_the_equation_itself_in_plain_numbers() -> None:
     assert torch.allclose(case.log_prob(case.tensors(layer), hidden)[0, 0], expected, atol=1e-13)
 
 
-def test_equals_pytorchs_adaptive_softmax() -> None:
+def test_equals_pytorchs_adaptive_softmax():
     """`nn.AdaptiveLogSoftmaxWithLoss` is the untied form without biases in the tails."""
     case = Case(cutoffs=(5, 8, 20), bias=False, vocabulary=31, width=11)
-    layer: Any = case.layer()
+    layer = case.layer()
     other = nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=2.0).double()
     with torch.no_grad():
         other.head.weight.copy_(torch.cat((layer.weights[0], layer.class_weight)))
@@ -129,7 +128,7 @@ FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "transformer_xl_adapt
 @pytest.mark.parametrize(
     "case", FIXTURE["cases"], ids=lambda c: f"div{c['div_val']}-{c['tied']}-{c['tied_projections']}"
 )
-def test_equals_transformer_xl(case: dict[str, Any]) -> None:
+def test_equals_transformer_xl(case):
     """Vectors, log-probabilities and nll of Hugging Face's Transformer-XL for the same parameters (see `origin`)."""
     sizes = {name: FIXTURE[name] for name in ("vocab_size", "hidden_size")}
     clusters = {"cutoffs": FIXTURE["cutoffs"], "div_val": case["div_val"]}
@@ -154,7 +153,7 @@ def test_equals_transformer_xl(case: dict[str, Any]) -> None:
 
 
 @kinds
-def test_second_derivatives_are_right_or_refused(case: Case) -> None:
+def test_second_derivatives_are_right_or_refused(case):
     """Never wrong in silence, and always there with the formulas of the reference."""
     layer, (hidden, targets) = case.layer(), case.batch()
     leaves = case.tensors(layer) | {"hidden": hidden}
@@ -187,7 +186,7 @@ def test_second_derivatives_are_right_or_refused(case: Case) -> None:
 def improbable(dtype: torch.dtype) -> tuple[Output, Tensor, Case]:
     """Two words, of which both softmaxes give the second about e^-270 and e^-200."""
     case = Case(2, bias=False, vocabulary=2, width=1, tokens=(1, 1))
-    layer: Any = case.layer(dtype)
+    layer = case.layer(dtype)
     numbers = {"mixture.latent.weight": [[1.0], [0.5]], "mixture.latent.bias": [0.0, 0.13], "weight": [[360.0], [0.0]]}
     with torch.no_grad():
         for name, value in numbers.items():
@@ -196,7 +195,7 @@ def improbable(dtype: torch.dtype) -> tuple[Output, Tensor, Case]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["fp32", "fp64"])
-def test_an_improbable_word_keeps_its_gradient(dtype: torch.dtype) -> None:
+def test_an_improbable_word_keeps_its_gradient(dtype):
     """log p = -200: exp underflows in fp32, the gradient does not vanish."""
     layer, hidden, case = improbable(dtype)
     exact, targets = hidden.detach().double().requires_grad_(), torch.tensor([[1]])
@@ -211,7 +210,7 @@ def test_an_improbable_word_keeps_its_gradient(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("target", "rare"), [(2, "weights.1"), (1, "class_weight")])
-def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: str) -> None:
+def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target, rare):
     case = Case(None, (1,), 1, bias=False, vocabulary=3, width=2, tokens=(1, 1))
     results = []
     for dtype in (torch.float32, DOUBLE):

@@ -14,7 +14,7 @@ from torch import Tensor
 def revealing(p: float, width: int = 40, mixtures: int = 3) -> Any:
     """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
     case = Case(mixtures, bias=False, vocabulary=width, width=width)
-    layer: Any = case.layer(latent_dropout=p)
+    layer = case.layer(latent_dropout=p)
     with torch.no_grad():
         layer.mixture.latent.weight.zero_()
         layer.mixture.latent.bias.fill_(0.5)
@@ -29,7 +29,7 @@ def masks(layer: Any, hidden: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5])
-def test_latents_are_dropped(p: float) -> None:
+def test_latents_are_dropped(p):
     """A share p of them is zero and the rest 1 / (1 - p), each on its own."""
     layer, hidden = revealing(p), torch.randn(50, 6, 40, dtype=DOUBLE)
     found = masks(layer, hidden)
@@ -42,7 +42,7 @@ def test_latents_are_dropped(p: float) -> None:
         assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / one.numel())
 
 
-def test_values_agree_under_one_seed_and_evaluation_draws_nothing() -> None:
+def test_values_agree_under_one_seed_and_evaluation_draws_nothing():
     case = Case(3)
     layer, (hidden, targets) = case.layer(latent_dropout=0.4), case.batch()
 
@@ -72,10 +72,10 @@ def test_values_agree_under_one_seed_and_evaluation_draws_nothing() -> None:
     assert torch.allclose(layer(hidden), case.log_prob(case.tensors(layer), hidden), atol=1e-12)
 
 
-def test_dropout_in_tails() -> None:
+def test_dropout_in_tails():
     """Between their two matrices, scaled, in training only, and nowhere in the head."""
     case = Case(cutoffs=(3, 4), form="transformer_xl", vocabulary=12, width=64, tokens=(1, 5))
-    layer: Any = case.layer(tail_dropout=0.5)
+    layer = case.layer(tail_dropout=0.5)
     hidden = torch.randn(1, 5, 64, dtype=DOUBLE)
     plain, again = layer.eval()(hidden), layer(hidden)
     assert torch.equal(plain, again)
@@ -94,16 +94,16 @@ def test_dropout_in_tails() -> None:
 
 
 @pytest.mark.parametrize("mixtures", [None, 2])
-def test_gradients_are_those_of_the_values_under_dropout(mixtures: int | None) -> None:
+def test_gradients_are_those_of_the_values_under_dropout(mixtures):
     """Also where a part is computed again in the backward pass, which must draw the same masks."""
     case = Case(mixtures, () if mixtures else (2, 4), vocabulary=8, width=5, tokens=(1, 4))
-    layer: Any = case.layer(**{"latent_dropout" if mixtures else "tail_dropout": 0.3})
+    layer = case.layer(**{"latent_dropout" if mixtures else "tail_dropout": 0.3})
     read = layer.mixture.prior.weight if mixtures else layer.class_weight
     hidden, targets = case.batch()
 
     def seeded(*_: Tensor, run: Any) -> Tensor:
         torch.manual_seed(3)
-        value: Tensor = run()
+        value = run()
         return value
 
     for run in (

@@ -48,7 +48,7 @@ def step(output: Any, device: str, smoothing: float, weighted: bool) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-def test_losses_ask_for_no_number(output: dict[str, Any], weighted: bool, smoothing: float) -> None:
+def test_losses_ask_for_no_number(output, weighted, smoothing):
     config = fr.ModelConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, num_attention_heads=2, output=output)
     with Asked() as asked:
         step(fr.LanguageModel(config).output.to("meta"), "meta", smoothing, weighted)

@@ -17,7 +17,7 @@ def imagined(config: fr.ModelConfig) -> fr.LanguageModel:
         return fr.LanguageModel(config)
 
 
-def test_parts_add_up() -> None:
+def test_parts_add_up():
     """fairseq's `transformer_lm_wiki103` with Mixhead B; totals of the papers' tables are in tests/recipes."""
     clusters = {"kind": "adaptive", "cutoffs": [20_000, 60_000]}
     config = fr.ModelConfig(
@@ -43,9 +43,9 @@ sizes = st.integers(1, 12)
     learned=st.booleans(),
 )  # fmt: skip
 def test_every_size_by_its_formula(
-    layers: int, heads: int, head_dim: int, width: int, inner: int, vocabulary: int, tied: bool, attention_bias: bool,
-    mlp_bias: bool, gated: bool, pre: bool, learned: bool,
-) -> None:  # fmt: skip
+    layers, heads, head_dim, width, inner, vocabulary, tied, attention_bias,
+    mlp_bias, gated, pre, learned,
+):  # fmt: skip
     def count(mix: str, **choices: object) -> int:
         return imagined(
             fr.ModelConfig(
@@ -78,7 +78,7 @@ def test_every_size_by_its_formula(
     assert count("none", gate="head") == total + layers * heads * width
 
 
-def test_size_counts_flops_by_their_formula() -> None:
+def test_size_counts_flops_by_their_formula():
     """Two for each multiply-add of a token: matrices, scores and values over (n + 1) / 2 keys, mixing, vocabulary."""
     e, h, d, f, v, layers, n = 12, 3, 5, 20, 30, 2, 9
 

@@ -33,14 +33,14 @@ def equation_16(mixing: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-def test_orthogonality_of_a_model_is_the_sum_over_layers(mix: str) -> None:
+def test_orthogonality_of_a_model_is_the_sum_over_layers(mix):
     made = model(mix)
     expected = sum(equation_16(b.attention.attend.mix.mixing.detach().numpy()) for b in made.blocks)
     assert abs(float(fr.orthogonality(made).detach()) - expected) < 1e-10 * expected
     assert expected > 1
 
 
-def test_orthogonality_of_a_trace_is_the_mean_over_positions() -> None:
+def test_orthogonality_of_a_trace_is_the_mean_over_positions():
     made, trace = model("position_wise"), fr.Trace()
     made(torch.randint(7, (2, 5)), trace=trace)
     assert len(trace.layers) == 2
@@ -52,7 +52,7 @@ def test_orthogonality_of_a_trace_is_the_mean_over_positions() -> None:
     assert abs(float(fr.orthogonality(trace).detach()) - expected) < 1e-10 * expected
 
 
-def test_orthogonality_has_the_gradient_of_its_equation() -> None:
+def test_orthogonality_has_the_gradient_of_its_equation():
     """d/dM ||M^T M - I||^2 = 4 M (M^T M - I); from a trace it reaches W too."""
     made = model("position_independent", layers=1)
     fr.orthogonality(made).backward()
@@ -69,7 +69,7 @@ def test_orthogonality_has_the_gradient_of_its_equation() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 4, 4), (3, 4, 5, 7), (2, 1, 3, 3)])
-def test_overlap_is_equation_20_over_all_pairs_of_heads(shape: tuple[int, ...]) -> None:
+def test_overlap_is_equation_20_over_all_pairs_of_heads(shape):
     weights = torch.softmax(torch.randn(shape, dtype=torch.float64), -1)
     rows = columns = 0.0
     for text in weights.numpy():
@@ -82,7 +82,7 @@ def test_overlap_is_equation_20_over_all_pairs_of_heads(shape: tuple[int, ...]) 
     assert abs(float(fr.overlap(weights)) - rows - columns) < 1e-12
 
 
-def test_overlap_of_a_trace_takes_the_weights_before_mixing() -> None:
+def test_overlap_of_a_trace_takes_the_weights_before_mixing():
     made, trace = model("position_independent"), fr.Trace()
     made(torch.randint(7, (2, 5)), trace=trace)
     expected = sum(float(fr.overlap(layer.weights.detach())) for layer in trace.layers)

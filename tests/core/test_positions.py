@@ -14,7 +14,7 @@ from fullrank.core.embedding import Sinusoidal, angles, make_rotation
 
 
 @pytest.mark.parametrize("width", [6, 7])
-def test_sinusoids(width: int) -> None:
+def test_sinusoids(width):
     places = torch.tensor([0, 1, 17, 5000])
     added = Sinusoidal(fr.ModelConfig(hidden_size=width, num_attention_heads=1))(
         torch.zeros(1, 4, width, dtype=torch.float64), places
@@ -36,14 +36,14 @@ def model(**changes: object) -> fr.LanguageModel:
     return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
 
 
-def test_learned_positions_are_added() -> None:
+def test_learned_positions_are_added():
     made = model(position="learned")
     hidden = torch.randn(2, 3, 8)
     assert torch.equal(made.position(hidden, torch.tensor([0, 2, 5])), hidden + made.position.weight[[0, 2, 5]])
 
 
 @pytest.mark.parametrize("size", [7, 8])
-def test_angles_are_exact_anywhere(size: int) -> None:
+def test_angles_are_exact_anywhere(size):
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])
     for dtype, tolerance in ((torch.float32, 3e-6), (torch.float64, 1e-8)):
         found = angles(positions, size, 10000.0, torch.empty(0, dtype=dtype))
@@ -56,7 +56,7 @@ def test_angles_are_exact_anywhere(size: int) -> None:
 
 
 @pytest.mark.parametrize("position", ["rotary", "relative"])
-def test_what_depends_on_distance_does_so_far_into_a_text(position: str) -> None:
+def test_what_depends_on_distance_does_so_far_into_a_text(position):
     """Two segments read at the start and after 3 million tokens agree in fp32."""
     torch.manual_seed(0)
     score = "relative" if position == "relative" else "dot_product"
@@ -78,7 +78,7 @@ def test_what_depends_on_distance_does_so_far_into_a_text(position: str) -> None
     assert max(found) < 2e-6
 
 
-def test_angles_of_rotary_positions_are_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_angles_of_rotary_positions_are_made_once_a_pass(monkeypatch):
     """For queries and keys of all layers; with a cache only those of new tokens."""
     rows = []
 

@@ -32,7 +32,7 @@ def biases(made: fr.LanguageModel) -> list[str]:
 SHARED = ["position.biases.content_bias", "position.biases.position_bias"]
 
 
-def test_u_and_v_are_one_parameter_of_the_model_or_one_of_each_layer() -> None:
+def test_u_and_v_are_one_parameter_of_the_model_or_one_of_each_layer():
     own = model({"name": "relative", "shared_biases": False})
     assert biases(own) == [
         f"blocks.{i}.attention.attend.score.biases.{name}"
@@ -56,9 +56,9 @@ def test_u_and_v_are_one_parameter_of_the_model_or_one_of_each_layer() -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
+def test_sinusoids_are_dropped_out_once_for_all_layers(locked):
     made = model(hidden_size=64, dropout=fr.DropoutConfig(embedding=0.25, locked=locked))
-    seen: list[torch.Tensor] = []
+    seen = []
     for block in made.blocks:
         block.attention.project.relative.register_forward_hook(lambda module, args, out: seen.append(args[0].encodings))
     read = torch.randint(9, (2, 50))
@@ -77,7 +77,7 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
         assert 0.2 < float(dropped.float().mean()) < 0.3
 
 
-def test_distances_through_the_projection_of_tokens() -> None:
+def test_distances_through_the_projection_of_tokens():
     """A(n, m) = (Q(n) + Q_0) . (K(m) + K_{n-m}) / sqrt(D), with Q_0 = PE(0) W_Q and K_p = PE(p) W_K, written out."""
     score = {"name": "relative", "shared_projection": True}
     made = model(score, num_hidden_layers=1, memory_length=3).double()

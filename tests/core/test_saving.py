@@ -25,7 +25,7 @@ def same(first: fr.LanguageModel, second: fr.LanguageModel) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     made = model(output=fr.OutputConfig(tied=True))
     made.save(tmp_path / "deep" / "folder")
     assert {file.name for file in (tmp_path / "deep" / "folder").iterdir()} == {"model.safetensors", "config.yaml"}
@@ -38,7 +38,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncated_weights(tmp_path: Path, keep: int) -> None:
+def test_truncated_weights(tmp_path, keep):
     model().save(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
@@ -54,7 +54,7 @@ def swap(tmp_path: Path, weights: fr.LanguageModel, config: fr.LanguageModel) ->
     return tmp_path
 
 
-def test_other_parts(tmp_path: Path) -> None:
+def test_other_parts(tmp_path):
     mixed = model(attention=fr.AttentionConfig(mix="position_independent"))
     with pytest.raises(InputError, match=r"Missing key.*blocks\.0\.attention\.attend\.mix\.mixing"):
         fr.LanguageModel.load(swap(tmp_path, model(), mixed))
@@ -62,7 +62,7 @@ def test_other_parts(tmp_path: Path) -> None:
         fr.LanguageModel.load(swap(tmp_path, mixed, model()))
 
 
-def test_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_left(tmp_path, monkeypatch):
     """The old files stay whole, nothing half-written is left."""
     import errno
 

@@ -50,8 +50,8 @@ def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: objec
         for n in range(count):
             scores = {}
             for m in range(count):
-                if visible(n, m):  # type: ignore[operator]
-                    r = to_keys[part] @ sinusoid(distance(n, m))  # type: ignore[operator]
+                if visible(n, m):
+                    r = to_keys[part] @ sinusoid(distance(n, m))
                     scores[m] = ((q[n, part] + u[h]) @ k[m, part] + (q[n, part] + w[h]) @ r) / math.sqrt(D)
             total = sum(math.exp(score) for score in scores.values())
             for m, score in scores.items():
@@ -68,7 +68,7 @@ def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: objec
     return linear(made.merge, heads)
 
 
-def test_distances_come_from_the_layout() -> None:
+def test_distances_come_from_the_layout():
     """A gap between keys, positions that differ by row, padding, and queries that see what comes after them."""
     made, x = layer(), torch.randn(1, 6, E, dtype=torch.float64)
     gap = torch.tensor([0, 1, 2, 20, 21, 22])
@@ -87,7 +87,7 @@ def test_distances_come_from_the_layout() -> None:
     assert np.abs(both - expected).max() < 1e-12
 
 
-def test_as_published_measures_from_the_end_of_the_block() -> None:
+def test_as_published_measures_from_the_end_of_the_block():
     made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
     given = made(x)[0].detach().numpy()
     assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: m <= n)).max() < 1e-12
@@ -100,7 +100,7 @@ def test_as_published_measures_from_the_end_of_the_block() -> None:
 
 
 @pytest.mark.parametrize("start", ["empty", "zeros"])
-def test_a_model_as_published_with_same_length(start: str) -> None:
+def test_a_model_as_published_with_same_length(start):
     """Evaluation of the released code: a block after a memory, each query sees as many keys as the memory is long."""
     torch.manual_seed(3)
     made = fr.LanguageModel(
@@ -129,7 +129,7 @@ def test_a_model_as_published_with_same_length(start: str) -> None:
         assert (made.output(hidden[None]) - logits).abs().max() < 1e-12
 
 
-def test_rotary_turns_each_pair_by_its_angle() -> None:
+def test_rotary_turns_each_pair_by_its_angle():
     heads, places = torch.randn(2, 3, 4, 6, dtype=torch.float64), torch.tensor([0, 3, 4, 100])
     turned = Rotary(6, 10000.0)(heads, places)
     for n, place in enumerate(places.tolist()):

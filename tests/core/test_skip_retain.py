@@ -29,7 +29,7 @@ EQUATIONS: dict[str, Equation] = {
 
 @pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 8, 12, 15, 16, 31])
-def test_schedules_are_the_equations(name: str, num_layers: int) -> None:
+def test_schedules_are_the_equations(name, num_layers):
     p = Fraction(3, 16)
     given = None if name == "linear" else float(p)
     found = fr.SkipRetain(name, given, num_layers=num_layers).probabilities
@@ -38,7 +38,7 @@ def test_schedules_are_the_equations(name: str, num_layers: int) -> None:
         assert probability == pytest.approx(float(EQUATIONS[name](i, num_layers, p)), abs=1e-15)
 
 
-def test_none_never_rests_and_one_always() -> None:
+def test_none_never_rests_and_one_always():
     never = fr.SkipRetain("none", num_layers=3)
     always = fr.SkipRetain("not_last", 1, num_layers=3)
     assert never.probabilities == (0.0, 0.0, 0.0)
@@ -48,17 +48,17 @@ def test_none_never_rests_and_one_always() -> None:
         assert always.skipped(3, step) == {0, 1}
 
 
-def test_the_draw_depends_on_nothing_else() -> None:
+def test_the_draw_depends_on_nothing_else():
     """Neither on the generators of Python, numpy and torch, nor on what was asked before, nor on the other layers."""
     policy = fr.SkipRetain("uniform", 0.5, num_layers=6)
     expected = [policy.skipped(7, step) for step in range(40)]
     np.random.seed(5)
     torch.manual_seed(5)
     random.seed(5)
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,index]
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     backwards = [policy.skipped(7, step) for step in reversed(range(40))]
     assert backwards[::-1] == expected
-    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[union-attr,index]
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     deeper = fr.SkipRetain("not_first", 0.5, num_layers=7)
     for step, before in enumerate(expected):
         assert policy.skipped(7, step) == before
@@ -74,7 +74,7 @@ def _draws(policy: fr.SkipRetain, seed: int, steps: range) -> np.ndarray:
     return found
 
 
-def test_layers_rest_as_often_as_they_should() -> None:
+def test_layers_rest_as_often_as_they_should():
     """Counts of a layer over n steps are binomial: within 4 standard deviations n p (1 - p), and as spread as they should."""
     policy = fr.SkipRetain("linear", num_layers=15)
     p = np.array(policy.probabilities)
@@ -91,7 +91,7 @@ def test_layers_rest_as_often_as_they_should() -> None:
     assert abs((np.concatenate(scores) ** 2).sum() - 26) < 4 * math.sqrt(52)
 
 
-def test_the_draw_follows_its_rule() -> None:
+def test_the_draw_follows_its_rule():
     for numbers in ((0, 1, 0), (7, 3, 11), (2**70, 2**40, 5)):
         assert draw(*numbers) == random.Random(" ".join(map(str, numbers))).random()
 
@@ -107,7 +107,7 @@ def mine() -> object:
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_schedule_of_ones_own() -> None:
+def test_a_schedule_of_ones_own():
     assert fr.SkipRetain("mine", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
     assert fr.SkipRetain("mine", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
     assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"

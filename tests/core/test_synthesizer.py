@@ -18,7 +18,7 @@ def dense() -> DenseSynthesizer:
     return DenseSynthesizer(DenseSynthesizer.Config(), SIZE).double()
 
 
-def test_dense_is_its_equation() -> None:
+def test_dense_is_its_equation():
     score, query = dense(), torch.randn(B, H, 3, D, dtype=torch.float64)
     weight, bias = score.to_positions.weight.detach(), score.to_positions.bias.detach()
     assert weight.shape == (P, D)
@@ -41,7 +41,7 @@ def test_dense_is_its_equation() -> None:
                     assert abs(float(shared[b, h, n, m]) - expected(b, h, n, int(places[1, m]))) < 1e-13
 
 
-def test_random_is_a_table() -> None:
+def test_random_is_a_table():
     torch.manual_seed(1)
     score = RandomSynthesizer(None, SIZE).double()
     assert score.logits.shape == (H, P, P)
@@ -70,7 +70,7 @@ def attention(score: object, mix: str = "none", length: int = P, **options: obje
     return made.double()
 
 
-def test_a_kept_key_projection_is_there_and_idle() -> None:
+def test_a_kept_key_projection_is_there_and_idle():
     plain, kept = attention("dense_synthesizer"), attention({"name": "dense_synthesizer", "keep_key_projection": True})
     assert {*dict(kept.named_parameters())} - {*dict(plain.named_parameters())} == {
         "project.key.weight",
@@ -85,7 +85,7 @@ def test_a_kept_key_projection_is_there_and_idle() -> None:
     assert not any(parameter.requires_grad for parameter in kept.project.key.parameters())
 
 
-def test_heads_trade_values_only() -> None:
+def test_heads_trade_values_only():
     """Cross-head attention where there are no keys to permute."""
     made = attention("dense_synthesizer", cross_head=1.0)
     x = torch.randn(1, 4, 10, dtype=torch.float64)

@@ -58,7 +58,7 @@ def same(found: Tensor, expected: Tensor, what: str) -> None:
     assert off <= TOLERANCE * max(1.0, float(expected.abs().max())), f"{what} is off by {off:.1e}"
 
 
-def test_the_fixture_tells_settings_apart() -> None:
+def test_the_fixture_tells_settings_apart():
     """Each case's own setting changes the nll of the last segment, so that agreement with all of them says something."""
     last = [TENSORS[f"{name}.{len(ABOUT['segments']) - 1}.nll"] for name in CASES]
     assert len(last) == 11
@@ -69,7 +69,7 @@ def test_the_fixture_tells_settings_apart() -> None:
 
 @pytest.mark.parametrize(("kernel", "cached"), [("reference", False), ("auto", True)])
 @pytest.mark.parametrize("name", CASES)
-def test_segment_by_segment(name: str, kernel: str, cached: bool) -> None:
+def test_segment_by_segment(name, kernel, cached):
     """Hidden states and nll of every segment, memories after the last; keys and values of memory cached or projected anew."""
     case = CASES[name]
     model, states, losses = build(case), None, None
@@ -90,7 +90,7 @@ def test_segment_by_segment(name: str, kernel: str, cached: bool) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "way"), [("auto", "loss"), ("auto", "nll"), ("reference", "logits")])
-def test_gradients(kernel: str, way: str) -> None:
+def test_gradients(kernel, way):
     """Gradients of the mean nll of the last segment for every parameter; memory is a constant."""
     name = ABOUT["gradients_of"]
     case = CASES[name]

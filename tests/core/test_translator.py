@@ -66,7 +66,7 @@ BEAMS = [  # every day each mechanism, selection and side; their product in the 
 
 
 @pytest.mark.parametrize(("mechanism", "selection", "side"), BEAMS)
-def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, side: str) -> None:
+def test_beams_equal_reading_each_text_again(mechanism, selection, side):
     model = shared(mechanism)
     source, _ = sentences(model, 3, 7)
     mask = padding(LENGTHS, 7, side) if side else None
@@ -86,7 +86,7 @@ def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, sid
             assert cache.length == len(texts[0]) - 1
 
 
-def test_beams_of_one_sentence_read_one_row() -> None:
+def test_beams_of_one_sentence_read_one_row():
     """A row of keys and values for each sentence while beams stand in equal groups; one a text where they do not."""
     model = translator("B")
     source, _ = sentences(model, 3, 7)
@@ -122,7 +122,7 @@ RELEASED = [
 
 
 @pytest.mark.parametrize("mechanism", RELEASED)
-def test_released_decoding_changes_only_decoding_with_a_cache(mechanism: str) -> None:
+def test_released_decoding_changes_only_decoding_with_a_cache(mechanism):
     model = translator(mechanism)
     released = translator(mechanism, decoder_keys={"released_decoding": True})
     assert released.state_dict().keys() == model.state_dict().keys()
@@ -148,7 +148,7 @@ def _without_mix(attention: fr.AttentionConfig) -> dict[str, Any]:
     return {"score": attention.score, "normalize": attention.normalize, "cross_head": attention.cross_head}
 
 
-def test_released_cross_never_mixes_across() -> None:
+def test_released_cross_never_mixes_across():
     released = translator("B", decoder_keys={"released_cross": True})
     assert not [name for name in released.state_dict() if "cross_attention.attend.mix" in name]
     own = {"cross": {"mix": "none"}}
@@ -165,10 +165,10 @@ def test_released_cross_never_mixes_across() -> None:
 # -- dropout, traces, tables ---------------------------------------------------------------------------------------------
 
 
-def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
+def test_dropout_of_weights_and_cross_head_reach_every_place():
     """With the rest of the network fixed, only they move the outputs; evaluation leaves them out."""
     for changes in ({"dropout": fr.DropoutConfig(attention=0.5)}, {"attention": {"cross_head": 1.0}}):
-        model: Any = translator(**changes)
+        model = translator(**changes)
         source, target = sentences(model)
         with torch.no_grad():
             x, y = torch.randn(2, 6, WIDTH, dtype=WIDE), torch.randn(2, 6, WIDTH, dtype=WIDE)
@@ -182,7 +182,7 @@ def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
             assert torch.equal(model(source, target).logits, model(source, target).logits)
 
 
-def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights() -> None:
+def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights():
     for changes, shapes in (
         ({}, [(7, 7)] * 2 + [(5, 5), (5, 7)] * 2),
         ({"encoder": PAIRS}, [(5, 5), (5, 7)] * 2),
@@ -206,7 +206,7 @@ def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights()
         everywhere(*sentences(everywhere), trace=fr.Trace())
 
 
-def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
+def test_one_table_is_saved_once_and_its_gradients_add_up():
     shared, separate = translator("one table"), translator("tied", encoder_keys={"vocab_size": TARGET})
     tables = [name for name, value in shared.state_dict().items() if value.shape == (TARGET, WIDTH)]
     assert tables == ["decoder.embedding.weight"]
@@ -224,7 +224,7 @@ def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
     both = grads["decoder.embedding.weight"], grads["encoder.embedding.weight"]
     assert both[0] is not None
     assert both[1] is not None
-    found: Any = shared
+    found = shared
     close(found.decoder.embedding.weight.grad, both[0] + both[1], "gradient of the table", 1e-12)
     with torch.no_grad():
         assert torch.equal(shared(source, target).logits, separate(source, target).logits)

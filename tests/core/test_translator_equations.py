@@ -30,7 +30,7 @@ SIDED = [  # every day each mechanism with one side; both in the full tier
 
 
 @pytest.mark.parametrize(("mechanism", "side"), SIDED)
-def test_outputs_and_every_gradient(mechanism: str, side: str) -> None:
+def test_outputs_and_every_gradient(mechanism, side):
     """A padded batch, its padding another token than those of the sentences, beside each sentence alone."""
     model = translator(mechanism)
     source, target = sentences(model, 3, 6, 5)
@@ -61,7 +61,7 @@ def test_outputs_and_every_gradient(mechanism: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["plain", "B", "sigsoftmax with B"])
-def test_loss_and_nll(mechanism: str) -> None:
+def test_loss_and_nll(mechanism):
     """sum(w nll) / sum(w), label smoothing, and gradients of both, from log p of the equations."""
     model = translator(mechanism)
     source, target = sentences(model, 3, 6, 5)

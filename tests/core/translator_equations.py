@@ -76,7 +76,7 @@ def embedded(config: fr.ModelConfig, read: Parameters, part: str, table: str, id
     return x
 
 
-def line(config: fr.ModelConfig, read: Parameters, norm: str, x: Tensor, f) -> Tensor:  # type: ignore[no-untyped-def]
+def line(config: fr.ModelConfig, read: Parameters, norm: str, x: Tensor, f) -> Tensor:
     if config.norm == "pre":
         return x + f(normed(config, read, norm, x))
     return normed(config, read, norm, x + f(x))

@@ -23,7 +23,7 @@ def text(size: int) -> np.ndarray:
 
 def scored(source: Blocks | Streams, epoch: int = 0) -> list[int]:
     """Targets of an epoch with weight 1; checks shapes, types, and that each input is the token before its target."""
-    found: list[int] = []
+    found = []
     for index in range(source.batches_per_epoch):
         batch = source.batch(epoch, index)
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
@@ -97,7 +97,7 @@ def streams(tokens: int = 4003, **options: object) -> Streams:
     return Streams(text(tokens), batch_size=4, segment_length=20, start_id=START, seed=3, **options)
 
 
-def test_random_segments_fill_every_stream_exactly() -> None:
+def test_random_segments_fill_every_stream_exactly():
     source = streams(deviation=4.0, half=0.25)
     stream = 4003 // 4
     assert source.batches_per_epoch == round(stream / (20 * 0.875))
@@ -112,7 +112,7 @@ def test_random_segments_fill_every_stream_exactly() -> None:
     assert torch.equal(source.batch(1, 7).targets, streams(deviation=4.0, half=0.25).batch(1, 7).targets)
 
 
-def test_lengths_of_random_segments_are_normal() -> None:
+def test_lengths_of_random_segments_are_normal():
     source = Streams(
         np.zeros(700_000, np.uint16), batch_size=1, segment_length=70, start_id=0, deviation=5.0, half=0.05
     )
@@ -124,7 +124,7 @@ def test_lengths_of_random_segments_are_normal() -> None:
         assert abs(those.std() - 5) < 5 * 5 / (2 * len(those)) ** 0.5 + 0.1
 
 
-def test_context_is_read_again_and_not_predicted() -> None:
+def test_context_is_read_again_and_not_predicted():
     source = streams(context=15, deviation=3.0)
     plain, seen = streams(deviation=3.0), 0
     for index in range(source.batches_per_epoch):
@@ -138,7 +138,7 @@ def test_context_is_read_again_and_not_predicted() -> None:
         seen += batch.targets.shape[1]
 
 
-def test_partial_shuffle_turns_each_stream() -> None:
+def test_partial_shuffle_turns_each_stream():
     source = streams(shuffle=True, context=6)
     used, starts = source.tokens_per_epoch // 4, []
     for epoch in (0, 1):

@@ -24,7 +24,7 @@ def encoded(count: int, seed: int = 0) -> Encoded:
 
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("count", "size"), [(1, 4), (23, 4), (24, 4), (1003, 8)])
-def test_every_example_comes_once_an_epoch_and_in_another_order(count: int, size: int, grouped: bool) -> None:
+def test_every_example_comes_once_an_epoch_and_in_another_order(count, size, grouped):
     batches = ExampleBatches(encoded(count), batch_size=size, seed=3, group_by_length=grouped)
     orders = []
     for epoch in (0, 1):
@@ -36,7 +36,7 @@ def test_every_example_comes_once_an_epoch_and_in_another_order(count: int, size
         assert orders[0] != orders[1]
 
 
-def test_a_batch_is_a_function_of_seed_epoch_and_index() -> None:
+def test_a_batch_is_a_function_of_seed_epoch_and_index():
     def make(seed: int) -> ExampleBatches:
         return ExampleBatches(encoded(300), batch_size=8, seed=seed)
 
@@ -49,7 +49,7 @@ def test_a_batch_is_a_function_of_seed_epoch_and_index() -> None:
         one.batch(0, one.batches_per_epoch)
 
 
-def test_grouping_spares_padding_and_keeps_chance() -> None:
+def test_grouping_spares_padding_and_keeps_chance():
     examples = encoded(2000)
 
     def padded(grouped: bool) -> float:
@@ -62,7 +62,7 @@ def test_grouping_spares_padding_and_keeps_chance() -> None:
     assert len({tuple(found) for found in first}) == 20  # not the longest ones, whatever the seed
 
 
-def test_evaluation_reads_every_example_once() -> None:
+def test_evaluation_reads_every_example_once():
     lengths = encoded(57).lengths.tolist()
     parts = list(batches_by_length(lengths, 8))
     assert sorted(i for part in parts for i in part) == list(range(57))

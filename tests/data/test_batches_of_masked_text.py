@@ -35,7 +35,7 @@ def within(count: int, trials: int, p: float) -> bool:
 @pytest.mark.parametrize(
     ("p", "replaced", "drawn"), [(0.15, 0.8, 0.1), (0.5, 0.2, 0.5), (0.3, 1.0, 0.0), (0.3, 0.0, 1.0)]
 )
-def test_shares(p: float, replaced: float, drawn: float) -> None:
+def test_shares(p, replaced, drawn):
     ids = marked_text(100_000)
     (batch,) = iterate_masked_blocks(ids, masking(p, replaced, drawn), batch_size=1, segment_length=len(ids), seed=3)
     seen, at = batch.inputs[0].numpy(), batch.at.numpy()
@@ -62,12 +62,12 @@ def test_shares(p: float, replaced: float, drawn: float) -> None:
         assert chi_square < (WORDS - 2) + 6 * math.sqrt(2 * (WORDS - 2)), "random tokens are drawn alike"
 
 
-def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:
+def test_masks_of_an_evaluation_depend_on_seed_and_place_only():
     ids = marked_text(1003)
 
     def read(seed: int = 0, size: int = 1003, **shape: int) -> tuple[list[int], list[int]]:
-        inputs: list[int] = []
-        targets: list[int] = []
+        inputs = []
+        targets = []
         for batch in iterate_masked_blocks(ids[:size], masking(), seed=seed, **shape):
             mask = torch.ones_like(batch.inputs) if batch.attention_mask is None else batch.attention_mask
             assert batch.read == int(mask.sum())
@@ -86,7 +86,7 @@ def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_training_batches_are_pure_functions(shuffled: bool) -> None:
+def test_training_batches_are_pure_functions(shuffled):
     ids = marked_text(1003)
 
     def batches(seed: int) -> MaskedBatches:

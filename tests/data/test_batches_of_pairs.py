@@ -65,7 +65,7 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, s
     pairs = corpus.pairs("train")
     batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=shuffle)
     for epoch in (0, 1, 7):
-        seen: list[int] = []
+        seen = []
         tokens = 0
         for index in range(batches.batches_per_epoch):
             chosen, batch = batches.indices(epoch, index), batches.batch(epoch, index)

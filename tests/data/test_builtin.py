@@ -26,7 +26,7 @@ class C:
           goes on here.
         * Another item.
         """
-        # type: ignore
+
         #----------
         return 1  # noqa
 '''

@@ -30,7 +30,7 @@ def counts(corpus) -> list[int]:
 
 @pytest.mark.parametrize("inner", ["", "ptb"])
 def test_penn_treebank_is_the_published_one(corpora, cache, inner):
-    told: list[str] = []
+    told = []
     corpus = prepare(
         DataConfig(name="ptb", dir=str(corpora / inner), cache=cache), report=told.append, allow_slice=False
     )
@@ -53,7 +53,7 @@ def test_enwik8_slice_cut_90_5_5(corpora, cache, tokens):
 def test_text8_has_27_characters_cut_90_5_5(tmp_path, cache):
     text = "the quick brown fox jumps over a lazy dog and " * 50
     write(tmp_path / "text8", text)
-    told: list[str] = []
+    told = []
     corpus = prepare(DataConfig(name="text8", dir=str(tmp_path), cache=cache), report=told.append)
     assert counts(corpus) == [2070, 115, 115]
     assert set(corpus.tokenizer.entries) <= set("abcdefghijklmnopqrstuvwxyz ") | {"<unk>", "\n"}
@@ -141,7 +141,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 def test_files_come_verified_and_only_once(server, tmp_path):
     info = three_files(server)
-    told: list[str] = []
+    told = []
     folder = download(info, tmp_path, told.append)
     assert folder == tmp_path / "sources" / "ptb"
     assert read(folder) == {f"ptb.{split}.txt": text for split, text in TEXTS.items()}

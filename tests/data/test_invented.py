@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
 
 
 @pytest.mark.parametrize("task", GLUE)
-def test_labels_follow_from_the_words(task: str) -> None:
+def test_labels_follow_from_the_words(task):
     made = make_examples(GLUE[task], "dev")
     assert (len(made), len(make_examples(GLUE[task], "train")), made.is_slice) == (400, 2000, True)
     classes = 6 if GLUE[task].labels is None else GLUE[task].outputs
@@ -31,7 +29,7 @@ def test_labels_follow_from_the_words(task: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
-def test_answers_stand_where_the_question_says(version: str) -> None:
+def test_answers_stand_where_the_question_says(version):
     made = make_questions("dev", version)
     assert made.is_slice
     for one in made.rows:
@@ -45,7 +43,7 @@ def test_answers_stand_where_the_question_says(version: str) -> None:
     assert len({one.id for one in made.rows}) == 400
 
 
-def test_a_translation_turns_words_and_their_order_around(tmp_path: Path) -> None:
+def test_a_translation_turns_words_and_their_order_around(tmp_path):
     folder = write_translation(tmp_path)
     texts = {path.name: path.read_text(encoding="utf-8").splitlines() for path in folder.iterdir()}
     assert {name: len(lines) for name, lines in texts.items()} == {

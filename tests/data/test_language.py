@@ -138,7 +138,7 @@ def split_plainly(word: str, merges: list[tuple[str, str]]) -> list[str]:
 
 
 def merge_pair(symbols: list[str], best: tuple[str, str]) -> list[str]:
-    merged: list[str] = []
+    merged = []
     while symbols:
         both = tuple(symbols[:2]) == best
         merged.append("".join(symbols[:2]) if both else symbols[0])
@@ -163,7 +163,7 @@ def test_merges_are_learned_most_frequent_first():
     learned = learn_codes(lambda: text, 4)
     words = {word: [*word[:-1], word[-1] + "</w>"] for word in set(text)}
     for best in learned.merges:
-        pairs: Counter[tuple[str, str]] = Counter()
+        pairs = Counter()
         for word, symbols in words.items():
             for pair in itertools.pairwise(symbols):
                 pairs[pair] += text.count(word)

@@ -85,7 +85,7 @@ def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
 def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_another(folder):
     first = prepare(config(folder))
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    told: list[str] = []
+    told = []
     assert prepare(config(folder), report=told.append).folder == first.folder
     assert told == []
     assert before == {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
@@ -105,7 +105,7 @@ def test_damage_is_found_and_mended(folder, damage):
     path.write_bytes(good[:-3] + b"xy\n")
     with pytest.raises(RunError, match="damaged"):
         load_corpus(corpus.folder)
-    told: list[str] = []
+    told = []
     again = prepare(config(folder), report=told.append)
     assert "cannot be used, preparing it again" in told[0]
     assert (again.folder, path.read_bytes()) == (corpus.folder, good)

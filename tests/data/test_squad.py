@@ -241,7 +241,7 @@ def test_real_answers_come_back_from_their_targets(corpora, split, max_length, d
         for text, start in zip(question.answers, question.starts, strict=True)
     ]
     windows = squad_windows(questions, tokenizer, max_length=max_length, doc_stride=doc_stride, max_query_length=64)
-    recovered: dict[int, set[str]] = {}
+    recovered = {}
     for window in windows:
         if window.start:
             recovered.setdefault(window.question, set()).add(answer_of(questions[window.question].context, window))

@@ -65,7 +65,7 @@ def test_max_tokens_cuts_training_exactly(files, tokens, limit):
 
 
 def test_absent_splits_are_cut_from_the_end(files):
-    told: list[str] = []
+    told = []
     corpus = prepare(config(files, valid=None, test=None), report=told.append)
     assert text_of(corpus, "train") == "\n".join(LINES[:90]) + "\n"
     assert corpus.splits["valid"]["tokens"] == sum(len(line.split()) + 1 for line in LINES[90:95])
@@ -95,7 +95,7 @@ def test_a_damaged_cache_is_made_again(files, victim):
     )
     with pytest.raises((RunError, InputError)):
         load_corpus(good.folder)
-    told: list[str] = []
+    told = []
     again = prepare(config(files), report=told.append)
     assert any("preparing it again" in line for line in told)
     assert again.splits == good.splits

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -152,7 +151,7 @@ SOS_WORDS = build_words(["b", "<unk>", "\n", "<sos>", "a"], sos=True)
         ("", ""),
     ],
 )
-def test_every_line_begins_with_sos(text: str, expected: str) -> None:
+def test_every_line_begins_with_sos(text, expected):
     """The form of the paper's code: `<sos>` words `<eos>`, for a blank line, too."""
     ids = SOS_WORDS.encode(text)
     assert [SOS_WORDS.entries[i].replace("\n", "<eos>") for i in ids] == expected.split()
@@ -161,7 +160,7 @@ def test_every_line_begins_with_sos(text: str, expected: str) -> None:
     assert SOS_WORDS.start_id == SOS_WORDS.eos_id != SOS_WORDS.sos_id
 
 
-def test_penn_treebank_with_sos(corpora: Path, tmp_path: Path) -> None:
+def test_penn_treebank_with_sos(corpora, tmp_path):
     """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
     given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
     corpus = prepare(given, allow_slice=False)
@@ -175,6 +174,6 @@ def test_penn_treebank_with_sos(corpora: Path, tmp_path: Path) -> None:
     assert prepare(replace(given, max_tokens=5000)).label == "ptb (slice; with <sos>)"
 
 
-def test_the_fingerprint_of_words_is_that_of_their_entries() -> None:
+def test_the_fingerprint_of_words_is_that_of_their_entries():
     state = "\0".join(("word", "b", "<unk>", "<eos>", "a"))
     assert build_words(["b", "<unk>", "\n", "a"]).fingerprint == hashlib.sha256(state.encode()).hexdigest()

@@ -20,9 +20,7 @@ Text = tuple[int, ...]
         (1, 0, 0, 0.0), (None, 1, 0, 1.0), (1, 2, 0, 1.6), (None, 2, 3, -1.0), (1, 3, 1, 0.6),
     ],
 )  # fmt: skip
-def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(
-    eos: int | None, ngram: int, shortest: int, penalty: float
-) -> None:
+def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(eos, ngram, shortest, penalty):
     model = Recurrent(4, seed=5, sharpness=0.8).eval()
     prompts, longest = [[0, 3, 2], [2]], [4, 5]
     ids, mask = padded(prompts)
@@ -54,10 +52,10 @@ def by_hand(
     ngram: int,
 ) -> list[tuple[float, Text]]:
     """Beam search on lists, as the definition says; it never stops before `beams` texts have ended."""
-    alive: list[tuple[float, Text]] = [(0.0, ())]
-    ended: list[tuple[float, Text]] = []
+    alive = [(0.0, ())]
+    ended = []
     for length in range(1, longest + 1):
-        grown: list[tuple[float, Text]] = []
+        grown = []
         for total, text in alive:
             table = model(torch.tensor([[*prompt, *text]])).logits[0, -1].log_softmax(-1).tolist()
             grown += [(total + p, (*text, v)) for v, p in enumerate(table)]
@@ -76,7 +74,7 @@ def by_hand(
         (5, 0.0, 3, 2), (5, -0.5, 1, 0), (5, 1.7, 0, 0),
     ],
 )  # fmt: skip
-def test_a_padded_batch_is_each_row_by_the_definition(beams: int, penalty: float, ngram: int, shortest: int) -> None:
+def test_a_padded_batch_is_each_row_by_the_definition(beams, penalty, ngram, shortest):
     longest = [4, 9, 6]
     best_of = (beams + 1) // 2
     for seed in (0, 1, 9, 27):  # the last two end too early if only the longest continuation is hoped for
@@ -95,7 +93,7 @@ def test_a_padded_batch_is_each_row_by_the_definition(beams: int, penalty: float
                 assert found.scores[b, n].item() == pytest.approx(score, abs=1e-12)
 
 
-def test_search_stops_when_nothing_can_be_gained() -> None:
+def test_search_stops_when_nothing_can_be_gained():
     model = Recurrent(5, seed=0, sharpness=0.2).eval()
     model.bias[2] = 3.0  # <eos> is likely from the start
     found = beam_search(model, torch.tensor([[1], [3]]), max_new_tokens=40, beams=4, length_penalty=0.0, eos_id=2)
@@ -109,7 +107,7 @@ def test_search_stops_when_nothing_can_be_gained() -> None:
 
 @pytest.mark.parametrize("columns", [7, 128 * 12, 128 * 12 + 1, 5000])
 @pytest.mark.parametrize("k", [1, 3, 7])
-def test_the_largest_are_those_of_topk(columns: int, k: int) -> None:
+def test_the_largest_are_those_of_topk(columns, k):
     generator = torch.Generator().manual_seed(columns + k)
     for impossible in (False, True):
         scores = torch.randn(6, columns, generator=generator, dtype=torch.float64)

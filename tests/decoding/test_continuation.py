@@ -44,7 +44,7 @@ def slow(model: fr.LanguageModel, prompt: list[int], count: int, window: int) ->
 
 @pytest.mark.parametrize("window", [1, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_window_slides(name: str, window: int) -> None:
+def test_the_window_slides(name, window):
     model = build(**MODELS[name])
     found = model.generate(PROMPT, 20, greedy=True, window=window)
     assert found.tolist() == [slow(model, row, 20, window) for row in PROMPT.tolist()]
@@ -54,7 +54,7 @@ def test_the_window_slides(name: str, window: int) -> None:
     assert torch.equal(torch.cat((PROMPT, uncached.ids), 1), found)
 
 
-def test_a_memory_slides_by_itself_up_to_the_largest_position() -> None:
+def test_a_memory_slides_by_itself_up_to_the_largest_position():
     model = build(memory_length=3)
     model.trained_length = 4
     plain = sample(MemoryReader(model), PROMPT, max_new_tokens=20, greedy=True)

@@ -21,7 +21,7 @@ SENTENCES = [[3, 1, 7, 2, 8], [4], [6, 6, 2], [1, 2, 3, 4, 5, 6, 7]]
 def config(attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConfig:
     """A tiny translation model; `attention` of all its places, `encoder` and `decoder` as in a configuration."""
     encoder = {"vocab_size": SOURCES} | keys.pop("encoder", {})
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": TARGETS, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 14, "max_position_embeddings": 12, "scale_embedding": True,
     }  # fmt: skip
@@ -61,10 +61,10 @@ def padded(sentences: list[list[int]], longest: int | None = None, filler: int =
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
+def test_a_batch_is_its_sentences_one_by_one(name):
     model = translator(MODELS[name])
     longest = [5, 3, 6, 8]
-    rules: dict[str, Any] = {"beams": 4, "n_best": 3, "eos_id": EOS, "min_new_tokens": 1, "no_repeat_ngram_size": 3}
+    rules = {"beams": 4, "n_best": 3, "eos_id": EOS, "min_new_tokens": 1, "no_repeat_ngram_size": 3}
     for filler, width in ((EOS, None), (5, 11)):  # what padding holds, and how much there is, changes nothing
         ids, mask = padded(SENTENCES, width, filler)
         start = torch.full((4, 1), EOS)
@@ -88,7 +88,7 @@ def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
 
 def language_model(mix: str, position: str, **keys: Any) -> fr.LanguageModel:
     torch.manual_seed(1)
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 16,
     }  # fmt: skip
     score = "relative" if position == "relative" else "dot_product"
@@ -99,7 +99,7 @@ def language_model(mix: str, position: str, **keys: Any) -> fr.LanguageModel:
 
 
 @pytest.mark.parametrize("position", ["relative", "rotary"])
-def test_a_memory_takes_the_place_of_the_cache(position: str) -> None:
+def test_a_memory_takes_the_place_of_the_cache(position):
     """A model that remembers four tokens writes what it writes when every window is read anew."""
     lm = language_model("position_wise", position, memory_length=4, num_hidden_layers=1)
     ids, mask = left_padded(PROMPTS)

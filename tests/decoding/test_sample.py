@@ -15,7 +15,7 @@ from fullrank.decoding.sample import Constraints, distribution, penalize_repetit
 
 
 def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:
-    text: list[int] = []
+    text = []
     while len(text) < count and (not text or text[-1] != eos):
         text.append(int(model(torch.tensor([[*prompt, *text]])).logits[0, -1].argmax()))
     return text
@@ -27,7 +27,7 @@ def rows(found: Sequences) -> list[list[int]]:
 
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("eos", [None, 2])
-def test_greedy_batch_with_padding_is_each_row_by_hand(use_cache: bool, eos: int | None) -> None:
+def test_greedy_batch_with_padding_is_each_row_by_hand(use_cache, eos):
     model = Recurrent(7, seed=3).eval()
     ids, mask = padded(PROMPTS)
     found = sample(model, ids, max_new_tokens=9, greedy=True, eos_id=eos, attention_mask=mask, use_cache=use_cache)
@@ -41,7 +41,7 @@ def test_greedy_batch_with_padding_is_each_row_by_hand(use_cache: bool, eos: int
         assert found.log_probs[b, len(text) :].tolist() == [0.0] * (found.ids.shape[1] - len(text))
 
 
-def test_cache_reads_every_token_once_and_changes_nothing() -> None:
+def test_cache_reads_every_token_once_and_changes_nothing():
     model = Recurrent(7, seed=3).eval()
     ids, mask = padded(PROMPTS)
     options = {"max_new_tokens": 6, "seed": 5, "attention_mask": mask}
@@ -57,7 +57,7 @@ def test_cache_reads_every_token_once_and_changes_nothing() -> None:
 @pytest.mark.parametrize("top_p", [None, 0.1, 0.8, 1.0])
 @pytest.mark.parametrize("top_k", [None, 1, 7, 40, 100])
 @pytest.mark.parametrize("levels", [3, 1000])
-def test_truncation_by_hand(levels: int, top_k: int | None, top_p: float | None) -> None:
+def test_truncation_by_hand(levels, top_k, top_p):
     """Token by token from the likeliest on, of equal ones the first; with few levels most of 40 are equal."""
     scores = torch.log_softmax(
         torch.randint(levels, (5, 40), generator=torch.Generator().manual_seed(levels)) / levels, -1
@@ -77,7 +77,7 @@ def test_truncation_by_hand(levels: int, top_k: int | None, top_p: float | None)
         torch.testing.assert_close(given, expected)
 
 
-def test_seed_decides_and_the_global_generator_is_untouched() -> None:
+def test_seed_decides_and_the_global_generator_is_untouched():
     model = Recurrent(7, seed=3, sharpness=0.3).eval()
     prompt = torch.tensor([[1, 3]])
     before = torch.get_rng_state()
@@ -88,7 +88,7 @@ def test_seed_decides_and_the_global_generator_is_untouched() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_row_ends_where_it_is_told_to_stop() -> None:
+def test_a_row_ends_where_it_is_told_to_stop():
     """Rows stop at their own steps; what a stopped row is asked afterwards does not matter."""
     model = Recurrent(7, seed=3).eval()
     ids, mask = padded(PROMPTS)
@@ -107,7 +107,7 @@ def test_a_row_ends_where_it_is_told_to_stop() -> None:
 
 
 @pytest.mark.parametrize(("ngram", "shortest"), [(1, 4), (2, 0), (3, 4), (5, 4)])
-def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, shortest: int) -> None:
+def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram, shortest):
     generator = torch.Generator().manual_seed(ngram)
     rules = Constraints.build(torch.zeros(2, 1, dtype=torch.int64), 20, shortest, ngram, 0)
     forbidden = 0
@@ -129,7 +129,7 @@ def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, sh
     assert forbidden >= 40
 
 
-def test_samples_follow_the_model_among_what_is_allowed() -> None:
+def test_samples_follow_the_model_among_what_is_allowed():
     """4,000 texts of two tokens: each pair as often as p(a) p(b | a), with <eos> left out before and equal tokens left out."""
     model = Recurrent(4, seed=3, sharpness=0.5).eval()
     draws = 4000
@@ -156,7 +156,7 @@ def test_samples_follow_the_model_among_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.3, 0.999, 1.0])
-def test_min_p_is_that_of_transformers(min_p: float) -> None:
+def test_min_p_is_that_of_transformers(min_p):
     transformers = pytest.importorskip("transformers")
     scores = torch.randn(5, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     warped = transformers.MinPLogitsWarper(min_p)(None, scores / 0.7)
@@ -174,7 +174,7 @@ def test_min_p_is_that_of_transformers(min_p: float) -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
-def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+def test_a_repetition_penalty_is_that_of_transformers(penalty):
     transformers = pytest.importorskip("transformers")
     draw = torch.Generator().manual_seed(2)
     logits = torch.randn(4, 9, generator=draw, dtype=torch.float64) * 2
@@ -186,7 +186,7 @@ def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     torch.testing.assert_close(penalize_repetition(logits, ids, penalty, counts.bool()), masked)
 
 
-def test_penalized_texts_are_those_of_transformers() -> None:
+def test_penalized_texts_are_those_of_transformers():
     """Greedy texts of a GPT-2, token by token; the log-probabilities are those of the model itself."""
     transformers = pytest.importorskip("transformers")
     from fullrank.hf.causal import CausalModel
@@ -212,9 +212,9 @@ def test_penalized_texts_are_those_of_transformers() -> None:
 @pytest.mark.parametrize(
     "options", [{"min_p": -0.1}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"repetition_penalty": math.inf}]
 )
-def test_cuts_and_penalties_out_of_range(options: dict[str, float]) -> None:
+def test_cuts_and_penalties_out_of_range(options):
     with pytest.raises(InputError, match=next(iter(options))):
-        sample(Recurrent(5), torch.tensor([[1]]), max_new_tokens=2, **options)  # type: ignore[arg-type]
+        sample(Recurrent(5), torch.tensor([[1]]), max_new_tokens=2, **options)
 
 
 # -- ensembles -----------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def mean_log_prob(models: list[Recurrent], text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_an_ensemble_takes_the_mean_of_probabilities(use_cache: bool) -> None:
+def test_an_ensemble_takes_the_mean_of_probabilities(use_cache):
     models = [Recurrent(7, seed=seed).eval() for seed in (3, 4, 5)]
     ids, mask = padded(PROMPTS)
     found = sample(Ensemble(models), ids, max_new_tokens=9, greedy=True, attention_mask=mask, use_cache=use_cache)

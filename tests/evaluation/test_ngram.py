@@ -66,7 +66,7 @@ class Definition:
 
 
 @pytest.mark.parametrize("modified", [False, True])
-def test_perplexities_are_those_of_the_definition(modified: bool) -> None:
+def test_perplexities_are_those_of_the_definition(modified):
     train, text = draw_text(400, seed=1), draw_text(60, seed=2)
     texts = [draw_text(30, seed=4), text]  # what precedes a text in the call is not its history
     _, measured = measure_ngrams(train, texts, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
@@ -78,13 +78,13 @@ def test_perplexities_are_those_of_the_definition(modified: bool) -> None:
         assert measured[order - 1] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-12)
 
 
-def test_unknown_words_share_what_the_first_order_leaves() -> None:
+def test_unknown_words_share_what_the_first_order_leaves():
     """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
     (measured,) = measure_ngrams(np.array([1, 1, 1, 1]), [np.array([5, 5])], vocab_size=VOCAB, start_id=START, order=1)
     assert measured == [pytest.approx(4 * VOCAB / 0.5)]
 
 
-def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path: Path) -> None:
+def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path):
     """It is that of `measure_ngrams` on the splits, and is read again while the texts stay the same."""
     texts = {split: str(TEXT / f"{split}.svo") for split in ("train", "valid", "test")}
     corpus = prepare(DataConfig(name="text", tokens="word", cache=str(tmp_path), **texts))

@@ -71,9 +71,7 @@ def memory(length: int, segment: int = 512, streams: int = 10, **more: Any) -> d
         ),
     ],
 )
-def test_what_configuration_and_flags_make(
-    model: dict[str, Any], evaluation: dict[str, Any], flags: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
     assert settings(final_protocol(config(model, **evaluation), Flags(**flags))) == expected
 
 
@@ -93,7 +91,7 @@ def test_what_configuration_and_flags_make(
         ({}, {"clamp_length": 5}, "--clamp-length: goes with model.position: relative, given model.position: rotary"),
     ],
 )
-def test_flags_that_exclude_each_other(model: dict[str, Any], flags: dict[str, Any], said: str) -> None:
+def test_flags_that_exclude_each_other(model, flags, said):
     with pytest.raises(InputError) as caught:
         final_protocol(config(model), Flags(**flags))
     assert said in str(caught.value)
@@ -111,7 +109,7 @@ def test_flags_that_exclude_each_other(model: dict[str, Any], flags: dict[str, A
         (DECAYED, {"same_length": True}, "eval.same_length is True: "),
     ],
 )
-def test_keys_that_exclude_each_other_are_refused(model: dict[str, Any], evaluation: dict[str, Any], said: str) -> None:
+def test_keys_that_exclude_each_other_are_refused(model, evaluation, said):
     with pytest.raises(FullRankError) as caught:
         final_protocol(config(model, **evaluation))
     assert said in str(caught.value)
@@ -140,9 +138,7 @@ OF_TEST = {"segment_length": 64, "memory_length": 640, "clamp_length": 400, "sam
         (XL, {"test": OF_TEST}, {"memory_length": 9, "same_length": False}, memory(9, 512), memory(9, 64, clamp_length=400)),
     ],
 )  # fmt: skip
-def test_each_split_has_its_own_protocol(
-    model: Any, evaluation: dict[str, Any], flags: dict[str, Any], valid: dict[str, Any], test: dict[str, Any]
-) -> None:
+def test_each_split_has_its_own_protocol(model, evaluation, flags, valid, test):
     """Flags win over both; other texts (a training split) are read as `eval` says."""
     whole = config(model, **evaluation)
     for split, expected in (("valid", valid), ("test", test)):
@@ -158,7 +154,7 @@ def test_each_split_has_its_own_protocol(
         ({**RELATIVE, "memory_length": 32, "same_length": True}, memory(32, 64, same_length=True)),
     ],
 )
-def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_a_model_is_judged_as_it_is_trained(model, expected):
     """The protocol of final figures plays no part."""
     different = {"memory_length": 640, "clamp_length": 400} if model else {"context": 50}
     judged = validation_protocol(config(model, segment_length=64, **different))
@@ -183,7 +179,7 @@ def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
         (Flags(segment_length=1), True),
     ],
 )
-def test_nothing_but_last_positions_is_a_next_token_perplexity(flags: Flags, honest: bool) -> None:
+def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
     found = final_protocol(published(PUBLISHED), flags)
     assert found.next_token is honest
     assert found.in_words().endswith(f"; {NOT_NEXT_TOKEN}") is not honest

@@ -13,7 +13,7 @@ from fullrank.evaluation.statistics import welch_interval
 BASE, OTHER = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
 
 
-def test_intervals_of_means_by_hand() -> None:
+def test_intervals_of_means_by_hand():
     """t(0.975, 4) = 2.776445 and t(0.975, 3) = 3.182446, from tables."""
     differences = [y - x for x, y in zip(BASE, OTHER, strict=True)]
     mean, reach = exact.fmean(differences), 2.776445 * exact.stdev(differences) / math.sqrt(5)

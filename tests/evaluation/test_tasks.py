@@ -40,7 +40,7 @@ def sentences(count: int, seed: int, *, noise: float = 0.3) -> tuple[list[str], 
     references = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 14))] for _ in range(count)]
     hypotheses = []
     for reference in references:
-        words: list[str] = []
+        words = []
         for word in reference:
             kind = drawn.random()
             words += [word] if kind > noise else [[], [drawn.choice(WORDS)], [word, word]][int(3 * kind / noise)]
@@ -71,7 +71,7 @@ def bleu_by_definition(hypotheses: list[str], references: list[str]) -> float:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3, 0.6])
-def test_tokenised_bleu_is_its_definition(noise: float) -> None:
+def test_tokenised_bleu_is_its_definition(noise):
     hypotheses, references = sentences(60, 3, noise=noise)
     found = tokenised_bleu(hypotheses, references)
     assert found["tokenised_bleu"] == pytest.approx(bleu_by_definition(hypotheses, references), abs=1e-10)
@@ -79,7 +79,7 @@ def test_tokenised_bleu_is_its_definition(noise: float) -> None:
     assert "not comparable with sacreBLEU" in TOKENISED_BLEU
 
 
-def test_a_short_translation_is_not_smoothed_as_fairseq() -> None:
+def test_a_short_translation_is_not_smoothed_as_fairseq():
     """No 4-gram matches: fairseq's BLEU is 0, sacreBLEU smooths."""
     hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
     assert tokenised_bleu(hypotheses, references)["tokenised_bleu"] == 0
@@ -87,7 +87,7 @@ def test_a_short_translation_is_not_smoothed_as_fairseq() -> None:
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_scores_are_those_of_sacrebleu(lowercase: bool) -> None:
+def test_scores_are_those_of_sacrebleu(lowercase):
     hypotheses, references = sentences(50, 5)
     hypotheses[0] = ""
     found = translation_scores(hypotheses, references, lowercase=lowercase)

@@ -29,14 +29,14 @@ def figure(said: str, before: str) -> float:
     return float(found[1])
 
 
-def test_gpt2_learns_to_mix_and_loses_nothing_on_disk() -> None:
+def test_gpt2_learns_to_mix_and_loses_nothing_on_disk():
     said = run("inject_gpt2.py", "--steps", "12")
     assert figure(said, "injected") == pytest.approx(figure(said, "plain"), abs=1e-4)
     assert figure(said, "trained") < figure(said, "plain")
     assert "the same logits: True" in said
 
 
-def test_bert_learns_with_the_trainer_and_loses_nothing_on_disk() -> None:
+def test_bert_learns_with_the_trainer_and_loses_nothing_on_disk():
     said = run("inject_bert.py", "--steps", "40")
     assert figure(said, "accuracy after") > 0.8 > figure(said, "accuracy before")
     assert "saved and loaded, the same logits: True" in said

@@ -27,9 +27,7 @@ def load_example() -> ModuleType:
     return module
 
 
-def test_poor_trials_stop_early_and_the_best_has_the_lowest_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poor_trials_stop_early_and_the_best_has_the_lowest_loss(tmp_path, monkeypatch):
     example = load_example()
     write_text(tmp_path, sentences=60)
     config = write_config(

@@ -15,7 +15,7 @@ KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embed
 
 
 @pytest.mark.full
-def test_every_recipe() -> None:
+def test_every_recipe():
     seen = set()
     for name in list_shipped():
         if is_finetuning(name):
@@ -49,7 +49,7 @@ def test_every_recipe() -> None:
     assert len(seen) > 50
 
 
-def test_what_is_small_stays() -> None:
+def test_what_is_small_stays():
     config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=2)
     assert shrink_config(config) == (config, ())
     small, changed = shrink_config(replace(config, vocab_size=None))
@@ -57,7 +57,7 @@ def test_what_is_small_stays() -> None:
     assert changed[0] == "vocab_size that of the data -> 32"
 
 
-def test_the_sections_of_a_translation_model() -> None:
+def test_the_sections_of_a_translation_model():
     """Places keep what they attend with; sizes, layers and words of both languages become small."""
     pairs = fr.AttentionConfig(kind="multilinear", rank=40, cores=6)
     config = fr.ModelConfig(
@@ -87,7 +87,7 @@ def test_the_sections_of_a_translation_model() -> None:
             assert fr.Translator(found).num_parameters() < 100_000
 
 
-def test_each_attention_of_model_layers_stays() -> None:
+def test_each_attention_of_model_layers_stays():
     layers = [
         fr.LayerConfig(at=[-2, -1], attention=fr.AttentionConfig(mix="position_wise")),
         fr.LayerConfig(at=[1], attention=fr.AttentionConfig(kind="multilinear", rank=50)),

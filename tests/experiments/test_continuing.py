@@ -31,7 +31,7 @@ def write_words(path: Path, words: list[str], lines: int = 300) -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("continuing")
     write_words(folder / "one.txt", WORDS)
     return folder
@@ -52,7 +52,7 @@ def trained(folder: Path, raw: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def short(home: Path) -> Path:
+def short(home) -> Path:
     """A finished run of 10 updates."""
     return trained(home / "short", settings(home, steps=10))
 
@@ -75,7 +75,7 @@ def begun_from(home: Path, source: Path, tmp_path: Path, **train: Any) -> dict[s
     return {**raw, "data": {"name": "text", "train": other, "cache": str(home / "cache")}, "model": {}}
 
 
-def test_weights_and_vocabulary_of_a_run_on_another_text(home: Path, short: Path, tmp_path: Path) -> None:
+def test_weights_and_vocabulary_of_a_run_on_another_text(home, short, tmp_path):
     folder = trained(tmp_path / "other", begun_from(home, short, tmp_path, steps=1, learning_rate=1e-30))
     best, new = (load_file(one / "checkpoints/best/model.safetensors") for one in (short, folder))
     assert best.keys() == new.keys()
@@ -86,7 +86,7 @@ def test_weights_and_vocabulary_of_a_run_on_another_text(home: Path, short: Path
     assert json.loads((folder / "result.json").read_text())["start"]["folder"] == str(short.resolve())
 
 
-def test_it_resumes_exactly_and_without_the_first_run(home: Path, tmp_path: Path) -> None:
+def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     first = trained(tmp_path / "first", settings(home, steps=5))
     raw = begun_from(home, first, tmp_path, steps=10)
     whole = trained(tmp_path / "whole", raw)
@@ -106,16 +106,14 @@ def test_it_resumes_exactly_and_without_the_first_run(home: Path, tmp_path: Path
         ({"train": {"objective": "masked"}}, "train.start"),
     ],
 )
-def test_what_the_weights_do_not_fit(
-    home: Path, short: Path, tmp_path: Path, changes: dict[str, Any], key: str
-) -> None:
+def test_what_the_weights_do_not_fit(home, short, tmp_path, changes, key):
     raw = begun_from(home, short, tmp_path, steps=3)
     raw = {section: {**raw[section], **changes.get(section, {})} for section in raw}
     with pytest.raises(InputError, match=f"^{key}"):
         started(Resolved(build(raw), "mine", stated=raw))
 
 
-def test_a_run_goes_on_by_its_own_configuration(short: Path) -> None:
+def test_a_run_goes_on_by_its_own_configuration(short):
     raw = read_yaml(short / "config.yaml")
     raw["train"] |= {"start": str(short), "steps": 20}
     config = started(Resolved(build(raw), "mine", stated=raw)).config

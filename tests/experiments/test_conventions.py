@@ -50,7 +50,7 @@ def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int, int]
 
 
 @pytest.fixture(scope="module")
-def worse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def worse(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     """A run whose last steps spoil it: the best checkpoint is not the last."""
     folder = tmp_path_factory.mktemp("worse")
     schedule = [
@@ -62,7 +62,7 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder / "run", run(folder, "train.steps=12", "eval.every_steps=4", *schedule)
 
 
-def test_best_and_last_checkpoint_and_both_counts(worse: tuple[Path, dict[str, Any]]) -> None:
+def test_best_and_last_checkpoint_and_both_counts(worse):
     folder, result = worse
     assert result["best"]["step"] < result["steps"] == 12
     for kind, checkpoint in (("final", "best"), ("last", "last")):
@@ -87,12 +87,10 @@ def test_best_and_last_checkpoint_and_both_counts(worse: tuple[Path, dict[str, A
         ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"]),
     ],
 )
-def test_what_is_written_begins_a_line(
-    worse: tuple[Path, dict[str, Any]], prompt: str, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_begins_a_line(worse, prompt, read, monkeypatch):
     folder, _ = worse
     entries = fr.data.load_tokenizer(folder).entries
-    seen: list[list[int]] = []
+    seen = []
     forward = fr.LanguageModel.forward
 
     def watched(model: fr.LanguageModel, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:

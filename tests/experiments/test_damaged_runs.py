@@ -26,7 +26,7 @@ def silent(text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pristine(tmp_path_factory) -> Path:
     """A finished run of words, its text and its cache; tests work on a copy that they find at the same place."""
     place = tmp_path_factory.mktemp("pristine")
     draw = random.Random(0)
@@ -51,7 +51,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(pristine: Path) -> Iterator[Path]:
+def run(pristine) -> Iterator[Path]:
     """A copy of the run."""
     shutil.copytree(pristine / "kept", pristine / "here", symlinks=True)
     yield pristine / "here" / "run"
@@ -84,16 +84,16 @@ def unfinished(run: Path) -> Path:
         ("model.hidden_act", "gelu"), ("train.seed", 9), ("data.lowercase", True), ("eval.segment_length", 4),
     ],
 )  # fmt: skip
-def test_changed_configuration_is_refused_by_every_reader(run: Path, key: str, value: object) -> None:
+def test_changed_configuration_is_refused_by_every_reader(run, key, value):
     section, name = key.split(".")
     edit(run / "config.yaml", lambda config: config[section].update({name: value}))
     for reads in (nll, resume, average, fr.LanguageModel.load):
         with pytest.raises(InputError, match=f"{key} is {value!r}, trained with .*begin a new run"):
-            reads(run)  # type: ignore[operator]
+            reads(run)
     assert any(f"{key} is {value!r}" in problem for problem in read_run(run).problems)
 
 
-def test_what_may_change(run: Path) -> None:
+def test_what_may_change(run):
     """The folder moves, and with it paths, threads and device; the figure stays."""
     before = nll(run)
     edit(run / "config.yaml", lambda config: config["train"].update(threads=2, device="auto"))
@@ -105,7 +105,7 @@ def test_what_may_change(run: Path) -> None:
     assert nll(moved) == before
 
 
-def test_changed_text_is_refused_by_a_resume_and_may_go(run: Path) -> None:
+def test_changed_text_is_refused_by_a_resume_and_may_go(run):
     source = run.parent / "train.txt"
     text = source.read_text(encoding="utf-8")
     source.write_text(text + "one more line\n", encoding="utf-8")
@@ -116,7 +116,7 @@ def test_changed_text_is_refused_by_a_resume_and_may_go(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])
-def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_result_is_named(content, run, capsys):
     (run / "result.json").write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(run), "--quiet"])

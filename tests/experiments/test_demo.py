@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
-
-import pytest
 
 from fullrank.config.load import load, resolve
 from fullrank.experiments import demo
@@ -21,7 +18,7 @@ rows: {{plain: {{}}, b: {{set: {{model.attention.mix: position_wise}}}}}}
 """
 
 
-def test_the_shipped_demo() -> None:
+def test_the_shipped_demo():
     """Every row is a configuration; tokens and seeds are equal, and so are the sizes but for the mechanism."""
     runs = {row: resolve(demo.RECIPE, row).config for row in load(demo.RECIPE).rows}
     assert next(iter(runs)) == "plain"
@@ -30,9 +27,7 @@ def test_the_shipped_demo() -> None:
         assert (row.train, row.eval, row.model.hidden_size) == (runs["plain"].train, runs["plain"].eval, 128)
 
 
-def test_demo_trains_rows_on_equal_terms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_trains_rows_on_equal_terms(tmp_path, monkeypatch, capsys):
     """On a text and a model that are smaller than those of the demo."""
     out, rows = tmp_path / "demo", ("plain", "b")
     for split, lines in (("train", 1000), ("valid", 50), ("test", 50)):

@@ -43,7 +43,7 @@ def diagnosed(distance: int, length: int) -> tuple[str, dict[str, float], int]:
     return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
 
 
-def test_more_context_would_help() -> None:
+def test_more_context_would_help():
     """The text repeats after 32 tokens, too, and only the longest context of 40 tokens reaches as far."""
     verdict, perplexity, reach = diagnosed(2 * PERIOD, 45)
     assert (verdict, reach) == ("bottleneck", 40)
@@ -51,14 +51,14 @@ def test_more_context_would_help() -> None:
     assert perplexity["40"] == pytest.approx(1)
 
 
-def test_context_enough() -> None:
+def test_context_enough():
     verdict, perplexity, reach = diagnosed(PERIOD, 63)
     assert (verdict, reach) == ("no bottleneck", 16)
     assert perplexity["8"] > 5  # the last of 7 tokens has 14 before it
     assert [perplexity[n] for n in ("16", "32", "56")] == pytest.approx([1, 1, 1])
 
 
-def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts() -> None:
+def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts():
     tokens = [3, 1, 3, 3, 2, 1, 3]
     nll = 0.0
     for place, token in enumerate(tokens):
@@ -88,7 +88,7 @@ def examined(name: str, folder: Path, train: list[float], valid: list[float], fo
     ("last", "valid", "verdict"),
     [(40.0, 100.0, "bottleneck"), (60.0, 100.0, "perhaps"), (80.0, 100.0, "no bottleneck")],
 )
-def test_a_run_that_learned_its_text_by_heart(tmp_path: Path, last: float, valid: float, verdict: str) -> None:
+def test_a_run_that_learned_its_text_by_heart(tmp_path, last, valid, verdict):
     """Only the last tenth of the training counts, and the last validation."""
     finding = examined("overfits", tmp_path, [300.0] * 18 + [last, last], [500.0, valid])
     assert finding.verdict == verdict
@@ -102,7 +102,7 @@ def test_a_run_that_learned_its_text_by_heart(tmp_path: Path, last: float, valid
         ([100.0] * 10, 99.0, "On its test text it has 100.0, counting 4-grams has 99.0"),
     ],
 )
-def test_a_run_that_reads_too_little(tmp_path: Path, valid: list[float], fourgrams: float, says: str) -> None:
+def test_a_run_that_reads_too_little(tmp_path, valid, fourgrams, says):
     finding = examined("reading", tmp_path, [], valid, fourgrams)
     assert finding.verdict == "bottleneck"
     assert says in " ".join(finding.words)

@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with an encoder without dropout, one with, and task files."""
     folder = tmp_path_factory.mktemp("finetuning")
     tiny_encoder(folder / "still", dropout=0.0)
@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Path) -> tuple[Path, dict[str, Any]]:
+def finished(place) -> tuple[Path, dict[str, Any]]:
     """The folder of a run, and its result."""
     return place / "run", run(settings(place), place / "run")
 
@@ -55,7 +55,7 @@ def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
-def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: Path) -> None:
+def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     """AdamW with decoupled decay, linear warm-up and decay, clipping, and two rates, from their equations."""
     raw = settings(place, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
     config = build_any(raw)
@@ -79,7 +79,7 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
         loss = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
-        norm = torch.sqrt(sum((g**2).sum() for g in gradients.values()))  # type: ignore[arg-type]
+        norm = torch.sqrt(sum((g**2).sum() for g in gradients.values()))
         scale = min(1.0, 0.5 / (float(norm) + 1e-6))
         share = step / warm if step <= warm else 1 - (step - warm) / (total - warm)
         with torch.no_grad():
@@ -104,11 +104,11 @@ def columns_of(split: TaskSplit) -> tuple[list[tuple[str, ...]], torch.Tensor]:
 
 
 def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor:
-    logits: torch.Tensor = model(**batch.inputs).logits
+    logits = model(**batch.inputs).logits
     return logits
 
 
-def test_penalties_reach_the_injected_attention(place: Path) -> None:
+def test_penalties_reach_the_injected_attention(place):
     torch.manual_seed(0)
     config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
@@ -128,7 +128,7 @@ def test_penalties_reach_the_injected_attention(place: Path) -> None:
     torch.testing.assert_close(torch.as_tensor(loss.nll), 8 * plain.detach())  # the figures are without penalties
 
 
-def test_figures_are_those_of_the_predictions(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_figures_are_those_of_the_predictions(finished):
     folder, result = finished
     dev = np.loadtxt(folder / "predictions-dev.tsv", skiprows=1)
     right, guessed = dev[:, 1], dev[:, 2]
@@ -147,7 +147,7 @@ def test_figures_are_those_of_the_predictions(finished: tuple[Path, dict[str, An
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
+def test_a_task_of_numbers_is_regression(place, tmp_path):
     result = run(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
     found = result["final"]["dev"]
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
@@ -158,7 +158,7 @@ def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnli", "stsb", "wnli"])
-def test_a_pipeline_names_the_labels_of_the_saved_model(name: str, tmp_path: Path) -> None:
+def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
     """Its label is the prediction that the run wrote, by the name that the task has for it; of STS-B it is the number."""
     task = GLUE[name]
     raw = {

@@ -30,7 +30,7 @@ def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, s
         paragraphs = []
         for number in range(count):
             words = list(generator.choice(WORDS[:8], size=generator.integers(6, 20)))
-            entry: dict[str, Any] = {"id": f"{split}{number}", "question": "a cat", "answers": []}
+            entry = {"id": f"{split}{number}", "question": "a cat", "answers": []}
             if version == "2.0":
                 entry["is_impossible"] = bool(generator.random() < 0.4)
             if not entry.get("is_impossible"):
@@ -51,7 +51,7 @@ def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, s
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("squad")
     tiny_encoder(folder / "encoder", dropout=0.0)
     write_squad(folder / "squad", "1.1")
@@ -71,12 +71,12 @@ def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
-def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
+def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place):
     config = build_any(settings(place, group_by_length=False))
     data = Finetuning().prepare(config, {}, False, lambda _: None)
     torch.manual_seed(config.train.seed)
     parts = Finetuning().parts(data, Path("unused"), torch.device("cpu"))
-    model: Any = parts.model
+    model = parts.model
     benchmark = SquadBenchmark(config)
     train = benchmark.encode(load_pretrained(config.model, "answers"), data.corpus["train"])
     batch = parts.batches.batch(0, 0)
@@ -115,7 +115,7 @@ def plain(text: str) -> list[str]:
     return [word for word in text.split() if word not in ("a", "the")]
 
 
-def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
+def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place, tmp_path):
     raw = settings(place, epochs=8, learning_rate=1e-2)
     result = run(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
@@ -134,7 +134,7 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
     assert last["f1"] == pytest.approx(final["f1"])
 
 
-def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> None:
+def test_version_2_says_when_there_is_no_answer(place, tmp_path):
     raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
     final = run({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())

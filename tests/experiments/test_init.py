@@ -26,7 +26,7 @@ def silent(line: str) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> str:
+def book(tmp_path) -> str:
     return write_lines(tmp_path / "book.txt", 1200, 0)
 
 
@@ -38,9 +38,9 @@ def write_lines(path: Path, lines: int, seed: int) -> str:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def slow(monkeypatch) -> list[int]:
     """A machine that takes 10 µs and 1 ps a parameter for a token of training, and 2 s for an evaluation."""
-    sizes: list[int] = []
+    sizes = []
 
     def measure(parts, clock, spend=1.0):
         options = parts.options
@@ -62,7 +62,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ({"task": "translation", "languages": ("de", "en")}, {"label_smoothing": 0.1}),
     ],
 )
-def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_path: Path, slow: list[int]) -> None:
+def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, slow):
     """The file is a valid configuration, says the reason of each value, and its model trains a step."""
     texts = [book]
     if wish.get("task"):
@@ -83,7 +83,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_p
 
 
 @pytest.mark.parametrize("minutes", [1.0, 3.0, 60.0])
-def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, tmp_path: Path, slow: list[int]) -> None:
+def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slow):
     """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
     config = write_configuration(Request([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
     per_step = config.train.batch_size * config.train.segment_length
@@ -99,7 +99,7 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
     assert config.train.learning_rate == pytest.approx(0.5 / 64, rel=1e-3)
 
 
-def test_units_and_vocabularies(tmp_path: Path) -> None:
+def test_units_and_vocabularies(tmp_path):
     for size, tokens, entries in ((99_999, "character", None), (100_000, "bpe", 500), (10**9, "bpe", 16_000)):
         with open(tmp_path / "t", "wb") as file:
             file.truncate(size)
@@ -121,7 +121,7 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
         ("a line\n" * 1000, {"task": "translation"}, "two languages"),
     ],
 )
-def test_what_is_refused(content: str | None, wish, message: str, tmp_path: Path) -> None:
+def test_what_is_refused(content, wish, message, tmp_path):
     if content is not None:
         (tmp_path / "text").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
@@ -129,7 +129,7 @@ def test_what_is_refused(content: str | None, wish, message: str, tmp_path: Path
     assert not (tmp_path / "my.yaml").exists()
 
 
-def test_the_examples_are_configurations() -> None:
+def test_the_examples_are_configurations():
     """Each is complete, and says what it reached."""
     tasks = set()
     for path in sorted(EXAMPLES.glob("*.yaml")):

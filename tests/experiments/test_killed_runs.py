@@ -45,7 +45,7 @@ FULL = ("translation", "muon, averaging", "masked", "muon")
 @pytest.mark.parametrize(
     "name", [MEMORY, *(pytest.param(name, marks=pytest.mark.full) for name in ("fine-tuning", *FULL))]
 )
-def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_one_never_killed(name, tmp_path):
     if name == "fine-tuning":
         pytest.importorskip("transformers")
     file = KINDS[name].write(tmp_path)
@@ -59,7 +59,7 @@ def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
+def test_a_killed_distillation_ends_as_one_never_killed(tmp_path):
     """Both have a memory, which the next batch needs."""
     file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"
     finish(file, "--out", teacher)
@@ -73,7 +73,7 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("adapter", [(), ("--peft", "lora")], ids=["whole", "adapter"])
-def test_a_killed_fine_tuning_on_a_text_ends_as_one_never_killed(adapter: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_killed_fine_tuning_on_a_text_ends_as_one_never_killed(adapter, tmp_path):
     """Killed in the plain arm and in the injected one; each time the same command goes on, and at last its run by itself."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

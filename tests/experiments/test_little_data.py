@@ -47,7 +47,7 @@ def residual_model(norm: str = "pre", **changes: object) -> fr.LanguageModel:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
+def test_values_take_a_share_of_the_first_layers(norm):
     """V' = (1 - a) V + a V_1 in every layer after the first, whose inputs and outputs are taken from the running model."""
     model = residual_model(norm)
     seen = list[tuple[torch.Tensor, torch.Tensor]]()
@@ -64,7 +64,7 @@ def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
         assert number == 0 or (values - alone).abs().max() > 1e-2
 
 
-def test_a_copy_has_values_of_its_own() -> None:
+def test_a_copy_has_values_of_its_own():
     model, ids = residual_model(), torch.randint(11, (2, 5))
     model(ids)
     copy = deepcopy(model)
@@ -74,7 +74,7 @@ def test_a_copy_has_values_of_its_own() -> None:
     assert torch.equal(copy(ids).logits, model(ids).logits)
 
 
-def test_kept_values_follow_the_first_layers_parameters() -> None:
+def test_kept_values_follow_the_first_layers_parameters():
     """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
     model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_kept_values_follow_the_first_layers_parameters() -> None:
         assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
 
 
-def test_value_residuals_refuse_what_they_cannot_do() -> None:
+def test_value_residuals_refuse_what_they_cannot_do():
     model = residual_model(memory_length=8)
     ids = torch.zeros(1, 3, dtype=torch.int64)
     memory = model(ids, skip=(1,)).memory
@@ -111,7 +111,7 @@ def test_value_residuals_refuse_what_they_cannot_do() -> None:
 def tied(kind: str, **options: Any) -> fr.LanguageModel:
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
     output = fr.OutputConfig(kind=kind, tied=True, **options)
-    found = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()  # type: ignore[arg-type]
+    found = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -119,20 +119,20 @@ def tied(kind: str, **options: Any) -> fr.LanguageModel:
 
 
 @pytest.mark.parametrize(("kind", "options"), [("softmax", {}), ("mixture_of_softmaxes", {"mixtures": 3})])
-def test_past_decode_is_its_equation(kind: str, options: dict[str, Any], batch: Batch) -> None:
+def test_past_decode_is_its_equation(kind, options, batch):
     """A loop over tokens after two of context; gradients of all parameters, those that only training has included."""
     model = tied(kind, **options)
     batch = dataclasses.replace(batch, inputs=torch.cat((torch.randint(13, (3, 2)), batch.inputs), 1))
     plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
     objective = CausalObjective(model, TrainConfig(parts={"past_decode": {"coefficient": 0.7}}))
     with torch.no_grad():
-        for parameter in model.get_submodule("past_decode").parameters():  # type: ignore[union-attr]
+        for parameter in model.get_submodule("past_decode").parameters():
             parameter.copy_(torch.randn_like(parameter))
     found = objective(batch, {}, TrainingPosition(step=1)).value - plain
-    table, extra = model.get_parameter("embedding.weight"), dict(model.get_submodule("past_decode").named_parameters())  # type: ignore[union-attr]
+    table, extra = model.get_parameter("embedding.weight"), dict(model.get_submodule("past_decode").named_parameters())
     p = model(batch.inputs).logits.softmax(-1)
     each = []
-    for row, column in (batch.weights == 1).nonzero().tolist():  # type: ignore[union-attr]
+    for row, column in (batch.weights == 1).nonzero().tolist():
         expected = sum(p[row, 2 + column, v] * table[v] for v in range(13))
         scores = table @ torch.tanh(extra["weight"] @ expected + extra["shift"]) + extra["bias"]
         each.append(scores.logsumexp(0) - scores[batch.inputs[row, 2 + column]])
@@ -145,7 +145,7 @@ def test_past_decode_is_its_equation(kind: str, options: dict[str, Any], batch: 
     assert all(gradient.abs().max() > 1e-4 for gradient in both[0][-3:])
 
 
-def test_parts_of_training_are_not_saved_with_the_model(tmp_path: Path) -> None:
+def test_parts_of_training_are_not_saved_with_the_model(tmp_path):
     names = set(tied("softmax").state_dict())
     model = tied("softmax")
     count = parameters_by_part(model)
@@ -159,7 +159,7 @@ def test_parts_of_training_are_not_saved_with_the_model(tmp_path: Path) -> None:
 
 def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: Part | None = None) -> torch.Tensor:
     """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
-    seen: list[torch.Tensor] = []
+    seen = []
     handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
     begin_draws(3, number)
     begin_pass(TrainConfig(), part, len(batch.inputs))
@@ -168,11 +168,11 @@ def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: 
     handle.remove()
     table = model.get_parameter("embedding.weight")[batch.inputs] * model.embedding.scale
     masked = (seen[0] != table).any(-1)
-    assert (seen[0][masked] == model.input_mask.vector).all()  # type: ignore[union-attr]
+    assert (seen[0][masked] == model.input_mask.vector).all()
     return masked
 
 
-def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch: Batch) -> None:
+def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch):
     model = tied("softmax")
     objective = CausalObjective(model, TrainConfig(parts={"input_mask": {"probability": 0.4}}, seed=3))
     masked = masked_inputs(model, batch)
@@ -184,19 +184,19 @@ def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch: Batch) -> No
     config = dataclasses.replace(model.config, vocab_size=14)
     longer = fr.LanguageModel(config).double()
     state = dict(model.state_dict())
-    state["embedding.weight"] = torch.cat((state["embedding.weight"], model.input_mask.vector[None].detach()))  # type: ignore
+    state["embedding.weight"] = torch.cat((state["embedding.weight"], model.input_mask.vector[None].detach()))
     longer.load_state_dict(state)
     logits = longer(batch.inputs.masked_fill(masked, 13)).logits[..., :13]
-    kept = batch.weights.bool()  # type: ignore[union-attr]
+    kept = batch.weights.bool()
     right = F.cross_entropy(logits[kept], batch.targets[kept])
     torch.testing.assert_close(loss.value, right, rtol=1e-12, atol=1e-12)
     loss.value.backward()
-    assert model.input_mask.vector.grad.abs().max() > 1e-6  # type: ignore[union-attr]
+    assert model.input_mask.vector.grad.abs().max() > 1e-6
     model.eval()
     assert not masked_inputs(model, batch).any()
 
 
-def test_masks_are_drawn_by_pass_and_by_row() -> None:
+def test_masks_are_drawn_by_pass_and_by_row():
     model = tied("softmax")
     CausalObjective(model, TrainConfig(parts={"input_mask": {"probability": 0.2}}))
     batch = Batch(torch.randint(13, (8, 500)), torch.randint(13, (8, 500)))
@@ -215,7 +215,7 @@ def test_masks_are_drawn_by_pass_and_by_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(text, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("teacher") / "elder"
     trained(folder, configuration(text, steps=3))
     return folder
@@ -228,9 +228,7 @@ def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **option
 
 
 @pytest.mark.parametrize("memory", [8, pytest.param(0, marks=pytest.mark.full)], ids=["memory", "context"])
-def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
-    memory: int, text: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teacher, tmp_path, monkeypatch):
     """0.75 CE(targets, p) + 0.25 T^2 CE(q_T, p_T) of both models by themselves, batch after batch, in fp64."""
     if memory == 0:
         trained(teacher := tmp_path / "elder", configuration(text, PLAIN, steps=2))
@@ -245,8 +243,8 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
     monkeypatch.setattr(Distillation, "CHUNK", 5)  # in the middle of a row
     ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
     streams = Streams(ids, batch_size=3, segment_length=8, start_id=0, context=config.train.context)
-    carry: Mapping[str, torch.Tensor] = {}
-    memories: list[Any] = [None, None]
+    carry = {}
+    memories = [None, None]
     for step in range(4):
         batch = streams.batch(0, step)
         found = objective(batch, carry, TrainingPosition(step + 1))
@@ -266,7 +264,7 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
     assert not any(parameter.requires_grad for parameter in other.parameters())
 
 
-def test_a_result_names_the_teacher(text: Path, teacher: Path, tmp_path: Path) -> None:
+def test_a_result_names_the_teacher(text, teacher, tmp_path):
     raw = taught(text, teacher)
     result, _, weights = trained(tmp_path / "run", raw)
     assert result["parts"]["distill"] == {
@@ -276,7 +274,7 @@ def test_a_result_names_the_teacher(text: Path, teacher: Path, tmp_path: Path) -
     assert "parts" not in trained(tmp_path / "plain", configuration(text, steps=2))[0]
 
 
-def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teachers_that_are_refused(text, teacher, tmp_path):
     begun = tmp_path / "begun"
     trained(begun, configuration(text, steps=2))
     (begun / "result.json").unlink()
@@ -295,7 +293,7 @@ def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) ->
             trained(tmp_path / "run", raw)
 
 
-def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_teacher_that_it_began_with(text, teacher, tmp_path):
     elder = shutil.copytree(teacher, tmp_path / "elder", symlinks=True)
     trained(tmp_path / "run", taught(text, elder))
     (tmp_path / "run" / "result.json").unlink()
@@ -305,7 +303,7 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: 
         resume(tmp_path / "run", quiet=True, say=lambda _: None)
 
 
-def test_parts_are_checked_by_name_and_option() -> None:
+def test_parts_are_checked_by_name_and_option():
     for section, name, message in (
         ("train", "inputmask", r"train\.parts\.inputmask: 'inputmask' is not available; did you mean 'input_mask'"),
         ("model", "residual", r"model\.parts\.residual: 'residual' is not available"),
@@ -322,7 +320,7 @@ def test_parts_are_checked_by_name_and_option() -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 6])
-def test_dynamic_evaluation_is_its_equation(memory: int) -> None:
+def test_dynamic_evaluation_is_its_equation(memory):
     """Segments by hand, from logits; a score does not depend on later tokens, and the parameters come back."""
     model = fr.LanguageModel(
         fr.ModelConfig(vocab_size=13, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, memory_length=memory,

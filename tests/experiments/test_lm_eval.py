@@ -38,7 +38,7 @@ each_kind = pytest.mark.parametrize("name", ["word", "byte"])
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory) -> dict[str, Path]:
     """A run of every kind on the same small text, trained for a few steps."""
     folder = write_text(tmp_path_factory.mktemp("lm_eval"), sentences=160)
     found = {}
@@ -83,7 +83,7 @@ def loop(folder: Path, context: str, continuation: str, segment: int) -> tuple[f
 
 
 @each_kind
-def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: str) -> None:
+def test_loglikelihood_equals_a_loop_over_tokens(runs, name):
     long = "the cats sleep in the morning\nthe dogs bark in the evening\nthe birds"
     pairs = [
         ("the cats", " sleep"),
@@ -102,7 +102,7 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: st
 
 
 @pytest.mark.parametrize("name", ["byte", "word"])
-def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -> None:
+def test_probabilities_follow_the_chain_rule(runs, name):
     """log p(context continuation) = log p(context) + log p(continuation | context), where all of it is read."""
     lm = model_of(runs[name], **({} if name == "byte" else {"segment_length": 40}))
     context, continuation = "the birds sing in the morning\nthe dogs", " bark in the evening"
@@ -129,9 +129,7 @@ def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "settings"), PROTOCOLS)
-def test_a_document_is_read_as_fullrank_eval_reads_the_split(
-    runs: dict[str, Path], name: str, settings: dict[str, Any]
-) -> None:
+def test_a_document_is_read_as_fullrank_eval_reads_the_split(runs, name, settings):
     text = (runs[name].parent / "test.txt").read_text()
     lm = model_of(runs[name], batch_size=7, **settings)
     (log_prob,) = lm.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
@@ -153,9 +151,7 @@ metric_list: [{metric: bits_per_byte}]
 
 
 @pytest.mark.full
-def test_lm_eval_says_what_fullrank_eval_says(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
     """Through lm-eval itself, which `main` has told of the model: its task, its counts, its aggregation."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -165,8 +161,8 @@ def test_lm_eval_says_what_fullrank_eval_says(
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
     (tmp_path / "task.yaml").write_text(TASK.replace("FILE", str(tmp_path / "text.jsonl")))
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    options: dict[str, Any] = {"model_args": {"path": str(runs["byte"])}, "tasks": ["whole_split"], "device": "cpu"}
-    results: list[Any] = []
+    options = {"model_args": {"path": str(runs["byte"])}, "tasks": ["whole_split"], "device": "cpu"}
+    results = []
 
     def evaluate_task() -> None:
         results.append(simple_evaluate("fullrank", **options, task_manager=manager, bootstrap_iters=0))
@@ -181,7 +177,7 @@ def test_lm_eval_says_what_fullrank_eval_says(
 
 
 @each_kind
-def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name: str) -> None:
+def test_greedy_texts_are_those_of_fullrank_generate(runs, name):
     """Prompts of different lengths side by side, each short enough to be one segment."""
     prompts = ["the", "in the", "the cat", "", "dog"]
     lm = model_of(runs[name], batch_size=4, segment_length=8)
@@ -195,7 +191,7 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
 
 
 @each_kind
-def test_a_text_ends_before_its_first_stop_string(runs: dict[str, Path], name: str) -> None:
+def test_a_text_ends_before_its_first_stop_string(runs, name):
     lm = model_of(runs[name])
     (free,) = lm.generate_until(asked(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)
     assert len(free) > 4
@@ -219,7 +215,7 @@ def test_a_text_ends_before_its_first_stop_string(runs: dict[str, Path], name: s
         ({"kernel": "fast"}, "fast"),
     ],
 )
-def test_wrong_arguments_are_refused(runs: dict[str, Path], settings: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(runs, settings, message):
     with pytest.raises(InputError, match=message):
         FullRankLM(**{"path": str(runs["byte"]), **settings})
 
@@ -232,7 +228,7 @@ def test_wrong_arguments_are_refused(runs: dict[str, Path], settings: dict[str, 
         "model: {attention: {kind: multilinear, causal: as_published, cores: 2, rank: 2, not_next_token_perplexity: true}}\n",
     ],
 )
-def test_runs_that_do_not_predict_the_next_token_are_refused(setting: str, tmp_path: Path) -> None:
+def test_runs_that_do_not_predict_the_next_token_are_refused(setting, tmp_path):
     (tmp_path / "config.yaml").write_text(setting)
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match=str(tmp_path)):
@@ -242,7 +238,7 @@ def test_runs_that_do_not_predict_the_next_token_are_refused(setting: str, tmp_p
 # -- how lm-eval finds it ---------------------------------------------------------------------------------------------
 
 
-def test_the_entry_point_is_the_model() -> None:
+def test_the_entry_point_is_the_model():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (point,) = [EntryPoint(*item, "lm_eval.models") for item in project["entry-points"]["lm_eval.models"].items()]
     assert (point.name, point.load()) == ("fullrank", FullRankLM)

@@ -30,7 +30,7 @@ MODEL = {
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory) -> Path:
     """Letters drawn at random, each small and then large: what is masked can be told from the token beside it."""
     folder = tmp_path_factory.mktemp("text")
     generator = torch.Generator().manual_seed(0)
@@ -58,13 +58,13 @@ def trained(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def run(text, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run") / "masked"
     penalties = {"orthogonality": 1e-3, "overlap": 1e-4, "label_smoothing": 0.01}
     return folder, trained(folder, configuration(text, steps=120, **penalties))
 
 
-def test_it_learns_from_both_sides(run: tuple[Path, dict[str, Any]]) -> None:
+def test_it_learns_from_both_sides(run):
     """Eight pairs of letters: blindly exp(nll) is 16; who read only what comes before could tell every second one, sqrt(8)."""
     _, result = run
     for split in ("valid", "test"):
@@ -94,7 +94,7 @@ def by_hand(folder: Path, split: str, seed: int = 0) -> tuple[float, int, int]:
 
 
 @pytest.mark.full
-def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
+def test_figures(run):
     folder, result = run
     for split in ("valid", "test"):
         nats, tokens, hits = by_hand(folder, split)
@@ -118,9 +118,9 @@ def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
     assert result["corpus"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))
 
 
-def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:
+def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
     """The first pass of a seed is another than that of the next, with the same order of blocks or not."""
-    asked: dict[int, list[list[int]]] = {}
+    asked = {}
     original = MaskedObjective.__call__
 
     def watched(self: MaskedObjective, batch: MaskedBatch, carry: Any, place: TrainingPosition) -> Any:
@@ -138,7 +138,7 @@ def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_pat
     assert all(a != b for a, b in zip(asked[1], asked[2], strict=True))
 
 
-def test_the_objective() -> None:
+def test_the_objective():
     """Its parts against the model; penalties are those of the trace; nothing asked for is no step."""
     torch.manual_seed(0)
     options = TrainConfig(objective="masked", orthogonality=0.5, overlap=0.25, label_smoothing=0.1)
@@ -177,7 +177,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", WRONG)
-def test_what_does_not_go_with_it(changes: dict[str, Any]) -> None:
+def test_what_does_not_go_with_it(changes):
     ((section, keys),) = changes.items()
     with pytest.raises(ConfigError, match=f"{section}.{next(iter(keys))}"):
         build(
@@ -186,7 +186,7 @@ def test_what_does_not_go_with_it(changes: dict[str, Any]) -> None:
         )
 
 
-def test_defaults_are_those_of_bert() -> None:
+def test_defaults_are_those_of_bert():
     train = build({"train": {"objective": "masked"}}).train
     assert (train.mlm_probability, train.mask_replace_prob, train.random_replace_prob) == (0.15, 0.8, 0.1)
     assert (train.order, build({}).train.order, build({}).train.objective) == ("shuffled", "contiguous", "causal")

@@ -30,7 +30,7 @@ PLAIN = {**MODEL, "memory_length": 0}
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     generator = torch.Generator().manual_seed(0)
     for split, size in (("train", 6000), ("valid", 200), ("test", 200)):
@@ -59,12 +59,12 @@ def trained(folder: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 
 @pytest.fixture(scope="module")
-def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
+def plain(text, tmp_path_factory) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
     """Training without phases."""
     return trained(tmp_path_factory.mktemp("plain") / "run", configuration(text, steps=20))
 
 
-def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain: Any, text: Path, tmp_path: Path) -> None:
+def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain, text, tmp_path):
     never = [{"name": "skip_retain", "skip": "uniform", "p": 0.0, "steps": 9}, {"name": "vanilla"}]
     kept = trained(tmp_path / "kept", configuration(text, steps=20, phases=never))
     assert plain[2] == kept[2], "weights differ"
@@ -81,11 +81,11 @@ def small(**train_options: Any) -> tuple[fr.LanguageModel, CausalObjective]:
     return made, CausalObjective(made, TrainConfig(**train_options))
 
 
-def test_the_memory_travels_in_the_carry() -> None:
+def test_the_memory_travels_in_the_carry():
     model, objective = small()
     ids = torch.randint(30, (240,), generator=torch.Generator().manual_seed(2)).numpy()
     streams = Streams(ids, batch_size=3, segment_length=8, start_id=0)
-    carry: Mapping[str, torch.Tensor] = {}
+    carry = {}
     memory = None
     for step in range(4):
         batch = streams.batch(0, step)
@@ -97,10 +97,10 @@ def test_the_memory_travels_in_the_carry() -> None:
     assert not any(tensor.requires_grad for tensor in carry.values())
 
 
-def test_the_layers_that_rest_are_those_that_were_drawn() -> None:
+def test_the_layers_that_rest_are_those_that_were_drawn():
     phase = PhaseConfig(name="a", skip="not_first", p=0.5)
     model, objective = small(phases=[phase], steps=9, seed=5)
-    ran: set[int] = set()
+    ran = set()
     for i, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=i: ran.add(i))
     schedule, seen = SkipRetain("not_first", 0.5, num_layers=LAYERS), set()
@@ -116,7 +116,7 @@ def test_the_layers_that_rest_are_those_that_were_drawn() -> None:
 
 
 @pytest.mark.parametrize("change", [{"position": "learned"}, {"position": "none", "score": "dense_synthesizer"}])
-def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Path, change: dict[str, str]) -> None:
+def test_positions_that_end_are_refused_before_training(text, tmp_path, change):
     model = {**MODEL, "position": change["position"], "attention": {"score": change.get("score", "dot_product")}}
     with pytest.raises(InputError, match=r"max_position_embeddings 1,024.*model\.memory_length to 0"):
         trained(tmp_path / "run", configuration(text, model, steps=5))

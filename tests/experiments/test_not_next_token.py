@@ -20,7 +20,7 @@ INPUTS = [START, *IDS.tolist()]  # the input of token n is the token before it
 
 def build(published: bool = True, relative: bool = False) -> fr.LanguageModel:
     torch.manual_seed(0)
-    causal: dict[str, Any] = {"causal": "as_published", "not_next_token_perplexity": True} if published else {}
+    causal = {"causal": "as_published", "not_next_token_perplexity": True} if published else {}
     attention = fr.AttentionConfig(
         kind="multilinear", rank=5, score="relative" if relative else "dot_product", **causal
     )
@@ -60,7 +60,7 @@ def check(evaluation: Evaluation, every: list[float], lasts: list[float] | None)
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("batch_size", [2])
-def test_blocks(relative: bool, batch_size: int) -> None:
+def test_blocks(relative, batch_size):
     """37 tokens in blocks of 8, the last one of five: its padding is not seen."""
     model = build(relative=relative)
     blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
@@ -70,7 +70,7 @@ def test_blocks(relative: bool, batch_size: int) -> None:
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("batch_size", [3])
-def test_windows(relative: bool, batch_size: int) -> None:
+def test_windows(relative, batch_size):
     model = build(relative=relative)
     windows = [nll(model, max(0, at - 5), min(at + 3, 37))[at - max(0, at - 5) :] for at in range(0, 37, 3)]
     evaluation = found(model, batch_size, kind="window", segment_length=8, context=5, stride=3, next_token=False)
@@ -78,14 +78,14 @@ def test_windows(relative: bool, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 40])
-def test_stride_1_is_given_earlier_tokens_only(batch_size: int) -> None:
+def test_stride_1_is_given_earlier_tokens_only(batch_size):
     """Every token by a pass that ends with the token before it: this is a next-token perplexity."""
     model = build()
     every = [nll(model, max(0, at - 7), at + 1)[-1] for at in range(37)]
     check(found(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)
 
 
-def test_a_masked_model_has_one_perplexity() -> None:
+def test_a_masked_model_has_one_perplexity():
     model = build(published=False)
     blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
     check(found(model, 5, kind="blocks", segment_length=8), [*chain(*blocks)], None)

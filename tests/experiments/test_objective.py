@@ -19,7 +19,7 @@ from fullrank.training.values import TrainingPosition
 def model() -> fr.LanguageModel:
     attention = fr.AttentionConfig(mix="position_wise")
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-    found = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()  # type: ignore[arg-type]
+    found = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -33,8 +33,8 @@ def batch() -> Batch:
     return Batch(torch.randint(13, (3, 7)), torch.randint(13, (3, 7)), weights)
 
 
-def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
-    logits, kept = model(batch.inputs).logits, batch.weights.bool()  # type: ignore[union-attr]
+def test_value_nll_and_tokens(model, batch):
+    logits, kept = model(batch.inputs).logits, batch.weights.bool()
     smoothed = F.cross_entropy(logits[kept], batch.targets[kept], label_smoothing=0.1)
     plain = F.cross_entropy(logits[kept], batch.targets[kept], reduction="sum")
     loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {}, TrainingPosition(step=1))
@@ -43,7 +43,7 @@ def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
     assert loss.tokens == int(kept.sum())
 
 
-def test_penalties_are_added_with_their_coefficients(model: fr.LanguageModel, batch: Batch) -> None:
+def test_penalties_are_added_with_their_coefficients(model, batch):
     trace = fr.Trace()
     model(batch.inputs, trace=trace)
     plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
@@ -55,7 +55,7 @@ def test_penalties_are_added_with_their_coefficients(model: fr.LanguageModel, ba
     torch.testing.assert_close(both - plain, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr.LanguageModel, batch: Batch) -> None:
+def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model, batch):
     objective = CausalObjective(model, TrainConfig(orthogonality=1.0))
     before = fr.orthogonality(model).item()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -67,7 +67,7 @@ def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.0), (0.0, 3.0), (2.0, 3.0)])
-def test_the_penalties_of_the_last_hidden_states(alpha: float, beta: float) -> None:
+def test_the_penalties_of_the_last_hidden_states(alpha, beta):
     config = fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
     model = fr.LanguageModel(
         dataclasses.replace(config, dropout=dataclasses.replace(config.dropout, output=0.5))

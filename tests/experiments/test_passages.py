@@ -31,7 +31,7 @@ XL: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(sc
 def build(**settings: Any) -> fr.LanguageModel:
     """A small model in float64 whose every parameter matters."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
     model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=2, **settings)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,9 +59,7 @@ def by_hand(
 
 @given(st.integers(0, 90), st.integers(0, 40), st.integers(1, 40), st.integers(1, 9))
 @settings(deadline=None)
-def test_every_token_counts_once_after_the_context_before_it(
-    tokens: int, context: int, stride: int, streams: int
-) -> None:
+def test_every_token_counts_once_after_the_context_before_it(tokens, context, stride, streams):
     ids = np.arange(1, tokens + 1)
     windows = EvaluationProtocol(kind="window", segment_length=context + stride, context=context, stride=stride)
     memory = EvaluationProtocol(kind="memory", segment_length=4, streams=streams, memory_length=6)
@@ -78,9 +76,9 @@ def test_every_token_counts_once_after_the_context_before_it(
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("context", "stride"), [(0, 7), (5, 3)])
-def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
+def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name, context, stride):
     model = build(**MODELS[name])
-    kind: Any = "window" if context else "blocks"
+    kind = "window" if context else "blocks"
     protocol = EvaluationProtocol(
         kind=kind,
         segment_length=context + stride,
@@ -97,7 +95,7 @@ def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name: str, co
 
 @pytest.mark.parametrize("batch_size", [3])
 @pytest.mark.parametrize("streams", [1, 3])
-def test_memory_is_carried_through_every_text_by_itself(batch_size: int, streams: int) -> None:
+def test_memory_is_carried_through_every_text_by_itself(batch_size, streams):
     model = build(**XL)
     protocol = EvaluationProtocol(kind="memory", segment_length=4, streams=streams, memory_length=6)
     pieces = [passages(text, protocol, START) for text in TEXTS]
@@ -110,7 +108,7 @@ def test_memory_is_carried_through_every_text_by_itself(batch_size: int, streams
 
 @pytest.mark.parametrize("longest", [None, 8])
 @pytest.mark.parametrize("scored", [4, 23])
-def test_the_end_of_a_text_reads_what_fits_before_it(longest: int | None, scored: int) -> None:
+def test_the_end_of_a_text_reads_what_fits_before_it(longest, scored):
     model = build(**MODELS["rotary"])
     text = [START, *TEXTS[0].tolist()]
     pieces = ending(text, scored, longest)
@@ -128,7 +126,7 @@ def test_the_end_of_a_text_reads_what_fits_before_it(longest: int | None, scored
     assert all(one.greedy for one in found) is greedy
 
 
-def test_greedy_is_told_of_every_passage() -> None:
+def test_greedy_is_told_of_every_passage():
     """Half of the texts are what the model would write, and half are not, in one token somewhere."""
     model, texts = build(**MODELS["adaptive"]), []
     for length in range(3, 9):

@@ -42,7 +42,7 @@ def tiny_gpt2(folder: Path, **tokenizer: bool) -> Path:
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path: Path, padding: bool) -> None:
+def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path, padding):
     """In a batch of several lengths the logits are those of each text by itself, without any padding."""
     found = load(tiny_gpt2(tmp_path, padding=padding, end=True))
     together = logits_of(found.model, encode(found, examples(TEXTS), 16), 4)
@@ -53,7 +53,7 @@ def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path: Path, paddin
     assert together.std(0).min() > 0
 
 
-def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(tmp_path):
     tiny_encoder(tmp_path)
     of_mnli = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     of_mnli.save_pretrained(tmp_path)
@@ -99,7 +99,7 @@ def opened(folder: Path, task: GlueTask) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_output_layer_of_the_right_shape_is_kept(tmp_path: Path, family: str) -> None:
+def test_an_output_layer_of_the_right_shape_is_kept(tmp_path, family):
     before, found = classifier(tmp_path, ["a", "b", "c"], family), opened(tmp_path, GLUE["mnli"])
     texts = torch.tensor([[2, 5, 9, 3], [2, 6, 7, 3]])
     assert torch.equal(found.model(input_ids=texts).logits, before(input_ids=texts).logits)
@@ -107,7 +107,7 @@ def test_an_output_layer_of_the_right_shape_is_kept(tmp_path: Path, family: str)
     assert tuple(found.model.config.id2label.values()) == GLUE["mnli"].labels
 
 
-def test_an_output_layer_for_another_number_of_labels_is_drawn_anew(tmp_path: Path) -> None:
+def test_an_output_layer_for_another_number_of_labels_is_drawn_anew(tmp_path):
     before, found = classifier(tmp_path, ["1 star", "2 stars", "3 stars"]), opened(tmp_path, GLUE["sst2"])
     assert found.fresh == ("classifier.bias", "classifier.weight")
     assert 0.01 < found.model.classifier.weight.std() < 0.04  # transformers' own 0.02
@@ -117,7 +117,7 @@ def test_an_output_layer_for_another_number_of_labels_is_drawn_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("task", ["mnli", "stsb"])
-def test_the_problem_is_that_of_the_task(tmp_path: Path, task: str) -> None:
+def test_the_problem_is_that_of_the_task(tmp_path, task):
     classifier(tmp_path, ["a", "b", "c"], problem_type="multi_label_classification")
     config = opened(tmp_path, GLUE[task]).model.config
     assert config.problem_type == ("regression" if task == "stsb" else "single_label_classification")

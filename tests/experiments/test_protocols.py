@@ -40,7 +40,7 @@ WITH_MEMORY = [name for name in MODELS if name != "learned"]
 def build(*, layers: int = 2, seed: int = 0, **settings: Any) -> fr.LanguageModel:
     """A small model in float64 whose every parameter matters."""
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
     model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=layers, **settings)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -88,14 +88,14 @@ def check(found: Evaluation, expected: Evaluation) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_blocks_equal_a_loop_over_tokens(name: str) -> None:
+def test_blocks_equal_a_loop_over_tokens(name):
     model = build(**MODELS[name])
     check(measured(model, blocks(7)), by_hand(model, [n // 7 * 7 for n in range(len(IDS))]))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("context", "stride"), [(7, 4), (100, 9), (3, 1)])
-def test_windows_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
+def test_windows_equal_a_loop_over_tokens(name, context, stride):
     model = build(**MODELS[name])
     first = [max(0, n // stride * stride - context) for n in range(len(IDS))]
     check(measured(model, windows(context, stride)), by_hand(model, first))
@@ -104,7 +104,7 @@ def test_windows_equal_a_loop_over_tokens(name: str, context: int, stride: int) 
 @pytest.mark.parametrize(
     "protocol", [blocks(7), windows(7, 4), remembering(5, 6, 2)], ids=["blocks", "windows", "memory"]
 )
-def test_the_model_is_measured_without_dropout_and_left_as_it_was(protocol: EvaluationProtocol) -> None:
+def test_the_model_is_measured_without_dropout_and_left_as_it_was(protocol):
     model = build(dropout=fr.DropoutConfig(embedding=0.5, attention=0.5, output=0.5))
     expected = measured(model, protocol)
     model.train()
@@ -121,7 +121,7 @@ def test_the_model_is_measured_without_dropout_and_left_as_it_was(protocol: Eval
 
 @pytest.mark.parametrize("name", WITH_MEMORY)
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_memory_of_all_that_came_before_is_one_long_pass(name: str, streams: int) -> None:
+def test_a_memory_of_all_that_came_before_is_one_long_pass(name, streams):
     """14 = the length of a stream of three; the last one is shorter."""
     model = build(**MODELS[name])
     length = -(-len(IDS) // streams)
@@ -132,9 +132,7 @@ def test_a_memory_of_all_that_came_before_is_one_long_pass(name: str, streams: i
 
 @pytest.mark.parametrize("settings", [RELATIVE, {"position": "rotary"}, {"position": "none"}], ids=str)
 @pytest.mark.parametrize(("memory_length", "segment"), [(3, 5), (9, 4)])
-def test_a_memory_shows_so_many_tokens_before_the_segment(
-    settings: dict[str, Any], memory_length: int, segment: int
-) -> None:
+def test_a_memory_shows_so_many_tokens_before_the_segment(settings, memory_length, segment):
     """In one layer, whose output depends on distances alone, a pass over just what is visible gives the same."""
     model = build(layers=1, **settings)
     first = [max(0, n // segment * segment - memory_length) for n in range(len(IDS))]
@@ -142,13 +140,13 @@ def test_a_memory_shows_so_many_tokens_before_the_segment(
 
 
 @pytest.mark.parametrize("segment", [2, 4, 7])
-def test_with_same_length_every_query_sees_as_many_keys(segment: int) -> None:
+def test_with_same_length_every_query_sees_as_many_keys(segment):
     model = build(layers=1, **RELATIVE)
     first = [max(0, n - 6) for n in range(len(IDS))]  # seven keys, the query's own included
     check(measured(model, remembering(7, segment, same_length=True)), by_hand(model, first))
 
 
-def test_clamped_positions() -> None:
+def test_clamped_positions():
     """Beside a model built with the clamp: same parameters, one long pass."""
     model = build(**RELATIVE)
     clamped = build(position="relative", attention=fr.AttentionConfig(score={"name": "relative", "clamp_length": 4}))
@@ -161,8 +159,8 @@ def test_clamped_positions() -> None:
     check(measured(model, blocks(len(IDS))), plain)  # the model is as it was
 
 
-def test_a_model_with_memory_can_be_measured_without() -> None:
-    settings: dict[str, Any] = {**RELATIVE, "memory_length": 6, "same_length": True}
+def test_a_model_with_memory_can_be_measured_without():
+    settings = {**RELATIVE, "memory_length": 6, "same_length": True}
     model, same = build(**settings), build(**RELATIVE)
     check(measured(model, blocks(7)), measured(same, blocks(7)))
     check(measured(model, windows(7, 4)), measured(same, windows(7, 4)))
@@ -173,7 +171,7 @@ def test_a_model_with_memory_can_be_measured_without() -> None:
 # -- temperature ------------------------------------------------------------------------------------------------------
 
 
-def test_a_temperature_divides_the_logits() -> None:
+def test_a_temperature_divides_the_logits():
     model, temperature, length = build(), 0.7, 50
     text, nats = [START, *IDS.tolist()], 0.0
     for place, word in enumerate(IDS):
@@ -183,7 +181,7 @@ def test_a_temperature_divides_the_logits() -> None:
     assert measured(model, protocol).nll == pytest.approx(nats, rel=1e-12)
 
 
-def test_the_temperature_of_a_protocol() -> None:
+def test_the_temperature_of_a_protocol():
     def protocol(split: str = "test", flags: Flags | None = None, **evaluation: Any) -> EvaluationProtocol:
         return final_protocol(configuration({"eval": evaluation}), flags, split)
 

@@ -25,7 +25,7 @@ IDENTITY = {
 }
 
 
-def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
+def test_a_folder_is_claimed_once_and_found_again(tmp_path):
     assert claim(tmp_path / "run", RunConfig(), IDENTITY) is False
     (tmp_path / "run" / "metrics.jsonl").touch()
     assert claim(tmp_path / "run", RunConfig(), IDENTITY) is True
@@ -40,7 +40,7 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
         claim(tmp_path / "run", RunConfig(), {**IDENTITY, "text": {"train": "changed"}})
 
 
-def test_foreign_folders_and_files_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_folders_and_files_are_left_alone(tmp_path):
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(InputError, match="a file of that name"):
         claim(tmp_path / "file", RunConfig(), IDENTITY)
@@ -68,7 +68,7 @@ def test_foreign_folders_and_files_are_left_alone(tmp_path: Path) -> None:
         ("model.attention.mix=average", False),
     ],
 )
-def test_runs_that_differ_in_final_figures_alone_are_one_training(setting: str, same: bool) -> None:
+def test_runs_that_differ_in_final_figures_alone_are_one_training(setting, same):
     plain, other = (resolve("mixhead/table1-vanilla", "plain", "tiny", words).config for words in ([], [setting]))
     assert (training_of(plain) == training_of(other)) is same
     assert training_of(plain, {"text": {"train": "a"}}) != training_of(plain, {"text": {"train": "b"}})
@@ -77,7 +77,7 @@ def test_runs_that_differ_in_final_figures_alone_are_one_training(setting: str, 
 TABLE = "mixhead/table6"
 
 
-def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
+def test_all_rows_of_a_seed_come_before_the_next_seed():
     planned = cells(TABLE, ["plain", "b"], "small", [1, 2], ["train.batch_size=8"], out=Path("here"))
     assert [(cell.row, cell.seed, str(cell.folder)) for cell in planned] == [
         ("plain", 1, "here/plain-small-seed1"),
@@ -90,7 +90,7 @@ def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
     assert (one.row, one.seed, one.finished) == ("b", 7, False)
 
 
-def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path: Path) -> None:
+def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "seeds: [26]\nscales: {paper: {}, tiny: {train.steps: 3}}\n"
@@ -109,7 +109,7 @@ def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path: Path) -> None:
     assert load(str(child)).seeds_of("d") == [26]
 
 
-def test_rows_that_only_some_parts_of_a_table_have() -> None:
+def test_rows_that_only_some_parts_of_a_table_have():
     known = select_rows(tables("mixhead/table1"), ["b", "random"])
     assert known["mixhead/table1-vanilla"] == ["b"]
     assert known["mixhead/table1-synthesizer"] == ["b", "random"]
@@ -124,7 +124,7 @@ def test_rows_that_only_some_parts_of_a_table_have() -> None:
         select_rows(tables("mixhead/table1"), ["random"], of_paper=True)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     for rows, message in (([], "--rows: names no row; mixhead/table6 has plain, b"), (["c"], "has no row 'c'")):
         with pytest.raises(InputError, match=message):
             select_rows([TABLE], rows)
@@ -143,9 +143,7 @@ def test_what_is_refused() -> None:
         ("", "bf16", "cpu", False),  # not Linux on x86: nothing is known
     ],
 )
-def test_slow_bf16_is_named(
-    flags: str, precision: str, device: str, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_bf16_is_named(flags, precision, device, warned, monkeypatch):
     monkeypatch.setattr(run_module, "read_cpuinfo", {"flags": flags}.__getitem__)
     remark = run_module.remark_on_precision(precision, torch.device(device))
     assert ("train.precision=fp32" in remark) == warned

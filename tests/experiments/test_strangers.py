@@ -29,7 +29,7 @@ def tiny(folder: Path) -> Any:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     """A working directory with a module that leaves a file where it is imported, and the model `base`."""
     (tmp_path / "evil.py").write_text(EVIL, encoding="utf-8")
     tiny(tmp_path / "base")
@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_remote_code_is_not_run(place: Path) -> None:
+def test_remote_code_is_not_run(place):
     file = place / "base" / "config.json"
     about = json.loads(file.read_text(encoding="utf-8"))
     code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "own"}
@@ -49,7 +49,7 @@ def test_remote_code_is_not_run(place: Path) -> None:
     assert not [*place.rglob("ran")]
 
 
-def test_an_adapter_is_refused_before_peft_reads_it(place: Path) -> None:
+def test_an_adapter_is_refused_before_peft_reads_it(place):
     """It may name a module, which PEFT would import."""
     about = {
         "peft_type": "LORA",

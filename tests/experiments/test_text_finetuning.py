@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("causal")
     text = write_text(folder / "book.txt")
     for kind in ("gpt2", "llama"):
@@ -57,7 +57,7 @@ def run(raw: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Path) -> Path:
+def finished(place) -> Path:
     folder = place / "finished"
     run(settings(place, mixing_learning_rate=0.1, keep_checkpoints=2) | {"eval": {"every_steps": 4}}, folder)
     return folder
@@ -72,9 +72,7 @@ def call(*words: object) -> Any:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("attention", [{}, B, {"mix": "position_independent"}], ids=["plain", "b", "a"])
-def test_the_first_loss_is_that_of_transformers(
-    place: Path, tmp_path: Path, kind: str, attention: Mapping[str, Any]
-) -> None:
+def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention):
     """The first loss is that of transformers, plain and injected, which starts equal to it; dropout is off."""
     config = build_any(settings(place, kind, attention))
     data = TextFinetuning().prepare(config, {}, True, lambda _: None)
@@ -107,11 +105,11 @@ def test_the_first_loss_is_that_of_transformers(
     assert before["bits_per_character"] == pytest.approx(nats / math.log(2) / characters, rel=1e-5)
 
 
-def test_label_smoothing_and_penalties_are_in_the_loss(place: Path, tmp_path: Path) -> None:
+def test_label_smoothing_and_penalties_are_in_the_loss(place, tmp_path):
     config = build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))
     data = TextFinetuning().prepare(config, {}, True, lambda _: None)
     parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))
-    model: Any = parts.model.eval()
+    model = parts.model.eval()
     batch = parts.batches.batch(0, 0)
     loss = parts.objective(batch, {}, TrainingPosition(1))
     with torch.no_grad():
@@ -127,7 +125,7 @@ def test_label_smoothing_and_penalties_are_in_the_loss(place: Path, tmp_path: Pa
     assert parts.objective(batch, {}, TrainingPosition(1)).value.item() > loss.value.item() + 0.1
 
 
-def test_tokens_are_those_of_transformers(place: Path) -> None:
+def test_tokens_are_those_of_transformers(place):
     words, tokenizer = load_tokenizers(build_any(settings(place)).model)
     text = (place / "book.txt").read_text(encoding="utf-8") * 3 + "\n\n  an indented line\n\n\nthe end"
     assert len(text) > 3 * (1 << 14)
@@ -139,7 +137,7 @@ def test_tokens_are_those_of_transformers(place: Path) -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def test_training_lowers_the_loss_and_the_model_is_saved_whole(place: Path, finished: Path) -> None:
+def test_training_lowers_the_loss_and_the_model_is_saved_whole(place, finished):
     result = json.loads((finished / "result.json").read_text(encoding="utf-8"))
     before, after = result["before"]["test"], result["final"]["test"]
     assert before["perplexity"] == pytest.approx(math.exp(before["nll"]))
@@ -166,9 +164,7 @@ def state_of(folder: Path) -> tuple[bytes, list[dict[str, torch.Tensor]], dict[s
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 2}], ids=["whole", "lora"])
-def test_a_resumed_run_is_an_unbroken_one_to_the_byte(
-    place: Path, tmp_path: Path, adapter: Mapping[str, Any] | None
-) -> None:
+def test_a_resumed_run_is_an_unbroken_one_to_the_byte(place, tmp_path, adapter):
     raw = settings(place, {"gpt2": "gpt2"}["gpt2"], {**B, "cross_head": 0.3}, adapter=adapter, averaging="swa")
     run(raw, tmp_path / "whole")
     assert run(raw, tmp_path / "paused", until=7) == {}
@@ -183,9 +179,7 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_byte(
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("attention", [{}, B], ids=["plain", "b"])
-def test_an_adapter_is_saved_alone_and_gives_the_same_logits(
-    place: Path, tmp_path: Path, kind: str, attention: Mapping[str, Any]
-) -> None:
+def test_an_adapter_is_saved_alone_and_gives_the_same_logits(place, tmp_path, kind, attention):
     targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
     raw = settings(place, kind, attention, adapter={"r": 2, "alpha": 8, "target_modules": targets})
     result = run(raw, tmp_path)
@@ -206,7 +200,7 @@ def test_an_adapter_is_saved_alone_and_gives_the_same_logits(
         torch.testing.assert_close(again(ids).logits, plain(ids).logits)
 
 
-def test_streams_with_context_and_accumulation(place: Path, tmp_path: Path) -> None:
+def test_streams_with_context_and_accumulation(place, tmp_path):
     raw = settings(place, steps=4, order="contiguous", context=8, gradient_accumulation_steps=2, batch_size=2)
     assert run(raw, tmp_path)["tokens_seen"] == 4 * 2 * 2 * 24
 
@@ -214,7 +208,7 @@ def test_streams_with_context_and_accumulation(place: Path, tmp_path: Path) -> N
 # -- a run as any other model ------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_evaluated_generated_from_and_analysed(finished: Path, place: Path) -> None:
+def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     result = json.loads((finished / "result.json").read_text(encoding="utf-8"))
     figures = evaluate(finished, "test", say=lambda _: None)
     assert figures["nll"] == pytest.approx(result["final"]["test"]["nll"], rel=1e-6)
@@ -249,7 +243,7 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished: Path, place: P
     assert evaluate(finished, "test", checkpoint="average", say=lambda _: None)["nll"] < result["before"]["test"]["nll"]
 
 
-def test_the_command_trains_both_arms_on_equal_tokens(place: Path, tmp_path: Path) -> None:
+def test_the_command_trains_both_arms_on_equal_tokens(place, tmp_path):
     words = ["train.batch_size=4", "train.segment_length=24", "train.steps=6", "train.learning_rate=1e-2"]
     done = call(
         "finetune", place / "llama", "--text", place / "book.txt", "model.attention.mix=position_wise",
@@ -276,7 +270,7 @@ def test_the_command_trains_both_arms_on_equal_tokens(place: Path, tmp_path: Pat
 # -- configurations and bad input --------------------------------------------------------------------------------------
 
 
-def test_arms_differ_in_what_is_injected_alone(place: Path) -> None:
+def test_arms_differ_in_what_is_injected_alone(place):
     changes = ["model.attention={mix: position_wise, cross_head: 0.1}", "model.layers=[0]", "train.orthogonality=0.1"]
     plain, arm = resolve_arms(str(place / "gpt2"), place / "book.txt", changes)
     assert (plain.row, arm.row) == ("plain", "position_wise-beta0.1")
@@ -299,9 +293,7 @@ def test_arms_differ_in_what_is_injected_alone(place: Path) -> None:
         ("eval", "clamp_length", 3, "eval.clamp_length"),
     ],
 )
-def test_settings_that_a_pretrained_model_cannot_have(
-    place: Path, section: str, key: str, value: Any, says: str
-) -> None:
+def test_settings_that_a_pretrained_model_cannot_have(place, section, key, value, says):
     raw = settings(place)
     raw[section] = {**raw[section], key: value}
     if value is None:
@@ -313,7 +305,7 @@ def test_settings_that_a_pretrained_model_cannot_have(
     assert says in str(caught.value)
 
 
-def test_models_that_are_none_are_refused(place: Path, tmp_path: Path) -> None:
+def test_models_that_are_none_are_refused(place, tmp_path):
     words = load_tokenizers(build_any(settings(place)).model)[0]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     encoder = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(words), **sizes))
@@ -337,13 +329,13 @@ def test_models_that_are_none_are_refused(place: Path, tmp_path: Path) -> None:
         load_tokenizers(build_any(settings(place) | {"model": {"pretrained": str(tmp_path / "unmarked")}}).model)
 
 
-def test_layers_of_an_adapter_that_are_none_are_named(place: Path) -> None:
+def test_layers_of_an_adapter_that_are_none_are_named(place):
     config = build_any(settings(place, adapter={"target_modules": ["q_proj"]}))
     with pytest.raises(InputError, match=r"train.adapter.target_modules: \['q_proj'\]; .*c_attn"):
         adapt(load_causal(config.model), config.train.adapter)
 
 
-def test_a_checkpoint_with_mixing_goes_on_with_it_alone(place: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_mixing_goes_on_with_it_alone(place, finished, tmp_path):
     raw = settings(place, steps=2) | {"model": {"pretrained": str(finished / "model"), "attention": B}}
     result = run(raw, tmp_path / "on")
     last = json.loads((finished / "result.json").read_text(encoding="utf-8"))["final"]["test"]["nll"]

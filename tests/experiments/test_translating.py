@@ -24,16 +24,16 @@ def alone(model: fr.Translator, ids: list[int], longest: int, **options: Any) ->
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fr.Translator]:
+def run(tmp_path_factory) -> tuple[Path, fr.Translator]:
     folder = tmp_path_factory.mktemp("runs") / "mine"
     return folder, write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_sentences_are_searched_as_alone_and_keep_their_order(run: tuple[Path, fr.Translator], batch_size: int) -> None:
+def test_sentences_are_searched_as_alone_and_keep_their_order(run, batch_size):
     _, model = run
     search = Search(beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, max_length_a=0.5, max_length_b=3)
-    heard: list[int] = []
+    heard = []
     found = translate_ids(
         model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size, progress=heard.append
     )
@@ -53,23 +53,23 @@ def test_sentences_are_searched_as_alone_and_keep_their_order(run: tuple[Path, f
     assert len(heard) == -(-len(SENTENCES) // batch_size)
 
 
-def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) -> None:
+def test_long_sentences_make_smaller_batches(run):
     _, model = run
-    widths: list[tuple[int, int]] = []
+    widths = []
     encode = model.encode
-    model.encode = lambda ids, mask=None: (widths.append(tuple(ids.shape)), encode(ids, mask))[1]  # type: ignore[method-assign]
+    model.encode = lambda ids, mask=None: (widths.append(tuple(ids.shape)), encode(ids, mask))[1]
     try:
         search = Search(beams=1, max_length_a=0, max_length_b=1)
         translate_ids(model, [[2] * 511] * 3 + [[3]] * 4, search, source_eos=0, target_eos=0, batch_size=4)
     finally:
-        del model.encode  # type: ignore[method-assign]
+        del model.encode
     assert widths == [(1, 512)] * 3 + [(4, 2)]
 
 
-def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Translator]) -> None:
+def test_lines_become_text_and_empty_ones_stay_empty(run):
     folder, model = run
     source, target = languages()
-    heard: list[int] = []
+    heard = []
     found = LineTranslator(folder, Search(beams=2, n_best=2)).translate(LINES, progress=heard.append)
     assert len(found) == len(LINES)
     for line, best in zip(LINES, found, strict=True):
@@ -84,7 +84,7 @@ def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Transla
     assert heard[-1] == len(LINES)
 
 
-def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) -> None:
+def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path):
     model = write_run(tmp_path, evaluation={"beams": 1, "max_length_a": 0.0, "max_length_b": 2, "length_penalty": 0.0})
     translating = LineTranslator(tmp_path)
     assert translating.search == Search(beams=1, max_length_a=0.0, max_length_b=2, length_penalty=0.0)
@@ -97,12 +97,12 @@ def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) 
     )
 
 
-def test_entries_that_only_the_model_has_are_unknown_words() -> None:
+def test_entries_that_only_the_model_has_are_unknown_words():
     target = languages()[1]
     assert replace_unknown((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
 
 
-def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:
+def test_a_model_with_spare_entries_translates(tmp_path):
     write_run(tmp_path)
     smaller = build_language("en", find_words(languages()[1].entries[2:4]))
     smaller.save(tmp_path / "tokenizer" / "target")
@@ -115,7 +115,7 @@ def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:
 TARGETS = ["a dog sleeps .", "", "the park and nothing else", "x y z"]
 
 
-def test_given_translations_are_scored_as_forced(run: tuple[Path, fr.Translator], tmp_path: Path) -> None:
+def test_given_translations_are_scored_as_forced(run, tmp_path):
     """Each token by one pass of the model over the translation, and by the search that finds it."""
     folder, model = run
     other = write_run(tmp_path, attention=fr.AttentionConfig(mix="position_wise"), seed=5)
@@ -144,7 +144,7 @@ def test_given_translations_are_scored_as_forced(run: tuple[Path, fr.Translator]
         LineTranslator(tmp_path / "short").score(["rot"], ["red " * 30])
 
 
-def test_an_ensemble_of_one_run_twice_is_that_run(run: tuple[Path, fr.Translator], tmp_path: Path) -> None:
+def test_an_ensemble_of_one_run_twice_is_that_run(run, tmp_path):
     folder, _ = run
     once = LineTranslator(folder, Search(beams=2)).translate(LINES)
     twice = LineTranslator([folder, folder], Search(beams=2)).translate(LINES)

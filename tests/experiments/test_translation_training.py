@@ -24,7 +24,7 @@ WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird"
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config(tmp_path_factory) -> Path:
     """Sentences of five words, each translated by a word, in the order of the source."""
     folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
     for split, count in (("train", 240), ("valid", 24), ("test", 12)):
@@ -34,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(f"{one} {draw.choice(['sieht', 'ruft'])} {other}")
         for suffix, text in (("de", lines), ("en", [" ".join(WORDS[w] for w in line.split()) for line in lines])):
             (folder / f"{split}.{suffix}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
-    settings: dict[str, Any] = {
+    settings = {
         "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32,
                   "dropout": {"residual": 0.1}, "attention": {"mix": "position_wise"}},
         "data": {"name": "parallel", "dir": str(folder), "train": "train", "valid": "valid", "test": "test", "source": "de",
@@ -54,7 +54,7 @@ def run(config: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(config, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(config, folder)
     return folder
@@ -68,9 +68,7 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("zh", "一只红色的狗在公园里跑", "char", "char"),
     ],
 )
-def test_tokens_of_bleu_are_those_of_the_key_or_the_language(
-    target: str, text: str, key: str | None, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, tokens, tmp_path, monkeypatch):
     """A perfect translation of a text that has no spaces has a BLEU of 100, and its signature says by which tokens."""
     for suffix, line in (("xx", "ein roter hund"), (target, text)):
         (tmp_path / f"train.{suffix}").write_text(f"{line}\n" * 40, encoding="utf-8")
@@ -91,7 +89,7 @@ def lines(folder: Path, split: str) -> list[dict[str, Any]]:
     return [line for line in found if line["split"] == split]
 
 
-def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None:
+def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole):
     judged = lines(whole, "valid")
     result = json.loads((whole / "result.json").read_text(encoding="utf-8"))
     highest = max(judged, key=lambda line: line["bleu"])
@@ -100,7 +98,7 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None
     assert len({line["bleu"] for line in judged}) > 1
 
 
-def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:
+def test_the_last_checkpoints_are_averaged_and_measured(whole):
     found = average(whole, last=2)
     steps = [line["step"] for line in lines(whole, "valid")]
     assert found["steps"] == steps[-2:]

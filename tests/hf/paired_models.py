@@ -20,7 +20,7 @@ def small(**settings: Any) -> fr.ModelConfig:
     """Two narrow layers; an option of attention is given as `attention=dict(...)`, of the output as `output=dict(...)`."""
     attention = fr.AttentionConfig(**settings.pop("attention", {}))
     output = fr.OutputConfig(**settings.pop("output", {}))
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 4,
         "intermediate_size": 17, "max_position_embeddings": 32, "attention": attention, "output": output,
     }  # fmt: skip

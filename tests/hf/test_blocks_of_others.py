@@ -45,7 +45,7 @@ class DoubleTorch(ModuleType):
 
 
 @pytest.fixture(autouse=True)
-def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_double(monkeypatch):
     for module in (modeling_llama, modeling_qwen3, modeling_falcon, modeling_t5):
         monkeypatch.setattr(module, "torch", DoubleTorch("torch"))
     buckets = T5Attention._relative_position_bucket
@@ -145,13 +145,13 @@ def from_llama(theirs: Tensors, names: dict[str, str] = LLAMA) -> Tensors:
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_llama(groups: int, kernel: str) -> None:
+def test_llama(groups, kernel):
     theirs = start(LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=groups)))
     with fr.kernel(kernel):
         compare(theirs, our_model(**BLOCK, num_key_value_heads=groups), from_llama, CAUSAL)
 
 
-def test_qwen3() -> None:
+def test_qwen3():
     theirs = start(Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2)))
     ours = our_model(**BLOCK, num_key_value_heads=2, attention={"qk_norm": True})
     compare(theirs, ours, lambda tensors: from_llama(tensors, LLAMA | QWEN3), CAUSAL)
@@ -178,7 +178,7 @@ FALCON = {
 
 @pytest.mark.parametrize("heads", [3, 7])
 @pytest.mark.parametrize("shared", [False, True], ids=["heads", "multi-query"])
-def test_falcon(heads: int, shared: bool) -> None:
+def test_falcon(heads, shared):
     """Heads that are no power of two; Falcon scales the biases with the scores."""
     width, number = heads * 6, (heads, 1)[shared]
     theirs = start(
@@ -236,7 +236,7 @@ def from_t5(tensors: Tensors) -> Tensors:
     return ours
 
 
-def test_t5() -> None:
+def test_t5():
     """The whole model: both directions of distances, one table for all layers of a side, scores without scale."""
     theirs = start(
         T5ForConditionalGeneration(
@@ -266,7 +266,7 @@ def test_t5() -> None:
 
 @pytest.mark.parametrize("causal", [True, False], ids=["decoder", "encoder"])
 @pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (10, 9), (7, 100)])
-def test_t5_buckets(causal: bool, buckets: int, longest: int) -> None:
+def test_t5_buckets(causal, buckets, longest):
     distances = torch.arange(-300, 301)
     theirs = T5Attention._relative_position_bucket(-distances, not causal, buckets, longest)
     assert torch.equal(bucket_distances(distances, buckets, longest, causal), theirs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import paired_models
 import pytest
@@ -13,14 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import combinations
 import fullrank as fr
-from combinations import Combination
 from fullrank.core.errors import InputError
 
 every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 
 
 @every
-def test_it_computes_what_ours_does(combination: Combination) -> None:
+def test_it_computes_what_ours_does(combination):
     """Bit for bit, with and without a cache; it starts with the same numbers."""
     config = combination.config()
     torch.manual_seed(3)
@@ -38,7 +36,7 @@ def test_it_computes_what_ours_does(combination: Combination) -> None:
 
 
 @kinds
-def test_saving_loses_nothing(config: fr.ModelConfig, tmp_path: Path) -> None:
+def test_saving_loses_nothing(config, tmp_path):
     """Also in several files, and in another precision."""
     hf_model, _ = pair(config)
     hf_model.save_pretrained(tmp_path, max_shard_size="5KB")
@@ -56,7 +54,7 @@ def test_saving_loses_nothing(config: fr.ModelConfig, tmp_path: Path) -> None:
         assert half(tokens()).logits.isfinite().all()
 
 
-def test_what_a_checkpoint_lacks_starts_as_ours(tmp_path: Path) -> None:
+def test_what_a_checkpoint_lacks_starts_as_ours(tmp_path):
     """With position-wise mixing a plain checkpoint is the plain model still, and what it has is not started again."""
     plain, _ = pair(small())
     plain.save_pretrained(tmp_path)
@@ -68,7 +66,7 @@ def test_what_a_checkpoint_lacks_starts_as_ours(tmp_path: Path) -> None:
         assert torch.equal(mixed(tokens()).logits, plain(tokens()).logits)
 
 
-def test_the_configuration(tmp_path: Path) -> None:
+def test_the_configuration(tmp_path):
     config = fr.FullRankConfig.of(small(memory_length=4), **IDS)
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -84,7 +82,7 @@ def test_the_configuration(tmp_path: Path) -> None:
 
 
 @kinds
-def test_the_loss_is_the_mean_nll_of_what_counts(config: fr.ModelConfig) -> None:
+def test_the_loss_is_the_mean_nll_of_what_counts(config):
     """The loss is that of every token after its predecessors; -100 does not count; `num_items_in_batch` divides it."""
     hf_model, own = pair(config)
     read = tokens(3, 8)
@@ -103,7 +101,7 @@ def test_the_loss_is_the_mean_nll_of_what_counts(config: fr.ModelConfig) -> None
 
 
 @kinds
-def test_padding_on_either_side_changes_nothing(config: fr.ModelConfig) -> None:
+def test_padding_on_either_side_changes_nothing(config):
     hf_model, own = pair(config)
     texts = [tokens(1, length, seed=length) for length in (4, 9, 1)]
     for side in ("left", "right"):
@@ -116,7 +114,7 @@ def test_padding_on_either_side_changes_nothing(config: fr.ModelConfig) -> None:
 
 
 @kinds
-def test_hidden_states_and_attention_weights(config: fr.ModelConfig) -> None:
+def test_hidden_states_and_attention_weights(config):
     hf_model, own = pair(config)
     read = tokens()
     with torch.no_grad():
@@ -143,11 +141,11 @@ def test_hidden_states_and_attention_weights(config: fr.ModelConfig) -> None:
     reason="has another name in older versions of transformers",
 )
 @pytest.mark.parametrize("every_n_layers", [1, 2])
-def test_activation_checkpointing_changes_no_gradient(every_n_layers: int) -> None:
+def test_activation_checkpointing_changes_no_gradient(every_n_layers):
     dropout = fr.DropoutConfig(embedding=0.1, attention=0.2, activation=0.1, residual=0.1, output=0.1)
     hf_model, _ = pair(small(dropout=dropout, attention={"mix": "position_wise", "cross_head": 0.5}))
     hf_model.train()
-    runs: list[int] = []
+    runs = []
     for block in hf_model.model.blocks:
         block.feed_forward.register_forward_hook(lambda *given: runs.append(1))
     gradients = []

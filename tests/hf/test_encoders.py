@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import paired_models
 import pytest
 import torch
@@ -11,8 +9,6 @@ from paired_models import MULTILINEAR, VOCABULARY, masked_of, small, tokens
 from transformers import AutoModelForMaskedLM
 
 import combinations
-import fullrank as fr
-from combinations import Combination
 
 every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 ENCODERS = {
@@ -25,7 +21,7 @@ encoders = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
 
 
 @every
-def test_a_masked_model_computes_what_ours_does(combination: Combination, tmp_path: Path) -> None:
+def test_a_masked_model_computes_what_ours_does(combination, tmp_path):
     """Bit for bit, also padded on either side and after saving."""
     hf_model, own = masked_of(combination.config())
     read = combinations.tokens(3)
@@ -41,7 +37,7 @@ def test_a_masked_model_computes_what_ours_does(combination: Combination, tmp_pa
 
 
 @encoders
-def test_the_loss_of_what_is_asked_for(config: fr.ModelConfig) -> None:
+def test_the_loss_of_what_is_asked_for(config):
     hf_model, own = masked_of(config)
     read = tokens(3)
     labels = torch.full_like(read, -100)

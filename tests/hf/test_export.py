@@ -96,7 +96,7 @@ def write_language_run(
     **model: Any,
 ) -> fr.LanguageModel:
     """A run folder as training leaves it, with two checkpoints; gives the model of the best one."""
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 20, "max_position_embeddings": 16,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def write_language_run(
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path) -> Path:
     write_language_run(tmp_path / "run", figures(), {"mix": "position_wise"})
     return tmp_path / "run"
 
@@ -152,10 +152,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def exported(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     """A folder that holds an export of every kind, and the models themselves, in double precision."""
     work = tmp_path_factory.mktemp("exported")
-    models: dict[str, Any] = {}
+    models = {}
     for name, (settings, attention) in KINDS.items():
         models[name] = write_language_run(work / "runs" / name, None, attention, **settings)
     masked = fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).double().eval()
@@ -170,7 +170,7 @@ IDS = torch.tensor([[2, 5, 3, 7, 4, 2], [6, 6, 2, 3, 7, 5]])
 
 
 @pytest.mark.full
-def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_a_process_without_the_package_computes_the_same(exported):
     """All kinds; language models also write, and what was saved there is read again."""
     work, models = exported
     with torch.no_grad():
@@ -227,7 +227,7 @@ def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Te
     return load_file(work / "actual.safetensors")
 
 
-def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
+def test_with_the_package_no_remote_code_is_needed(tmp_path):
     import transformers
 
     model = write_language_run(tmp_path / "run", None, {"mix": "position_wise"}, memory_length=3)
@@ -240,7 +240,7 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
     assert torch.equal(fr.LanguageModel.load(tmp_path / "again")(ids).logits, model(ids).logits)
 
 
-def test_it_is_read_as_a_model_of_ours(run: Path, tmp_path: Path) -> None:
+def test_it_is_read_as_a_model_of_ours(run, tmp_path):
     """Both checkpoints and a masked model: the same configuration and tensors."""
     fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).save(tmp_path / "masked")
     for folder, kind, checkpoint in (
@@ -255,7 +255,7 @@ def test_it_is_read_as_a_model_of_ours(run: Path, tmp_path: Path) -> None:
     assert not (out / "generation_config.json").exists()
 
 
-def test_the_configuration_says_what_tools_ask_for(run: Path, tmp_path: Path) -> None:
+def test_the_configuration_says_what_tools_ask_for(run, tmp_path):
     out = export_run(run, tmp_path / "out")
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == "fullrank"
@@ -274,9 +274,7 @@ def test_the_configuration_says_what_tools_ask_for(run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("place", ["save_file", "_write_tokenizer", "_write_configuration", "_make_card"])
-def test_a_full_disk_leaves_nothing_that_looks_whole(
-    place: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_nothing_that_looks_whole(place, run, tmp_path, monkeypatch, capsys):
     """Said by the system, by safetensors or by tokenizers."""
     errors = {
         "save_file": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
@@ -295,7 +293,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     assert list(folder.iterdir()) == []
 
 
-def test_a_stage_of_ones_own_is_refused() -> None:
+def test_a_stage_of_ones_own_is_refused():
     register("mix", "theirs")(AverageHeads)
     try:
         with pytest.raises(InputError, match=r"model\.attention\.mix: 'theirs' is a stage of your own.* --import"):
@@ -304,7 +302,7 @@ def test_a_stage_of_ones_own_is_refused() -> None:
         unregister("mix", "theirs")
 
 
-def test_the_code_imports_torch_transformers_and_itself() -> None:
+def test_the_code_imports_torch_transformers_and_itself():
     """The files of core are copied as they are; every other file of the folder is mentioned where loaders look."""
     config = fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="average"))
     files = code_files(config)

@@ -249,7 +249,7 @@ def test_the_same_text_further_right_has_the_same_output(name, kernel):
     assert as_plain <= 1e-5 * max(1, plain(ids).logits.abs().max().item())
 
 
-def test_saved_loaded_and_removed(family, tmp_path: Path):
+def test_saved_loaded_and_removed(family, tmp_path):
     """Nothing is lost in saving, a plain load fails, and what is removed leaves the model as it was."""
     plain, inputs = FAMILIES[family]()
     model = stir(fr.inject(copy.deepcopy(plain), mix="position_wise", cross_head=0.1))
@@ -292,7 +292,7 @@ def read_classes(path: Path) -> Iterable[tuple[str, set[str], bool]]:
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
     def read_attributes(node: ast.ClassDef) -> set[str]:
-        names: set[str] = set()
+        names = set()
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in classes:
                 names |= read_attributes(classes[base.id])

@@ -24,7 +24,7 @@ def reader(own: Any) -> Any:
 
 
 @kinds
-def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig) -> None:
+def test_padded_prompts_give_what_each_gives_alone(config):
     """Greedy, over many lengths; and alone it is our own decoding."""
     hf_model, own = pair(config)
     for lengths in ((3, 7, 1), (1, 9, 8)):
@@ -42,7 +42,7 @@ def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig) -> No
 
 
 @kinds
-def test_beams_are_ours(config: fr.ModelConfig) -> None:
+def test_beams_are_ours(config):
     """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
     hf_model, own = pair(config)
     texts = [tokens(1, length, seed=length) for length in (5, 2)]
@@ -65,10 +65,10 @@ def test_beams_are_ours(config: fr.ModelConfig) -> None:
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # transformers 5.24 says `cache`
 @kinds
-def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
+def test_a_text_goes_on_from_a_returned_cache(config):
     hf_model, _ = pair(config)
     prompt = tokens(1, 6)
-    how: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+    how = {"do_sample": False, "return_dict_in_generate": True}
     whole = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
     part = hf_model.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
     assert isinstance(part.past_key_values, DynamicCache | fr.FullRankCache)
@@ -80,7 +80,7 @@ def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
 
 
 @kinds
-def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
+def test_a_text_read_in_pieces_is_one_text(config):
     """With a cache: as in one pass. With a memory: as our own model reads the same pieces, also where rows are padded."""
     hf_model, own = pair(config)
     read = tokens(2, 12)
@@ -105,7 +105,7 @@ def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
         torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
 
 
-def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
+def test_a_memory_as_long_as_the_text_makes_pieces_one_pass():
     hf_model, own = pair(small(memory_length=12, **XL))
     read = tokens(2, 12)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
             torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_memory_stays_on_whatever_use_cache_says() -> None:
+def test_memory_stays_on_whatever_use_cache_says():
     """Trainer sets config.use_cache to False and saves it so."""
     hf_model, _ = pair(small(memory_length=5, **XL))
     prompt = tokens(1, 7)
@@ -131,7 +131,7 @@ def test_memory_stays_on_whatever_use_cache_says() -> None:
 
 
 @kinds
-def test_caches_can_be_cut_and_reordered(config: fr.ModelConfig) -> None:
+def test_caches_can_be_cut_and_reordered(config):
     hf_model, own = pair(config)
     read, more = tokens(2, 9), tokens(2, 3, seed=8)
     mask = torch.ones_like(read)
@@ -139,7 +139,7 @@ def test_caches_can_be_cut_and_reordered(config: fr.ModelConfig) -> None:
 
     def after(past: Any, ids: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            logits: torch.Tensor = hf_model(ids, past_key_values=past).logits
+            logits = hf_model(ids, past_key_values=past).logits
         return logits
 
     def filled(length: int = 9, rows: slice | torch.Tensor = slice(None)) -> Any:

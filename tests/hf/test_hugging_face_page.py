@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def run(line: str) -> None:
 
 
 @pytest.mark.full
-def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     tiny_encoder(tmp_path / "bert-base-uncased")
@@ -43,7 +42,7 @@ def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
     assert [kind for kind, _ in found] == ["python"] * 4 + ["sh", "python"]
     ids = torch.randint(5, 12, (1, 9))
-    space: dict[str, Any] = {"__name__": "page", "ids": ids, "batch": {"input_ids": ids, "labels": torch.tensor([1])}}
+    space = {"__name__": "page", "ids": ids, "batch": {"input_ids": ids, "labels": torch.tensor([1])}}
     for number, (kind, code) in enumerate(found):
         if kind == "sh":
             for line in code.splitlines():

@@ -44,6 +44,6 @@ def runs(model_type: str, class_name: str | None) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("model_type", "class_name", "settings"), KINDS, ids=[kind for kind, *_ in KINDS])
-def test_kinds(model_type: str, class_name: str | None, settings: dict[str, object]) -> None:
+def test_kinds(model_type, class_name, settings):
     config = runs(model_type, class_name).config
     assert {name: getattr(config, name) for name in settings} == settings

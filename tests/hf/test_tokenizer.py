@@ -5,7 +5,6 @@ from __future__ import annotations
 import pydoc_data.topics
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ OWN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
+def test_the_ids_are_ours(name, tmp_path):
     """Also after saving; with special tokens the text begins as our models read it."""
     own = OWN[name]()
     built = tokenizer_of_vocabulary(own)
@@ -81,7 +80,7 @@ def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["words", "words and punctuation", "characters", "bytes", "bpe"])
-def test_a_mask_is_the_last_entry(name: str, tmp_path: Path) -> None:
+def test_a_mask_is_the_last_entry(name, tmp_path):
     own = OWN[name]()
     tokenizer_of_vocabulary(own, masks=True).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -95,7 +94,7 @@ def test_a_mask_is_the_last_entry(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
+def test_that_of_a_run(objective, tmp_path):
     own = words()
     own.save(tmp_path)
     train, model = TrainConfig(steps=1, objective=objective), ModelConfig(vocab_size=len(own) + (objective == "masked"))

@@ -24,7 +24,7 @@ def rows(count: int = 16) -> list[dict[str, torch.Tensor]]:
 
 
 def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
+    settings = {
         "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.05,
         "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True,
         "dataloader_pin_memory": False, "seed": 5,
@@ -37,11 +37,11 @@ def begun(config: fr.ModelConfig) -> Any:
     return pair(config)[0]
 
 
-def test_resuming_is_bitwise_equal(tmp_path: Path) -> None:
+def test_resuming_is_bitwise_equal(tmp_path):
     """With dropout and stochastic heads, a tied output and activation checkpointing."""
     config = small(dropout=DROPPING, attention={"mix": "position_wise", "cross_head": 0.5}, output={"tied": True})
     checkpointing = "activation" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient"  # by version
-    how: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, f"{checkpointing}_checkpointing": True}
+    how = {"save_strategy": "steps", "save_steps": 2, f"{checkpointing}_checkpointing": True}
     whole = trainer(begun(config), tmp_path / "whole", **how)
     whole.train()
     again = trainer(begun(config), tmp_path / "again", **how)
@@ -65,7 +65,7 @@ def padding_runs() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", padding_runs())
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str) -> None:
+def test_every_token_of_a_padded_batch_is_a_target(kind, side):
     """Unknown words, line ends and the byte 0 as well; the mean loss is that of the texts one by one."""
     own = padding_runs()[kind]
     tokenizer = tokenizer_of_vocabulary(own)
@@ -88,7 +88,7 @@ def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str) -> None
     torch.testing.assert_close(model(**batch, num_items_in_batch=targets).loss, alone / targets)
 
 
-def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
+def test_evaluating_and_generating_after_training(tmp_path):
     """Trainer turns `use_cache` off for good; a memory stays on."""
     model = begun(small(memory_length=4, **XL))
     working = trainer(model, tmp_path)

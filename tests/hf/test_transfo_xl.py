@@ -44,7 +44,7 @@ def write_folder(folder: Path, case: Mapping[str, Any], **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
-def test_nll_is_that_of_the_old_code(tmp_path: Path, mix: str) -> None:
+def test_nll_is_that_of_the_old_code(tmp_path, mix):
     """Segment by segment with its memory; a mixing changes nothing until it is trained; what is saved is the same.
 
     Other settings, hidden states and gradients: tests/core/test_transformer_xl_fixture.py.
@@ -63,7 +63,7 @@ def test_nll_is_that_of_the_old_code(tmp_path: Path, mix: str) -> None:
     assert any(".mix." in key for key in model.state_dict()) == (mix != "none")
 
 
-def test_it_writes_on(tmp_path: Path) -> None:
+def test_it_writes_on(tmp_path):
     """Greedy tokens are those of whole texts within the memory."""
     model = load_transfo_xl(write_folder(tmp_path, OLD["cases"]["zeros"]))
     ids = TENSORS["text"][:1, :4]
@@ -73,7 +73,7 @@ def test_it_writes_on(tmp_path: Path) -> None:
     assert model.with_memory(3).memory_length == 3
 
 
-def test_the_layout_is_that_of_the_published_model() -> None:
+def test_the_layout_is_that_of_the_published_model():
     shapes = PUBLISHED["shapes"]
     layers = {
         name.replace(".layers.0.", f".layers.{i}."): torch.empty(shape, device="meta")
@@ -89,7 +89,7 @@ def test_the_layout_is_that_of_the_published_model() -> None:
     assert model.num_parameters() == PUBLISHED["parameters"] == 285_205_322
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_folder(tmp_path / "transfo-xl-wt103", OLD["cases"]["zeros"])
     words = ["<eos>", "<unk>", "the", "state", "of", "art", *(f"w{i}" for i in range(24))]
@@ -97,7 +97,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     page = (Path(__file__).parents[2] / "docs" / "transformer_xl.md").read_text(encoding="utf-8")
-    space: dict[str, Any] = {}
+    space = {}
     exec(page.split("```python\n")[1].split("```")[0], space)
     assert space["model"].has >= {"logits", "step", "attention", "tokenizer"}
     assert space["text"].shape == (1, 25)

@@ -135,7 +135,7 @@ def exact(problem: Problem) -> Problem:
 
     far = problem.distances
     query, keys, values = (x.detach().double().requires_grad_() for x in (problem.query, problem.keys, problem.values))
-    distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))  # type: ignore[arg-type]
+    distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))
     matrices = {"mixing": wide(problem.mixing), "scoring": wide(problem.scoring)}
     return replace(problem, query=query, keys=keys, values=values, distances=distances, **matrices)
 

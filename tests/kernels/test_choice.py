@@ -29,7 +29,7 @@ def chosen(problem: Problem | str) -> str:
 
 
 def plain(queries: int, **choices: object) -> Problem:
-    return call(of(queries), batch=1, heads=1, **choices)  # type: ignore[arg-type]
+    return call(of(queries), batch=1, heads=1, **choices)
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,14 @@ def plain(queries: int, **choices: object) -> Problem:
         (replace(call(of(9), "A"), mixing=torch.eye(4)), "reference", "reference"),
     ],
 )
-def test_the_fastest_kernel(
-    problem: Problem, with_compiler: str, without: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_kernel(problem, with_compiler, without, monkeypatch):
     needs_compiler()
     assert chosen(problem) == with_compiler
     monkeypatch.setattr(kernels.native, "library", lambda: None)
     assert chosen(problem) == without
 
 
-def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_engines_everything_works(monkeypatch):
     """An exported model has no engines."""
     layer = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
     x = torch.randn(1, 60, 6)
@@ -73,7 +71,7 @@ def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_fused_kernel_equals_the_equation(name: str) -> None:
+def test_the_fused_kernel_equals_the_equation(name):
     problem = call(LAYOUTS[name])
     with fr.kernel("sdpa"):
         out = kernels.attend(problem)
@@ -82,7 +80,7 @@ def test_the_fused_kernel_equals_the_equation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reference", *FAST])
-def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name: str) -> None:
+def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name):
     """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
     p, layer = 0.25, fr.Attention(fr.AttentionConfig(), hidden_size=15, num_attention_heads=3, dropout=0.25).train()
     same = torch.zeros(400, 8, 15)
@@ -98,7 +96,7 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name: str)
 
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
-def test_transforms_of_functions_get_kernels_that_know_them(mix: str) -> None:
+def test_transforms_of_functions_get_kernels_that_know_them(mix):
     """Kernels written by hand do not; 64 tokens are enough for them."""
     layer = fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double()
     moved(layer)

@@ -68,9 +68,7 @@ def agree(out: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float 
     (13, 9, 9, "full", False, 4096), (13, 9, 11, "full", True, 20), (9, 9, 9, "full", True, 4096),
     (9, 19, 19, "visible", False, 40), (9, 19, 21, "visible", False, 4096),
 ])  # fmt: skip
-def test_every_order_is_exact(
-    queries: int, keys: int, length: int, way: str, by_state: bool, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_order_is_exact(queries, keys, length, way, by_state, most, monkeypatch):
     """Shells of 3 positions, slabs of at most so many pairs, directly and by the state, with a map for longer texts too."""
     monkeypatch.setattr(engine, "_SHELL_SMALL", 3)
     monkeypatch.setattr(engine, "_PAIRS", most)
@@ -83,7 +81,7 @@ def test_every_order_is_exact(
 
 
 @pytest.mark.parametrize(("batch", "tokens", "way"), [(2, 70, "causal"), (4, 150, "causal"), (2, 90, "full")])
-def test_fp32_and_autocast(batch: int, tokens: int, way: str) -> None:
+def test_fp32_and_autocast(batch, tokens, way):
     """Operands in bf16, sums in fp32, gradients in the dtype of their leaves; short texts and longer ones."""
     leaves = leaves_of(batch, tokens, tokens, rank=8, width=6, dtype=torch.float32)
     with torch.no_grad():
@@ -99,7 +97,7 @@ def test_fp32_and_autocast(batch: int, tokens: int, way: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [40, 130])
-def test_no_look_ahead(tokens: int) -> None:
+def test_no_look_ahead(tokens):
     """Later tokens may be anything, also inf: outputs keep every bit."""
     leaves = leaves_of(1, tokens, tokens, rank=3, width=2)
     before = computed(leaves)
@@ -113,7 +111,7 @@ def test_no_look_ahead(tokens: int) -> None:
         assert torch.equal(computed(changed)[:, : here + 1], before[:, : here + 1])
 
 
-def test_who_computes() -> None:
+def test_who_computes():
     """Small tensors are left to the definition, unless the engine is fixed."""
 
     def by_engine(tokens: int, kernel: str) -> bool:
@@ -139,7 +137,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("way", "tokens"), [("causal", 200), ("full", 140), ("visible", 140)])
-def test_nothing_of_size_n_cubed(way: str, tokens: int) -> None:
+def test_nothing_of_size_n_cubed(way, tokens):
     leaves = [leaf.detach() for leaf in leaves_of(1, tokens, tokens, rank=4, width=4, dtype=torch.float32)]
     seen = seen_by(way, tokens, tokens) if way == "visible" else None
     arguments = (*leaves, seen, way == "causal", torch.float32)
@@ -154,12 +152,12 @@ def test_nothing_of_size_n_cubed(way: str, tokens: int) -> None:
     Size(4, 90, 90, 8, 64, False), Size(1, 20, 30, 40, 256, False, True),
 ])  # fmt: skip
 @pytest.mark.parametrize("by_state", [False, True])
-def test_every_query_meets_every_pair_once(size: Size, by_state: bool) -> None:
+def test_every_query_meets_every_pair_once(size, by_state):
     """Each query meets each pair that it may see once, directly or by the state; pairs it may not see are masked."""
     if size.masked and by_state:
         size = size._replace(masked=False)
     past, stored = size.keys - size.queries, Counter[tuple[int, int]]()
-    met: Counter[int] = Counter()
+    met = Counter()
     for step in engine.steps(size, by_state):
         if step.reads:
             assert not size.causal or all(max(pair) < past + step.first for pair in stored)
@@ -194,7 +192,7 @@ def recurrence(tokens: Tensor, log: Tensor, distances: list[int], state: Tensor,
 @pytest.mark.parametrize(("count", "gaps", "with_state"), [
     (1, [], True), (16, [], False), (37, [], True), (37, [1] * 20, False), (5, [1, 9, 1, 3], False), (4200, [], False),
 ])  # fmt: skip
-def test_decayed_sums(count: int, gaps: list[int], with_state: bool) -> None:
+def test_decayed_sums(count, gaps, with_state):
     """Within a chunk and over many, after earlier tokens with gaps (distance of each to the next), and after a state."""
     generator = torch.Generator().manual_seed(5)
     log = torch.tensor(LOG, dtype=torch.float64).requires_grad_()
@@ -213,7 +211,7 @@ def test_decayed_sums(count: int, gaps: list[int], with_state: bool) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("output_map", ["pairs", "decayed"])
-def test_compiled_without_a_graph_break(output_map: str) -> None:
+def test_compiled_without_a_graph_break(output_map):
     """Two lengths at which the engine computes: the same numbers and gradients as without compiling.
 
     Decayed sums are plain operations, of which the graph is all there is to see.

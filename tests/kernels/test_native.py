@@ -20,7 +20,7 @@ READY = native._ready
 
 
 @pytest.fixture(autouse=True)
-def _compiled() -> None:
+def _compiled():
     needs_compiler()
 
 
@@ -88,9 +88,9 @@ def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
     ],
 )
 def test_equals_the_equation(
-    queries: int, keys: int, heads: int, size: int, relative: bool, normalize: str, mixing: str, where: str,
-    dtype: torch.dtype,
-) -> None:  # fmt: skip
+    queries, keys, heads, size, relative, normalize, mixing, where,
+    dtype,
+):  # fmt: skip
     problem = call(
         layout(where, queries, keys),
         mixing,
@@ -121,9 +121,9 @@ def test_equals_the_equation(
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_mixed_scores_equal_the_equation(
-    queries: int, keys: int, heads: int, size: int, relative: bool, normalize: str, mixing: str, where: str,
-    dtype: torch.dtype, threads: int,
-) -> None:  # fmt: skip
+    queries, keys, heads, size, relative, normalize, mixing, where,
+    dtype, threads,
+):  # fmt: skip
     problem = call(
         layout(where, queries, keys),
         mixing,
@@ -143,7 +143,7 @@ def test_mixed_scores_equal_the_equation(
 
 
 @pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
-def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> None:
+def test_no_less_exact_than_the_equation_in_fp32(where, normalize):
     """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""
     single = call(layout(where, 84, 84), "B", normalize=normalize, heads=10, size=16, dtype=SINGLE, times=4.0)
     double, cotangent = exact(single), torch.randn(2, 10, 84, 16)
@@ -158,7 +158,7 @@ def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> 
 
 @pytest.mark.parametrize("offset", [-1e4, 300.0])
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-def test_scores_far_from_zero(normalize: str, offset: float) -> None:
+def test_scores_far_from_zero(normalize, offset):
     """One dimension of keys is constant, so that all scores of a query are near the offset, where exp is 0 or infinite."""
     problem = call(fr.Layout.of(135), "A", normalize=normalize, heads=2, size=16)  # several tiles of keys
     with torch.no_grad():
@@ -181,7 +181,7 @@ def _threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
-def test_threads(relative: bool, batch: int) -> None:
+def test_threads(relative, batch):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
     def computed(threads: int) -> list[Tensor]:
@@ -199,7 +199,7 @@ def test_threads(relative: bool, batch: int) -> None:
 
 
 @pytest.mark.parametrize(("changed", "relative"), [(15, True), (16, False)])
-def test_sees_nothing_ahead(relative: bool, changed: int) -> None:
+def test_sees_nothing_ahead(relative, changed):
     """Other keys and values later on change nothing before them, to the last bit."""
     problem = call(fr.Layout.of(64), "B", relative=relative)
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_sees_nothing_ahead(relative: bool, changed: int) -> None:
 
 class TestAutograd:
     @pytest.mark.parametrize("mixing", ["none", "A", "B"])
-    def test_no_weights_are_kept(self, mixing: str) -> None:
+    def test_no_weights_are_kept(self, mixing):
         """Nothing of N M numbers, for inputs of which none has as many."""
         problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
 
@@ -229,9 +229,7 @@ class TestAutograd:
 @pytest.mark.parametrize("mixing", ["none", "B"])
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 3), (2, 1), (2, 3)])
 @pytest.mark.parametrize(("size", "dtype"), [(41, SINGLE), (48, SINGLE), (29, DOUBLE)])
-def test_keys_of_a_cache_are_read_in_place(
-    size: int, dtype: torch.dtype, batch: int, heads: int, mixing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_a_cache_are_read_in_place(size, dtype, batch, heads, mixing, monkeypatch):
     """A window of the last 30 keys, amid others; the same bits as from copies."""
     problem = call(fr.Layout.of(7, 30), mixing, batch=batch, heads=heads, size=size, dtype=dtype)
     parts = []
@@ -253,7 +251,7 @@ def refuse_keys(tensor: Tensor) -> Tensor:
     return READY(tensor)
 
 
-def test_numbers_of_others_behind_keys_are_not_read() -> None:
+def test_numbers_of_others_behind_keys_are_not_read():
     problem = call(fr.Layout.of(7, 30), size=41, dtype=SINGLE)
     with torch.no_grad():
         wide = [torch.full((2, 3, 30, 48), torch.nan) for _ in range(2)]

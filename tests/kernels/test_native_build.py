@@ -60,7 +60,7 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+def workshop(tmp_path, monkeypatch) -> Iterator[Workshop]:
     needs_compiler()
     loaded = library()
     assert loaded is not None
@@ -102,7 +102,7 @@ FAULTS = {
 }
 
 
-def test_compiles_once(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiles_once(workshop, caplog):
     workshop.compiler(COPIES)
     for _ in range(3):
         library.cache_clear()
@@ -113,7 +113,7 @@ def test_compiles_once(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_compiler_with_a_fault(fault: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiler_with_a_fault(fault, workshop, caplog):
     does, said = FAULTS[fault]
     workshop.compiler(does)
     names, right = computed()
@@ -128,7 +128,7 @@ def test_compiler_with_a_fault(fault: str, workshop: Workshop, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("variable", ["CXX", "PATH"])
-def test_no_compiler(variable: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_compiler(variable, workshop, caplog):
     workshop.patch.delenv("CXX", raising=False)
     workshop.patch.setenv(variable, "no-such-compiler")
     names, right = computed()
@@ -138,7 +138,7 @@ def test_no_compiler(variable: str, workshop: Workshop, caplog: pytest.LogCaptur
     assert "no C++ compiler" in warning
 
 
-def test_two_processes_at_once(workshop: Workshop) -> None:
+def test_two_processes_at_once(workshop):
     """The second waits for the first, and both have a whole library."""
     workshop.compiler(f"sleep 1\n{COPIES}")
     command = [sys.executable, "-c", LOADS, str(build.__file__)]
@@ -153,7 +153,7 @@ def test_two_processes_at_once(workshop: Workshop) -> None:
 @pytest.mark.full
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flags of x86")
 @pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
-def test_processors_with_shorter_vectors(flag: str, tmp_path: Path) -> None:
+def test_processors_with_shorter_vectors(flag, tmp_path):
     """Tiles differ by instruction set; each of them equals the equation."""
     environment = os.environ | {"CXX": f"g++ {flag}", "FULLRANK_CACHE": str(tmp_path)}
     file = Path(__file__).with_name("test_native.py")

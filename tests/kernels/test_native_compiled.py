@@ -12,7 +12,6 @@ from torch import Tensor, fx
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.core.engine import Problem
 from fullrank.kernels.native import attend, differentiable, operator
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
@@ -21,7 +20,7 @@ OPERATOR = torch.ops.fullrank.mixed_attention.default
 
 
 @pytest.fixture(autouse=True)
-def _compiled() -> None:
+def _compiled():
     needs_compiler()
     torch._dynamo.reset()
 
@@ -37,7 +36,7 @@ HOLES = torch.rand(2, 25, generator=torch.Generator().manual_seed(3)) > 0.3
     ],
     ids=["relative", "padded"],
 )
-def test_one_graph_with_the_operator_and_its_gradients(problem: Problem) -> None:
+def test_one_graph_with_the_operator_and_its_gradients(problem):
     graphs = []
 
     def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> object:
@@ -54,7 +53,7 @@ def test_one_graph_with_the_operator_and_its_gradients(problem: Problem) -> None
         assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
-def test_compiled_dropout_is_drawn_anew() -> None:
+def test_compiled_dropout_is_drawn_anew():
     problem = call(fr.Layout.of(20, 25), "B", p=0.5)
     compiled = torch.compile(lambda problem: kernels.attend(problem), fullgraph=True, backend="aot_eager")
     assert not torch.allclose(compiled(problem), compiled(problem))
@@ -86,5 +85,5 @@ def _arguments(mixed: bool) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_operator_is_what_pytorch_expects(mixed: bool) -> None:
+def test_operator_is_what_pytorch_expects(mixed):
     torch.library.opcheck(operator, _arguments(mixed))

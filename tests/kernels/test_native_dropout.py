@@ -15,7 +15,7 @@ from fullrank.kernels.native import attend
 
 
 @pytest.fixture(autouse=True)
-def _compiled() -> None:
+def _compiled():
     needs_compiler()
 
 
@@ -39,9 +39,7 @@ def masks(p: float, seed: int, *, batch: int = 2, heads: int = 3, queries: int =
         (70, 81, True, "sigsoftmax", "B"),
     ],
 )
-def test_forward_and_backward_have_one_mask(
-    queries: int, keys: int, relative: bool, normalize: str, mixing: str
-) -> None:
+def test_forward_and_backward_have_one_mask(queries, keys, relative, normalize, mixing):
     """The mask comes from the output with one-hot values; gradients are those of the equation with that mask."""
     layout = fr.Layout.of(queries, keys)
     drawn = call(layout, mixing, relative=relative, normalize=normalize, size=keys, p=0.4)
@@ -57,7 +55,7 @@ def test_forward_and_backward_have_one_mask(
     check(problem, attend(problem), 1e-11, kept.double())
 
 
-def test_comes_from_torchs_seed() -> None:
+def test_comes_from_torchs_seed():
     assert torch.equal(masks(0.5, 4), masks(0.5, 4))
     assert not torch.equal(masks(0.5, 4), masks(0.5, 5))
 
@@ -66,7 +64,7 @@ def _correlation(one: Tensor, other: Tensor) -> float:
     return float(torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1])
 
 
-def test_nothing_repeats() -> None:
+def test_nothing_repeats():
     """Between calls, texts, heads, rows and keys, next to each other: correlations as small as chance makes them."""
     first, second = masks(0.5, 4), masks(0.5, 5)
     pairs = {

@@ -44,7 +44,7 @@ def fp32(layout: fr.Layout, mixing: str = "A", **choices: object) -> Problem:
     keys = {"dtype": torch.float32, "heads": 2, "size": 16, "device": DEVICE, "batch": 1, **choices}
     if layout.key_mask is not None or layout.documents is not None:
         keys["batch"] = 2
-    return call(moved(layout), mixing, **keys)  # type: ignore[arg-type]
+    return call(moved(layout), mixing, **keys)
 
 
 CASES = {  # layout, mixing, normaliser, other choices
@@ -73,21 +73,21 @@ FEW = {"nothing mixed, padding", "documents and one mask", "past", "gaps and win
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in CASES])
-def test_equals_the_equation(name: str) -> None:
+def test_equals_the_equation(name):
     layout, mixing, normalize, choices = CASES[name]
     problem = fp32(layout, mixing, normalize=normalize, **choices)
     assert KERNELS["triton"].reason(problem) is None
     check(problem, attend(problem), EXACT)
 
 
-def test_large_scores_do_not_overflow() -> None:
+def test_large_scores_do_not_overflow():
     for normalize in ("softmax", "sigsoftmax"):
         problem = fp32(of(5), normalize=normalize)
         problem = replace(problem, query=problem.query.detach().mul(60).requires_grad_())
         check(problem, attend(problem), 1e-4 if DEVICE == "cpu" else 2e-3)
 
 
-def test_no_look_ahead() -> None:
+def test_no_look_ahead():
     problem = fp32(of(18), "B")
     with torch.no_grad():
         before = attend(problem)
@@ -114,7 +114,7 @@ def shown_mask(problem: Problem) -> Tensor:
 
 @pytest.mark.parametrize("mixing", [pytest.param("none", marks=pytest.mark.full), "B"])
 @pytest.mark.full
-def test_backward_drops_what_forward_dropped(mixing: str) -> None:
+def test_backward_drops_what_forward_dropped(mixing):
     """Five heads: two draws of four, and several groups of heads."""
     problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)
     torch.manual_seed(11)
@@ -126,7 +126,7 @@ def test_backward_drops_what_forward_dropped(mixing: str) -> None:
 
 
 @pytest.mark.full
-def test_dropout_has_its_distribution() -> None:
+def test_dropout_has_its_distribution():
     """Share of dropped weights, and no connection between heads, sequences, queries or keys."""
     p = 0.3
     kept = (shown_mask(fp32(of(32, 64, causal=False), p=p, batch=2, heads=5, size=64)) > 0).double()
@@ -148,7 +148,7 @@ def test_dropout_has_its_distribution() -> None:
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("mixing", ["A", "B"])
-def test_one_graph_when_compiled(mixing: str) -> None:
+def test_one_graph_when_compiled(mixing):
     problem = fp32(of(9), mixing)
 
     def around(query: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def test_one_graph_when_compiled(mixing: str) -> None:
     assert all(map(torch.equal, *both))
 
 
-def test_block_sizes_for_every_number_and_size_of_heads() -> None:
+def test_block_sizes_for_every_number_and_size_of_heads():
     """Something is tried everywhere, with the shared memory of an H100 and of an RTX 4090, and no group is empty."""
     from fullrank.kernels.triton.launch import KERNELS, Call, list_choices
 
@@ -181,7 +181,7 @@ def test_block_sizes_for_every_number_and_size_of_heads() -> None:
                 assert (-(-heads // group) - 1) * group < heads
 
 
-def test_rows_of_any_stride_are_read_where_they_are() -> None:
+def test_rows_of_any_stride_are_read_where_they_are():
     """Query, keys and values as slices of one projection, and keys whose numbers do not stand side by side."""
     problem = fp32(of(21), "B", heads=3, size=20, batch=2)
     whole = torch.stack([problem.query, problem.keys, problem.values], 3).detach()
@@ -193,7 +193,7 @@ def test_rows_of_any_stride_are_read_where_they_are() -> None:
     check(problem, attend(problem), EXACT)
 
 
-def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of resource: shared memory\nmore of it")
 
@@ -215,12 +215,12 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("mixing", ["none", "A", "B"])
     @pytest.mark.parametrize(("heads", "size"), [(8, 64), (3, 24), (10, 41), (16, 128), (32, 16)])
-    def test_real_sizes(self, heads: int, size: int, mixing: str, dtype: torch.dtype) -> None:
+    def test_real_sizes(self, heads, size, mixing, dtype):
         tolerance = {torch.float32: EXACT, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
         problem = fp32(of(203, 331), mixing, batch=2, heads=heads, size=size, dtype=dtype)
         check(problem, attend(problem), tolerance)
 
-    def test_memory_grows_with_the_length(self) -> None:
+    def test_memory_grows_with_the_length(self):
         """Four times the tokens take four times the memory, within a tenth; weights would take sixteen times."""
         peaks = []
         for length in (2048, 8192):

@@ -34,11 +34,11 @@ def compile_kernels(folder: Path, *words: str) -> dict[str, Any]:
     ]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
-    results: dict[str, Any] = json.loads((folder / "table.json").read_text())["results"]
+    results = json.loads((folder / "table.json").read_text())["results"]
     return results
 
 
-def test_outputs_load_and_compute_no_more_than_chosen(tmp_path: Path) -> None:
+def test_outputs_load_and_compute_no_more_than_chosen(tmp_path):
     """On an H100 with 8 heads of 64. Reading queries again for each tile of keys would load 11 bytes for a score."""
     results = compile_kernels(tmp_path, "--capabilities", "90", "--calls", "0", "--kernels", "outputs", "--most", "1")
     (row,) = results["H100, 8 heads of 64, bf16, A"]["kernels"]
@@ -51,7 +51,7 @@ def test_outputs_load_and_compute_no_more_than_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
-def test_every_kernel_compiles_for_every_card(tmp_path: Path, capability: int) -> None:
+def test_every_kernel_compiles_for_every_card(tmp_path, capability):
     words = ("--capabilities", str(capability), "--calls", "0")
     (table,) = compile_kernels(tmp_path, *words).values()
     assert len(table["kernels"]) == 6

@@ -31,14 +31,14 @@ def mask(visible: VisibleKeys, keys: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_visible_keys_equal_the_mask(name: str) -> None:
+def test_visible_keys_equal_the_mask(name):
     layout = LAYOUTS[name]
     visible = find_visible_keys(layout)
     assert visible is not None
     assert torch.equal(mask(visible, layout.shape[1]), layout.visible()[:, 0])
 
 
-def test_fits() -> None:
+def test_fits():
     problem = call(LAYOUTS["past"], "B", relative=True)
     assert fits(problem)
     assert problem.distances is not None

@@ -27,7 +27,7 @@ def softmaxes(
 ) -> tuple[Components, dict[str, Tensor], Tensor]:  # fmt: skip
     """One softmax, or a mixture of them; the leaves of its graph by name; targets."""
     torch.manual_seed(tokens + vocabulary)
-    shapes: dict[str, tuple[int, ...]] = {"states": (tokens, mixtures or 1, width), "weight": (vocabulary, width)}
+    shapes = {"states": (tokens, mixtures or 1, width), "weight": (vocabulary, width)}
     shapes |= {"bias": (vocabulary,)} if bias else {}
     shapes |= {"log_prior": (tokens, mixtures)} if mixtures is not None else {}
     leaves = {name: torch.randn(shape, dtype=DOUBLE) for name, shape in shapes.items()}
@@ -78,7 +78,7 @@ SHAPES = [  # tokens, width, vocabulary, mixtures: both sides of the boundaries 
 
 
 @pytest.mark.parametrize("index", range(len(SHAPES)), ids=[str(shape) for shape in SHAPES])
-def test_chunks_of_any_size(index: int) -> None:
+def test_chunks_of_any_size(index):
     """Odd sizes in turns with and without bias, in fp32 and fp64; weights with zeros, and any cotangent."""
     tokens, width, vocabulary, mixtures = SHAPES[index]
     dtype = (DOUBLE, torch.float32)[index % 2]
@@ -101,7 +101,7 @@ def test_chunks_of_any_size(index: int) -> None:
 
 
 @pytest.mark.parametrize("mixtures", [None, 2])
-def test_gradcheck(mixtures: int | None) -> None:
+def test_gradcheck(mixtures):
     given, leaves, ids = softmaxes(4, 3, 5, mixtures, normalize="sigsoftmax")
     scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=DOUBLE)
     for run in (
@@ -161,7 +161,7 @@ ALL = TOKENS * MIXTURES * VOCABULARY  # numbers in (T, K, V)
 CHUNK = 20 << 20  # bytes: 16 MiB of logits, and some of their rows once more
 
 
-def test_the_loss_takes_a_fifth_of_the_naive_memory() -> None:
+def test_the_loss_takes_a_fifth_of_the_naive_memory():
     """No (T, K, V), a chunk instead; and between forward and backward the gradients alone."""
     given, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
     scale = torch.full((TOKENS,), 1 / TOKENS)
@@ -177,7 +177,7 @@ def test_the_loss_takes_a_fifth_of_the_naive_memory() -> None:
 
 
 @pytest.mark.parametrize("mixtures", [None, 3])
-def test_backward_twice_and_accumulation(mixtures: int | None) -> None:
+def test_backward_twice_and_accumulation(mixtures):
     """Gradients formed in the forward pass are not spoiled by a backward, another cotangent or an optimiser."""
     given, leaves, ids = softmaxes(5, 3, 7, mixtures)
     scale = torch.full((5,), 0.2, dtype=DOUBLE)
@@ -210,7 +210,7 @@ def adaptive(tokens: int, sizes: tuple[int, ...], dtype: torch.dtype = torch.flo
     return Components(leaf(tokens, 1, 4), None, (Cluster(leaf(sizes[0] + len(tails), 4), None), *tails))
 
 
-def test_tails_are_computed_for_their_own_tokens_in_chunks() -> None:
+def test_tails_are_computed_for_their_own_tokens_in_chunks():
     """Never what a full softmax would build."""
     given = adaptive(300, (50, 50, 30_000))
     ids = torch.randint(100, (300,))
@@ -230,7 +230,7 @@ def test_tails_are_computed_for_their_own_tokens_in_chunks() -> None:
     ("smoothing", "mixtures", "normalize"),
     [(0.0, None, "softmax"), (0.1, None, "softmax"), (0.0, 5, "softmax"), (0.0, 5, "sigsoftmax")],
 )
-def test_autocast_to_bfloat16(smoothing: float, mixtures: int | None, normalize: str) -> None:
+def test_autocast_to_bfloat16(smoothing, mixtures, normalize):
     """Products in bf16; softmax, nll and sums in fp32: close to fp32, and gradients in the dtype of the leaves."""
     given, leaves, ids = softmaxes(300, 16, 1000, mixtures, torch.float32, normalize=normalize)
     scale, cotangent = torch.full((300,), 1 / 300), torch.randn(300)

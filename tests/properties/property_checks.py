@@ -32,7 +32,7 @@ def changing_a_token_changes_nothing_before(combination: Combination, training: 
 
 def no_gradient_from_the_future(combination: Combination) -> None:
     model = combination.moved(**noisy(combination)).train()
-    kept: list[Tensor] = []
+    kept = []
     model.embedding.register_forward_hook(lambda module, args, out: kept.append(out))
     for kernel in kernels_for(model):
         with fr.kernel(kernel):
@@ -140,7 +140,7 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
         _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
     found = []
     changed = model.with_memory(3)
-    skips: list[tuple[int, ...]] = [(), (1,), ()]
+    skips = [(), (1,), ()]
     for kernel in kernels_for(model):
         memory, parts = None, []
         for skip, (start, end) in zip(skips, itertools.pairwise(cuts), strict=True):

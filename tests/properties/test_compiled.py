@@ -49,7 +49,7 @@ def find_mixed(score: str) -> Combination:
 def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
     seed(4)
     x = torch.randn(2, layout.shape[0], WIDTH).requires_grad_()
-    out = function(x, layout)  # type: ignore[operator]
+    out = function(x, layout)
     block.zero_grad()
     out.backward(torch.randn_like(out))
     return {"output": out.detach(), "x": x.grad} | {n: p.grad for n, p in block.named_parameters()}
@@ -77,7 +77,7 @@ def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.L
         if row.position not in ("alibi", "t5")
     ],
 )
-def test_whole_graph_equals_eager(combination: Combination) -> None:
+def test_whole_graph_equals_eager(combination):
     """With padding; weights without it, and positions that a model places in its layouts, are compiled in models below."""
     whole_graph_equals_eager(combination, [padded()] if combination.weighted else [fr.Layout.of(7), padded()])
 
@@ -90,7 +90,7 @@ def whole_graph_equals_eager(combination: Combination, layouts: list[fr.Layout])
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS[:1], ids=str)
-def test_randomness_breaks_no_graph(combination: Combination) -> None:
+def test_randomness_breaks_no_graph(combination):
     torch._dynamo.reset()
     block = Block(combination.config(**combinations.noisy(combination))).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
@@ -104,7 +104,7 @@ def test_randomness_breaks_no_graph(combination: Combination) -> None:
     "score",
     [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]],
 )
-def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -> None:
+def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score):
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
     torch._dynamo.reset()
     combination = find_mixed(score)
@@ -122,7 +122,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
 
 @pytest.mark.parametrize("score", ["dot_product", pytest.param("relative", marks=pytest.mark.full)])
 @pytest.mark.full
-def test_a_compiled_model_with_memory(score: str) -> None:
+def test_a_compiled_model_with_memory(score):
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()
     combination = find_mixed(score)
@@ -159,7 +159,7 @@ TEXTS = 11  # segments of a text, the last one short
         pytest.param("multilinear_decayed", "dot_product", 4, marks=pytest.mark.full),
     ],
 )
-def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> None:
+def test_how_many_graphs_a_training_has(attend, score, most):
     """Two texts with a growing memory and a short last segment, the second one with layers that rest at random.
 
     The first segment has a graph, all later ones share a graph, and so do all short ones. Keys in two pieces are one graph
@@ -206,7 +206,7 @@ EVERYDAY = {("relative", "gap and window")}
         for where in BESIDE
     ],
 )
-def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -> None:
+def test_whole_graph_with_memory_and_cross_head(score, layout):
     """One graph for keys in pieces and a window, while heads are permuted; the numbers are those of eager code."""
     combination = find_mixed(score)
     memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))

@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import property_checks as checks
 import pytest
@@ -29,7 +28,7 @@ a_precision = pytest.mark.parametrize(
 )
 
 
-def test_something_was_found() -> None:
+def test_something_was_found():
     found = combinations.slots()
     for slot, names in {
         "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
@@ -46,7 +45,7 @@ def test_something_was_found() -> None:
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
 
 
-def test_pairwise_holds_every_pair() -> None:
+def test_pairwise_holds_every_pair():
     """Combinations that go together; docs/combinations.md lists the others."""
     found, rows = combinations.slots(), [vars(row) for row in PAIRS]
     for a, b in itertools.combinations(found, 2):
@@ -56,7 +55,7 @@ def test_pairwise_holds_every_pair() -> None:
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
 
 
-def test_pairs_that_are_left_out_are_refused() -> None:
+def test_pairs_that_are_left_out_are_refused():
     """Multi-linear attention takes no stages: tests/core/refused.yaml."""
     plain, found = combinations.variant("strided"), combinations.slots()
     for a, b in itertools.combinations([slot for slot in found if slot != "attend"], 2):
@@ -69,37 +68,37 @@ def test_pairs_that_are_left_out_are_refused() -> None:
 @pytest.mark.parametrize(
     ("combination", "training"), combinations.in_turn(ATTENTION, {"evaluation": False, "training": True})
 )
-def test_changing_a_token_changes_nothing_before_it(combination: Combination, training: bool) -> None:
+def test_changing_a_token_changes_nothing_before_it(combination, training):
     checks.changing_a_token_changes_nothing_before(combination, training)
 
 
 @every_attention
-def test_no_gradient_from_the_future(combination: Combination) -> None:
+def test_no_gradient_from_the_future(combination):
     checks.no_gradient_from_the_future(combination)
 
 
 @pytest.mark.parametrize("combination", combinations.tiered(PLAIN_STARTS, 2))
-def test_starts_as_plain_attention(combination: Combination) -> None:
+def test_starts_as_plain_attention(combination):
     checks.starts_as_plain_attention(combination)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse([c for c in ATTENTION if c.gate in PLAIN_GATES], 20))
-def test_gates_start_as_plain_attention(combination: Combination) -> None:
+def test_gates_start_as_plain_attention(combination):
     checks.gates_start_as_plain_attention(combination)
 
 
 @some_attention
-def test_mixing_leaves_other_parameters_alone(combination: Combination) -> None:
+def test_mixing_leaves_other_parameters_alone(combination):
     checks.mixing_leaves_other_parameters_alone(combination)
 
 
 @some_attention
-def test_evaluation_is_deterministic(combination: Combination) -> None:
+def test_evaluation_is_deterministic(combination):
     checks.evaluation_is_deterministic(combination)
 
 
 @a_precision
-def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+def test_decoding_equals_one_pass(combination, dtype):
     checks.decoding_equals_one_pass(combination, dtype)
 
 
@@ -110,12 +109,12 @@ def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) 
         {"fp32": torch.float32, "fp64": torch.float64},
     ),
 )
-def test_segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+def test_segments_with_memory_equal_one_pass(combination, dtype):
     checks.segments_with_memory_equal_one_pass(combination, dtype)
 
 
 @pytest.mark.parametrize("name", combinations.VARIANTS)
-def test_keys_that_no_slot_has(name: str) -> None:
+def test_keys_that_no_slot_has(name):
     """Patterns of keys, and layers that differ in attention."""
     variant, wide = combinations.variant(name), torch.float64
     checks.changing_a_token_changes_nothing_before(variant, False)
@@ -125,38 +124,38 @@ def test_keys_that_no_slot_has(name: str) -> None:
 
 
 @a_precision
-def test_padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
+def test_padding_changes_nothing(combination, dtype):
     checks.padding_changes_nothing(combination, dtype)
 
 
 @pytest.mark.parametrize(("combination", "at_start"), combinations.in_turn(ATTENTION, {"start": True, "later": False}))
-def test_gradients_reach_every_parameter(combination: Combination, at_start: bool) -> None:
+def test_gradients_reach_every_parameter(combination, at_start):
     checks.gradients_reach_every_parameter(combination, at_start)
 
 
 @some_attention
-def test_weight_decay_spares_mixing(combination: Combination) -> None:
+def test_weight_decay_spares_mixing(combination):
     checks.weight_decay_spares_mixing(combination)
 
 
 @some_attention
-def test_meta_build_is_the_real_one(combination: Combination) -> None:
+def test_meta_build_is_the_real_one(combination):
     checks.meta_build_is_the_real_one(combination)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 9))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_saved_and_loaded(combination: Combination, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_saved_and_loaded(combination, dtype, tmp_path):
     checks.saved_and_loaded(combination, dtype, tmp_path)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 3))
-def test_double_precision_agrees(combination: Combination) -> None:
+def test_double_precision_agrees(combination):
     checks.double_precision_agrees(combination)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 9))
-def test_learns(combination: Combination) -> None:
+def test_learns(combination):
     checks.learns(combination)
 
 
@@ -194,7 +193,7 @@ def shapes_of(combination: Combination) -> dict[str, torch.Size]:
 
 @pytest.mark.parametrize("rows", [PAIRS[::8], pytest.param(PAIRS, marks=pytest.mark.full)], ids=["some", "every"])
 @pytest.mark.parametrize("slot", combinations.slots())
-def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str, rows: list[Combination]) -> None:
+def test_configurations_that_share_a_part_share_its_names_and_shapes(slot, rows):
     own = _belongs_to(slot)
     for row in rows:
         shapes = []
@@ -211,7 +210,7 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str, 
 
 
 @pytest.mark.full
-def test_plain_start_on_a_full_size_model() -> None:
+def test_plain_start_on_a_full_size_model():
     """6 layers of 512: bit for bit through one kernel, and within 1e-6 of the fast plain model."""
     read = torch.randint(1000, (2, 48))
 

@@ -23,7 +23,7 @@ def masked_model(combination: Combination) -> fr.MaskedLanguageModel:
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
-def test_every_token_sees_every_other(combination: Combination) -> None:
+def test_every_token_sees_every_other(combination):
     model, read = masked_model(combination), []
 
     def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def test_every_token_sees_every_other(combination: Combination) -> None:
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
-def test_padding_changes_nothing(combination: Combination) -> None:
+def test_padding_changes_nothing(combination):
     """On either side, whatever stands there; the loss of a padded batch is that of its texts."""
     model, ids, targets = masked_model(combination), tokens(3, 7), tokens(3, 7, seed=6)
     weights = torch.rand(3, 7, dtype=torch.float64)

@@ -6,7 +6,6 @@ And for translators whose places differ: encoder, decoder, attention between the
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def close(given: Tensor, expected: Tensor, message: str) -> None:
     assert off <= limit, f"{message}: off by {off:.1e}"
 
 
-def test_something_was_found() -> None:
+def test_something_was_found():
     found = combinations.slots()
     for slot, names in found.items():
         assert {vars(row)[slot] for row in PAIRS} == set(names)
@@ -67,10 +66,10 @@ def test_something_was_found() -> None:
     ]
     + [(name, False) for name in translator_models.FEW],
 )
-def test_no_later_target_and_the_whole_source(combination: Case, training: bool) -> None:
+def test_no_later_target_and_the_whole_source(combination, training):
     model = translator(combination, **noisy(combination) if isinstance(combination, Combination) else {})
     model.train(training)
-    read: list[Tensor] = []
+    read = []
 
     def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
         read.append(out.detach().requires_grad_())
@@ -90,7 +89,7 @@ def test_no_later_target_and_the_whole_source(combination: Case, training: bool)
 
 
 @pytest.mark.parametrize("combination", cases(6))
-def test_padding_changes_nothing(combination: Case) -> None:
+def test_padding_changes_nothing(combination):
     """On either side of the source; as computed by the definition, and as it is computed by itself."""
     model, target, lengths = translator(combination), tokens(3, 5), (6, 1, 4)
     source = sources(model)
@@ -105,7 +104,7 @@ def test_padding_changes_nothing(combination: Case) -> None:
 
 
 @pytest.mark.parametrize("combination", cases(6))
-def test_written_token_by_token_and_as_beams(combination: Case) -> None:
+def test_written_token_by_token_and_as_beams(combination):
     model, target = translator(combination), tokens(3, 5)
     source, mask = sources(model), torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
     with torch.no_grad():
@@ -124,7 +123,7 @@ def test_written_token_by_token_and_as_beams(combination: Case) -> None:
 
 
 @pytest.mark.parametrize("combination", [c for c in PAIRS if c.mix != "none" and starts_plain(c.mix)], ids=str)
-def test_starts_as_plain_attention(combination: Combination) -> None:
+def test_starts_as_plain_attention(combination):
     mixed, plain = translator(combination, fresh=True), translator(combination.but("mix", "none"), fresh=True)
     source, target = sources(mixed), tokens(3, 5)
     for name, value in plain.state_dict().items():
@@ -134,7 +133,7 @@ def test_starts_as_plain_attention(combination: Combination) -> None:
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 9))
-def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
+def test_saved_and_loaded(combination, tmp_path):
     model = translator(combination)
     model.save(tmp_path)
     loaded = fr.Translator.load(tmp_path)
@@ -145,7 +144,7 @@ def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 18))
-def test_learns(combination: Combination) -> None:
+def test_learns(combination):
     """To copy: with randomness on, a few pairs are learned in a few steps."""
     model = translator(combination, fresh=True, scale_embedding=True).float().train()
     source, target = sources(model), tokens(3, 6)

@@ -129,7 +129,7 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 CASES = covering(filter(computes, product(**SLOTS, where=LAYOUTS, kernel=["sdpa", "native", "auto"], dtype=DTYPES)))
 
 
-def test_every_kernel_and_known_stage_is_compared() -> None:
+def test_every_kernel_and_known_stage_is_compared():
     assert {row["kernel"] for row in CASES} == {"sdpa", "native", "auto"}
     assert {row["where"] for row in CASES} == set(LAYOUTS)
     assert {"dot_product", "relative"} <= {row["score"] for row in CASES}
@@ -138,7 +138,7 @@ def test_every_kernel_and_known_stage_is_compared() -> None:
 
 
 @pytest.mark.parametrize("row", CASES, ids=lambda row: "-".join(row.values()))
-def test_equals_the_definition(row: dict[str, str]) -> None:
+def test_equals_the_definition(row):
     dtype, where = DTYPES[row["dtype"]], layout(row["where"])
     attend = stages(row["score"], row["normalize"], row["mix"]).to(dtype)
     found = computed(attend, where, dtype, row["kernel"])
@@ -155,7 +155,7 @@ WAYS = {**combinations.ATTENDS, "position term": POSITION_TERM}
     covering(product(way=WAYS, where=LAYOUTS, kernel=["multilinear", "auto"], dtype=DTYPES)),
     ids=lambda row: "-".join(row.values()),
 )
-def test_multilinear_equals_the_definition(row: dict[str, str]) -> None:
+def test_multilinear_equals_the_definition(row):
     dtype, where = DTYPES[row["dtype"]], layout(row["where"])
 
     def computed(kernel: str) -> dict[str, Tensor]:
@@ -188,7 +188,7 @@ TRITON = [
     ("normalize", "mix", "where"),
     [pytest.param(*row, marks=pytest.mark.full if i % 4 else ()) for i, row in enumerate(TRITON)],
 )
-def test_triton_equals_the_definition(normalize: str, mix: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_equals_the_definition(normalize, mix, where, monkeypatch):
     """In Triton's interpreter; the fp32 kernels beside the definition in fp64."""
     pytest.importorskip("triton")
     attend = stages("dot_product", normalize, mix)

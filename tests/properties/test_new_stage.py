@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import property_checks as checks
 import pytest
@@ -46,12 +45,12 @@ def row(mix: str) -> Combination:
     return next(c for c in combinations.pairwise() if c.mix == "none" and c.weighted).but("mix", mix)
 
 
-def test_a_new_stage_is_found() -> None:
+def test_a_new_stage_is_found():
     for rows in (combinations.pairwise(), combinations.every_attention()):
         assert "neighbour" in {combination.mix for combination in rows}
 
 
-def test_a_right_stage_passes_everything(tmp_path: Path) -> None:
+def test_a_right_stage_passes_everything(tmp_path):
     stage, wide = row("neighbour"), torch.float64
     for flag in (False, True):
         checks.changing_a_token_changes_nothing_before(stage, flag)
@@ -73,7 +72,7 @@ def test_a_right_stage_passes_everything(tmp_path: Path) -> None:
         agree.compare(found, expected, 1e-13)
 
 
-def test_registering_and_forgetting() -> None:
+def test_registering_and_forgetting():
     assert "neighbour" in registry.names("mix")
     assert registry.lookup("mix", "neighbour") is Neighbour
     with pytest.raises(ConfigError, match="already registered"):

@@ -41,7 +41,7 @@ def find_setting(settings: dict[str, Any], key: str) -> Any:
 
 
 @pytest.mark.parametrize("case", PUBLISHED["settings"], ids=lambda case: "-".join((*case["recipes"], *case["rows"])))
-def test_settings(case: dict[str, Any]) -> None:
+def test_settings(case):
     expected = {key: value for key, value in flatten(case["set"]).items() if ".score." not in key}
     rows = list(match_rows(case))
     assert rows
@@ -53,13 +53,13 @@ def test_settings(case: dict[str, Any]) -> None:
         assert score is None or find_setting(settings, "model.attention.score") == score
 
 
-def test_baevski_sees_as_many_tokens_an_update() -> None:
+def test_baevski_sees_as_many_tokens_an_update():
     train = config_of("mixhead/table1-baevski", "plain").train
     assert 2 * train.batch_size * train.segment_length * train.gradient_accumulation_steps == 8 * 3 * 3072
 
 
 @pytest.mark.parametrize("name", PUBLISHED["phases"])
-def test_phases_and_cross_head(name: str) -> None:
+def test_phases_and_cross_head(name):
     """Phases end on a plateau at the paper's scale; at small scale the first of two has three quarters of the tokens."""
     rows = [row for row in load(name).rows if row != "transformer-xl"]
     assert PUBLISHED["phases"][name].keys() == {*rows}
@@ -83,7 +83,7 @@ def test_phases_and_cross_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_figures(name: str) -> None:
+def test_figures(name):
     """The figures of `figures` agree to the digit; in other tables every row has the splits that the paper states."""
     stated = {row: dict(content.get("paper") or {}) for row, content in load(name).rows.items()}
     for figures in stated.values():
@@ -101,7 +101,7 @@ def test_figures(name: str) -> None:
             assert {f"{split}{unit}" for split in splits} <= figures.keys()
 
 
-def test_changes_of_deviations_follow_from_the_printed_ones() -> None:
+def test_changes_of_deviations_follow_from_the_printed_ones():
     """Skip Cross-head Table 4, in percent."""
     figures = PUBLISHED["figures"]["skip-cross-head/table4"]
     changes = {
@@ -118,7 +118,7 @@ def test_changes_of_deviations_follow_from_the_printed_ones() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not is_finetuning(name)])
-def test_published_totals_are_met_or_explained(name: str) -> None:
+def test_published_totals_are_met_or_explained(name):
     """To the digits that the paper gives; where they are not met, and only there, the recipe says why."""
     wrong = []
     for row, content in load(name).rows.items():
@@ -146,7 +146,7 @@ def test_published_totals_are_met_or_explained(name: str) -> None:
         ("mixhead/table1-synthesizer", "model.attention.score=dense_synthesizer", 231_196_672, "248M"),
     ],
 )
-def test_published_values_that_do_not_fit(name: str, published: str, parameters: int, paper: str) -> None:
+def test_published_values_that_do_not_fit(name, published, parameters, paper):
     assert load(name).rows["plain"]["paper"]["parameters"] == paper
     assert total(name, "plain", "paper", (published,)) == parameters
     assert f"{parameters:,}" in load(name).notes or f"{parameters / 1e6:.1f}M" in load(name).notes
@@ -160,7 +160,7 @@ TOKENS = {  # of Transformer-MoS with <sos>, and in the usual convention
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_notes_convert_to_the_usual_convention(name: str) -> None:
+def test_notes_convert_to_the_usual_convention(name):
     """exp(ln(ppl) N / (N - lines)): what the same probability of the text is per usual token."""
     for figures in PUBLISHED["figures"][name].values():
         for split, (ours, usual) in TOKENS[name].items():

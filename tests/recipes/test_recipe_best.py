@@ -11,7 +11,7 @@ from fullrank.config.load import load
 @pytest.mark.parametrize(
     "name", ["best/ptb", "best/ptb-cures", "best/ptb-shares", "best/wikitext", "best/enwik8-slice"]
 )
-def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
+def test_every_row_builds_at_every_scale_and_is_one_change(name):
     recipe = load(name)
     assert recipe.notes
     assert {"small", "tiny"} <= set(recipe.scales)
@@ -24,7 +24,7 @@ def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
             assert len({(config.train.epochs, config.train.steps) for config in rows.values()}) == 1
 
 
-def test_the_published_size() -> None:
+def test_the_published_size():
     """Embedding and its bias; 16 layers of q, k, v and merge without biases, feed-forward with them, and two norms."""
     width, inner = 380, 900
     layer = 4 * width**2 + 2 * width * inner + inner + width + 4 * width
@@ -32,20 +32,20 @@ def test_the_published_size() -> None:
 
 
 @pytest.mark.parametrize("scale", ["small", "tiny"])
-def test_mixers_are_of_one_size(scale: str) -> None:
+def test_mixers_are_of_one_size(scale):
     """To within 1 %, at the vocabulary of the text: 5,000 words here and 2,000 in the built-in one."""
     words = (f"model.vocab_size={5000 if scale == 'small' else 2000}",)
     first, *others = (total("best/mixers", row, scale, words) for row in load("best/mixers").rows)
     assert all(abs(other - first) <= 0.01 * first for other in others)
 
 
-def test_a_recipe_is_known_without_its_folder() -> None:
+def test_a_recipe_is_known_without_its_folder():
     assert load("mixers").name == "best/mixers"
 
 
 @pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures"])
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
-def test_the_rows_are_of_one_size(name: str, scale: str) -> None:
+def test_the_rows_are_of_one_size(name, scale):
     """Smaller feed-forward layers make room for a mixture; mixed heads add at most 0.1 %."""
     first, *others = (total(name, row, scale) for row in load(name).rows)
     assert all(abs(other - first) <= 0.002 * first for other in others)

@@ -23,12 +23,12 @@ CELLS = [  # every sixth is an everyday one
 
 
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
-def test_every_row_builds_at_every_scale(name: str, row: str, scale: str) -> None:
+def test_every_row_builds_at_every_scale(name, row, scale):
     assert total(name, row, scale) > 0
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_recipes_say_what_they_are(name: str) -> None:
+def test_recipes_say_what_they_are(name):
     recipe = load(name)
     papers = ("Mixhead", "Skip Cross-head", "Transformer-MoS", "Tensorized Transformer")
     assert recipe.table.startswith(tuple(f"{paper}, Table " for paper in papers))
@@ -38,7 +38,7 @@ def test_recipes_say_what_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scales_are_what_their_names_say(name: str) -> None:
+def test_scales_are_what_their_names_say(name):
     corpora = {scale: {config_of(name, row, scale).data.name for row in load(name).rows} for scale in SCALES}
     assert corpora["tiny"] == {"synthetic-translation" if name in TRANSLATION else "builtin"}
     assert "builtin" not in corpora["small"] | corpora["paper"]
@@ -63,7 +63,7 @@ MAY_DIFFER = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", ["small", pytest.param("tiny", marks=pytest.mark.full)])
-def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: str) -> None:
+def test_rows_of_a_small_table_read_the_same_number_of_tokens(name, scale):
     """Equal terms: at small scale nothing but the mechanism differs between rows; phases share one budget of tokens."""
     settings = []
     for row in load(name).rows:
@@ -80,7 +80,7 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: 
 
 @pytest.mark.parametrize("scale", ["small", "tiny"])
 @pytest.mark.parametrize("name", ["mixhead/table5", "skip-cross-head/table4"])
-def test_small_rows_of_a_task_have_equal_terms(name: str, scale: str) -> None:
+def test_small_rows_of_a_task_have_equal_terms(name, scale):
     """Nothing but the mechanism differs: the graft, and the learning rate of its own parameters. All have as many examples."""
     rows = list(load(name).rows)
     for task in dict.fromkeys(row.partition("-")[0] for row in rows):
@@ -94,7 +94,7 @@ def test_small_rows_of_a_task_have_equal_terms(name: str, scale: str) -> None:
 
 @pytest.mark.parametrize("name", ["tensorized/table1", "tensorized/table2-ptb", "tensorized/table2-wikitext103"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_multi_linear_rows_differ_in_attention_only(name: str, scale: str) -> None:
+def test_multi_linear_rows_differ_in_attention_only(name, scale):
     base = config_of(name, "plain", scale)
     assert base.model.attention.kind == "weighted"
     assert base.model.max_position_embeddings == base.train.segment_length
@@ -111,7 +111,7 @@ def test_multi_linear_rows_differ_in_attention_only(name: str, scale: str) -> No
 
 @pytest.mark.parametrize("name", ["tensorized/table2-ptb", "tensorized/table2-wikitext103"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_baseline_differs_in_its_mechanism(name: str, scale: str) -> None:
+def test_a_baseline_differs_in_its_mechanism(name, scale):
     sparse = config_of(name, "sparse", scale)
     root = sparse.train.segment_length**0.5
     assert sparse.model.attention.stride in (round(root), round(root) + 1, int(root))
@@ -123,7 +123,7 @@ def test_a_baseline_differs_in_its_mechanism(name: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_translation_differs_in_heads_and_mixing_only(scale: str) -> None:
+def test_translation_differs_in_heads_and_mixing_only(scale):
     base = flatten(config_of("mixhead/table4", "h4-plain", scale).to_dict())
     mixes = {"plain": "none", "a": "position_independent", "b": "position_wise"}
     for row in load("mixhead/table4").rows:
@@ -146,7 +146,7 @@ def test_translation_differs_in_heads_and_mixing_only(scale: str) -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("row", ["plain", "a", "b"])
-def test_joined_sentences_are_longer_than_heads_are_wide(scale: str, row: str) -> None:
+def test_joined_sentences_are_longer_than_heads_are_wide(scale, row):
     """The paper's n / d_k = 240 / 128 at every scale; but for the length, rows are those of Table 4 at h = 4."""
     joined = config_of("mixhead/table4-long", row, scale)
     single = config_of("mixhead/table4", f"h4-{row}", scale)
@@ -159,7 +159,7 @@ def test_joined_sentences_are_longer_than_heads_are_wide(scale: str, row: str) -
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_multi_linear_attention_in_the_encoder_only(scale: str) -> None:
+def test_multi_linear_attention_in_the_encoder_only(scale):
     base = config_of("tensorized/table3", "plain", scale)
     for row in ("core1", "core2", "decayed"):
         config = config_of("tensorized/table3", row, scale)

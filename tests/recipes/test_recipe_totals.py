@@ -64,7 +64,7 @@ def plain(vocabulary: int, width: int, tied: bool = True) -> int:
     ("name", "vocabulary", "layers", "expected"),
     [("mixhead/table1-vanilla", 267_744, 6, 156_000_256), ("mixhead/table2-vanilla", 33_280, 16, 67_478_528)],
 )
-def test_vanilla(name: str, vocabulary: int, layers: int, expected: int) -> None:
+def test_vanilla(name, vocabulary, layers, expected):
     """fairseq's `transformer_lm`, tied, without an output bias."""
     assert vocabulary * 512 + layers * layer(512, 2048) + 2 * 512 == expected == total(name, "plain")
 
@@ -77,7 +77,7 @@ def baevski(heads: int = 8, head_dim: int = 128, mix: str = "plain", words: int 
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_baevski(mix: str) -> None:
+def test_baevski(mix):
     assert baevski() == 246_933_504 == total("mixhead/table1-baevski", "plain")
     assert total("mixhead/table1-baevski", mix) == baevski(mix=mix)
     for heads in (2, 4, 6, 8, 10):
@@ -92,7 +92,7 @@ def test_baevski(mix: str) -> None:
         assert total("mixhead/table7", row) == baevski(8, 64)
 
 
-def test_transformer_xl() -> None:
+def test_transformer_xl():
     wikitext103 = relative_layers(16, 410, 410, 2100) + adaptive(267_735, 410, WIKITEXT, 1)
     assert wikitext103 == 151_107_538 == total("mixhead/table1-transformer-xl", "plain")
     assert total("skip-cross-head/table2", "transformer-xl") == wikitext103
@@ -112,12 +112,12 @@ def test_transformer_xl() -> None:
         ("mixhead/table3-baevski", 16, 8, 128, 1_024, 17_408),
     ],
 )
-def test_mixing_adds_what_the_paper_says(name: str, layers: int, heads: int, head_dim: int, a: int, b: int) -> None:
+def test_mixing_adds_what_the_paper_says(name, layers, heads, head_dim, a, b):
     for mix, added in (("a", a), ("b", b)):
         assert layers * mixing(mix, heads, head_dim) == added == total(name, mix) - total(name, "plain")
 
 
-def test_synthesizer() -> None:
+def test_synthesizer():
     """Dense: a layer of 512 scores that all heads share, keys that nothing reads or none; random: 512 x 512 scores a head."""
     square = 1024 * 1024 + 1024
     dense = 246_933_504 + 16 * (128 * 512 + 512)
@@ -131,7 +131,7 @@ def test_synthesizer() -> None:
 
 @pytest.mark.parametrize("heads", [4, 32, 64])
 @pytest.mark.parametrize("mix", MIXES)
-def test_translation(heads: int, mix: str) -> None:
+def test_translation(heads, mix):
     """Post-norm, target vectors tied; mixing in two stacks of six layers, in three with cross-attention."""
     expected = {"plain": {}, "a": {4: 192, 32: 12_288, 64: 49_152}, "b": {4: 6_336, 32: 18_432, 64: 55_296}}
     base, row = translator(512, 1024, 8848 + 6632), f"h{heads}-{mix}"
@@ -151,7 +151,7 @@ def translator(width: int, inner: int, words: int) -> int:
 # -- Skip Cross-head ---------------------------------------------------------------------------------------------------
 
 
-def test_skip_cross_head() -> None:
+def test_skip_cross_head():
     """Skipping and crossing heads add nothing."""
     main = relative_layers(15, 624, 624, 2496) + adaptive(267_735, 624, WIKITEXT, 4, tied=False)
     ablation = relative_layers(8, 512, 512, 2048) + adaptive(267_735, 512, WIKITEXT, 4, tied=False)
@@ -164,7 +164,7 @@ def test_skip_cross_head() -> None:
 
 
 @pytest.mark.parametrize(("row", "tied"), [("transformer-xl", True), ("context1600", False)])
-def test_enwik8(row: str, tied: bool) -> None:
+def test_enwik8(row, tied):
     """The paper's vocabulary has the 204 bytes that occur; ours all 256, which changes 41M in neither model."""
     name = "skip-cross-head/table1"
     model = config_of(name, row, "paper").model
@@ -190,7 +190,7 @@ MOS = [(name, row) for name in ("mos/table1-ptb", "mos/table1-wikitext2", "mos/t
 
 
 @pytest.mark.parametrize(("name", "row"), MOS)
-def test_mixtures(name: str, row: str) -> None:
+def test_mixtures(name, row):
     """Four layers as wide as the model, embedding, output; latents K (E^2 + E) and prior K E. Widths hold at every scale."""
     kind, _, given = row.partition("-d")
     mixtures, width = int(kind.removeprefix("k").replace("plain", "0")), int(given or 200)
@@ -213,7 +213,7 @@ TENSORIZED = {  # layers, width, segment, vocabulary; projections of LM1B are th
 
 @pytest.mark.parametrize("name", TENSORIZED)
 @pytest.mark.parametrize("row", ["core1", "core2", "core1-as-published", "core2-as-published"])
-def test_pairs_of_positions(name: str, row: str) -> None:
+def test_pairs_of_positions(name, row):
     """Q, K, V, keys of places of rank 40, an output map of all pairs, cores; u and v once."""
     layers, width, length, words = TENSORIZED[name]
     attends = 4 * width * 40 + length**2 * width + int(row[4]) * 40
@@ -226,7 +226,7 @@ def train(words: tuple[int, ...], widths: tuple[int, ...], rank: int) -> int:
     return v1 * e1 * rank + rank * v2 * e2 * rank + rank * v3 * e3
 
 
-def test_the_other_baselines_of_table_2() -> None:
+def test_the_other_baselines_of_table_2():
     """The totals of Penn Treebank round to the printed ones; the notes explain the others."""
     ptb, wikitext = "tensorized/table2-ptb", "tensorized/table2-wikitext103"
     layers, untied = relative_layers(3, 640, 320, 2100), 10_000 * 640
@@ -249,7 +249,7 @@ def test_the_other_baselines_of_table_2() -> None:
             assert f"{round(count / 1e6)}M" == load(name).rows[row]["paper"]["parameters"]
 
 
-def test_tensorized_translation() -> None:
+def test_tensorized_translation():
     """One table of 16,000 entries; multi-linear attention in the six layers of the encoder only."""
     base = translator(512, 2048, 16_000)
     assert base == 52_330_496 == total("tensorized/table3", "plain")  # the paper's 52M

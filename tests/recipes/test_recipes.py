@@ -16,7 +16,7 @@ RECIPES = [name for name in list_shipped() if not name.startswith(("demo/", "bes
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
 
 
-def test_the_papers_tables_are_all_there() -> None:
+def test_the_papers_tables_are_all_there():
     """25 tables: 24 have recipes; Table 3 of Skip Cross-head ablates the heads of a trained model (`analyze heads`)."""
     numbers = {
         "mixhead": range(1, 11),
@@ -28,9 +28,9 @@ def test_the_papers_tables_are_all_there() -> None:
     assert sorted(name for table in TABLES for name in tables(table)) == RECIPES
 
 
-def test_rows_and_the_trainings_that_they_share() -> None:
+def test_rows_and_the_trainings_that_they_share():
     """As the papers' tables repeat each other: the same model in a table of models and in those of ablations."""
-    by_training: dict[str, set[tuple[str, str]]] = {}
+    by_training = {}
     for name in list_shipped():
         for row in load(name).rows if "paper" in load(name).scales else ():
             by_training.setdefault(training_of(resolve_any(name, row, "paper").config), set()).add((name, row))
@@ -64,7 +64,7 @@ def test_rows_and_the_trainings_that_they_share() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_end_to_end(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_table_end_to_end(table, tmp_path, capsys):
     """One row of each recipe, two updates: trained, measured by the protocol of each split, set beside the paper's figures."""
     rows = ",".join(dict.fromkeys(own[0] for own in select_rows(tables(table), of_paper=True).values()))
     words = ["reproduce", table, "--scale", "tiny", "--rows", rows, "--paper-rows", "--out", str(tmp_path), "--quiet"]

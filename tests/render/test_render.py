@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -71,7 +70,7 @@ PLOTS: list[Plot] = [
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: type(plot).__name__)
-def test_figures_are_equal_bytes_and_follow_the_theme(plot: Plot, tmp_path: Path):
+def test_figures_are_equal_bytes_and_follow_the_theme(plot, tmp_path):
     paths = save_plots([plot], CURVES, tmp_path, "figure")
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in save_plots([plot], CURVES, tmp_path, "figure")] == before
@@ -87,7 +86,7 @@ def make_page() -> Page:
     return Page("title", "sub", "b is best", [Paragraph("words")], [Section("First part", blocks, badge="perhaps")])
 
 
-def test_page_holds_every_block_and_loads_nothing(tmp_path: Path):
+def test_page_holds_every_block_and_loads_nothing(tmp_path):
     path = write_page(make_page(), tmp_path)
     html = path.read_text()
     assert path.name == "report.html"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,14 +30,14 @@ def make_report(*failing: str, layers: tuple[str, ...] = (), difference: float |
         (("cache = one pass",), "fails otherwise"),
     ],
 )
-def test_verdicts(failing: tuple[str, ...], verdict: str) -> None:
+def test_verdicts(failing, verdict):
     row = census.row_of(PAIR, make_report(*failing), 1.26)
     assert (row["type"], row["class"], row["verdict"], row["parameters"], row["seconds"]) == (*PAIR, verdict, 7, 1.3)
     assert [failure["check"] for failure in row["failures"]] == list(failing)
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[str] = []
+def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    checked = []
 
     def check(pair: tuple[str, str], limit: float) -> dict[str, Any]:
         checked.append(pair[1])
@@ -58,7 +57,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.full
-def test_a_model_type() -> None:
+def test_a_model_type():
     row = census.check_class(PAIR)
     assert row["verdict"] == "passes"
     assert 0 < row["parameters"] < 500_000

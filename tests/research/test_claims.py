@@ -52,7 +52,7 @@ def judge_rows(rows: Sequence[dict[str, Any]], lines: Any = None, **claim: Any) 
     return verdict
 
 
-def test_of_two_rows_the_difference_is_the_paired_one() -> None:
+def test_of_two_rows_the_difference_is_the_paired_one():
     verdict = judge_rows(make_searched(PLAIN, BETTER))
     assert verdict.comparison is not None
     assert verdict.estimate is not None
@@ -62,7 +62,7 @@ def test_of_two_rows_the_difference_is_the_paired_one() -> None:
     assert verdict.estimate.p_value == pytest.approx(stats.ttest_rel(PLAIN, BETTER).pvalue)
 
 
-def test_the_deviation_of_all_rows_of_a_recipe_is_pooled() -> None:
+def test_the_deviation_of_all_rows_of_a_recipe_is_pooled():
     """Least squares for rows and seeds: with two rows half the variance of the differences, with more their share."""
     two = [dict(enumerate(figures)) for figures in (PLAIN, BETTER)]
     assert pool_deviation(two) == (pytest.approx((1 / 2) ** 0.5), 2)
@@ -73,7 +73,7 @@ def test_the_deviation_of_all_rows_of_a_recipe_is_pooled() -> None:
     assert (deviation, freedom) == (pytest.approx(((residuals**2).sum() / 4) ** 0.5), 4)
 
 
-def test_p_values_of_a_page_are_corrected_by_holm() -> None:
+def test_p_values_of_a_page_are_corrected_by_holm():
     assert correct([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert correct([0.9, 0.6]) == [1.0, 1.0]
 
@@ -97,19 +97,19 @@ def test_p_values_of_a_page_are_corrected_by_holm() -> None:
         (BETTER, {"why": "no machine"}, "not testable here"),
     ],
 )
-def test_verdicts(b: list[float], claim: dict[str, Any], word: str) -> None:
+def test_verdicts(b, claim, word):
     assert judge_rows(make_searched(PLAIN, b), **claim).word == word
 
 
 @pytest.mark.parametrize("column", ["text.test", "vocabulary", "protocol.test", "signature"])
-def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column: str) -> None:
+def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column):
     assert judge_rows(make_searched(PLAIN, BETTER, **{column: "another"})).reason == "fewer than 3 seeds in common"
 
 
-def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan() -> None:
+def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan():
     """A claim without a reason names rows with three seeds that are recorded, or that the plan trains alike."""
     rows = read_ledger(LEDGER)
-    planned: dict[str, set[int]] = {}
+    planned = {}
     for training in plan_trainings(read_plan(RESEARCH / "plan.yaml"), None, Path("runs"), rows):
         planned.setdefault(training.setting, set()).add(training.seed)
     for path in sorted((RESEARCH / "claims").glob("*.yaml")):
@@ -123,7 +123,7 @@ def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan() -> None:
 SCORES, OTHERS = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
 
 
-def test_change_of_deviation_is_the_papers() -> None:
+def test_change_of_deviation_is_the_papers():
     """Skip Cross-head, Table 4, MRPC: 1.281 and 1.4 are +9.3 %, 0.988 and 0.91 are -7.9 %; CoLA 1.23 and 1.1 are -10.6 %."""
 
     def spread(deviation: float) -> list[float]:
@@ -133,7 +133,7 @@ def test_change_of_deviation_is_the_papers() -> None:
         assert deviation_change(spread(base), spread(other)) == pytest.approx(stated, abs=0.05)
 
 
-def test_interval_of_the_deviation_by_hand() -> None:
+def test_interval_of_the_deviation_by_hand():
     """r = s_b^2 / s_a^2; with 4 and 4 degrees of freedom F(0.975) = 9.60453 (tables), and F(0.025) is its inverse."""
     ratio = statistics.variance(OTHERS) / statistics.variance(SCORES)
     low, high = deviation_interval(SCORES, OTHERS) or (0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,21 +25,21 @@ SAVED = "fullrank: stopped by SIGTERM after step 12; the run goes on from there"
     ],
 )
 def test_runs_that_may_go_on(
-    code: int,
-    output: str,
-    sent: int,
-    before: int,
-    after: int,
-    goes_on: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    code,
+    output,
+    sent,
+    before,
+    after,
+    goes_on,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr(faults, "last_step", lambda folder: after)
     training = SimpleNamespace(poll=lambda: code, output=lambda: output)
     tally = faults.Tally("plain", 1)
-    assert faults.judge(training, tmp_path, sent, before, tally) is goes_on  # type: ignore[arg-type]
+    assert faults.judge(training, tmp_path, sent, before, tally) is goes_on
     assert tally.lost == (not goes_on)
 
 
-def test_what_differs_is_named() -> None:
+def test_what_differs_is_named():
     assert faults.compare({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == "b, c"

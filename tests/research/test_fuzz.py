@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from research.fuzz import Case, judge
@@ -32,7 +30,7 @@ FIGURE = '{"split": "test", "nll": %s}\n'
         (0, "nll 1", "fullrank: checkpoint damaged; the one of step 4 is used\n", "", "well"),
     ],
 )
-def test_verdicts(tmp_path: Path, code: int, out: str, err: str, metrics: str, ending: str) -> None:
+def test_verdicts(tmp_path, code, out, err, metrics, ending):
     folder = tmp_path / "1"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text(metrics)

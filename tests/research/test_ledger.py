@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from made_rows import RECIPE, make_run
@@ -18,7 +17,7 @@ from research.ledger import add_runs, find_runs, read_ledger, row_of, without_em
 ROW = (RECIPE, "b", "small")
 
 
-def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
+def test_a_row_has_the_figures_of_its_run(tmp_path):
     row = row_of(make_run(tmp_path / "run", "train.epochs=2", "data.dir=/texts"))
     assert (row["recipe"], row["row"], row["scale"], row["seed"], row["tokens_seen"]) == (*ROW, 3, 5120)
     assert (row["final.test.perplexity"], row["last.test.perplexity"], row["unigram.test"]) == (90.5, 91.5, 680.25)
@@ -29,7 +28,7 @@ def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
     assert not {"final.test.nll", "next_token", "signature"} & row.keys()
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
+def test_rows_survive_the_file(tmp_path):
     ledger = tmp_path / "ledger.csv"
     runs = [
         make_run(tmp_path / "runs" / name, perplexity=figure) for name, figure in (("one", 90.123456789), ("two", 91.0))
@@ -46,7 +45,7 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
         )
 
 
-def test_a_row_is_made_again_from_its_record(tmp_path: Path) -> None:
+def test_a_row_is_made_again_from_its_record(tmp_path):
     """Recipe, row, scale, settings and seed train the same model; engines and processor are recorded, as digits follow them."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"the {split} text has a few words and a full stop .\n" * 200, "utf-8")
@@ -70,7 +69,7 @@ def test_a_row_is_made_again_from_its_record(tmp_path: Path) -> None:
     assert set(first["cpu_flags"].split()) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
 
-def test_protocols_are_worded_as_in_the_ledger() -> None:
+def test_protocols_are_worded_as_in_the_ledger():
     """Runs are pooled where their protocols are the same words."""
     words = {row["protocol.test"] for row in read_ledger(LEDGER)}
     blocks = EvaluationProtocol(kind="blocks", segment_length=128)

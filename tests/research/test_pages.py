@@ -17,7 +17,7 @@ from research.pages import write_pages
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "mixhead.yaml").write_text(
         "paper: Mixhead\nclaims:\n"
@@ -29,11 +29,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_pages_of_this_repository_are_what_its_ledger_says() -> None:
+def test_the_pages_of_this_repository_are_what_its_ledger_says():
     write_pages(RESULTS, check=True)
 
 
-def test_a_page_says_what_the_ledger_says(folder: Path) -> None:
+def test_a_page_says_what_the_ledger_says(folder):
     page = (folder / "mixhead.md").read_text()
     assert "**supported here** | −10.00 [−12.48 to −7.52] |" in page
     assert "`plain`: 110 ± 10 (100, 110, 120), 600,000 tokens; seeds 1–3" in page
@@ -42,7 +42,7 @@ def test_a_page_says_what_the_ledger_says(folder: Path) -> None:
     assert "| [Mixhead](mixhead.md) | 1 | 0 | 0 | 0 | 0 | 1 | 6 |" in (folder / "README.md").read_text()
 
 
-def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
+def test_a_changed_ledger_changes_the_pages(folder):
     write_ledger(folder / "ledger.csv", make_rows([100, 110, 120], [90, 99]))
     with pytest.raises(InputError, match=r"mixhead\.md, leaderboard\.md, README\.md: not what the ledger"):
         write_pages(folder, folder, check=True)
@@ -50,7 +50,7 @@ def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
     assert "**open**: fewer than 3 seeds" in (folder / "mixhead.md").read_text()
 
 
-def test_what_would_decide_can_be_trained() -> None:
+def test_what_would_decide_can_be_trained():
     situations = read_yaml(RESEARCH / "which.yaml")["situations"]
     commands = [shlex.split(command) for situation in situations for command in situation["deciding"]]
     assert commands

@@ -18,7 +18,7 @@ TABLE = "mixhead/table6"
 RATE = {"train.learning_rate": 2e-3}
 
 
-def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_folders_name(tmp_path: Path) -> None:
+def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_folders_name(tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(json.dumps({"set": {"train": {"batch_size": 8}}, "trainings": [
         {"table": TABLE, "rows": ["plain", "b"], "seeds": [3, 1], "scale": "small"},
@@ -43,7 +43,7 @@ def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_fo
     ]
 
 
-def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path: Path) -> None:
+def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path):
     entry = Entry(table=TABLE, rows=["plain", "b"], seeds=[1, 2], scale="small", set=RATE)
     columns = {"recipe": TABLE, "settings": RATE}
     ledger = [make_row("b", 2, 1.0, **columns), make_row("b", 1, 1.0, recipe=TABLE)]
@@ -53,7 +53,7 @@ def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path
 
 
 @pytest.mark.parametrize("name", ["plan.yaml", "plan_gpu.yaml"])
-def test_the_plans_of_this_repository_can_be_trained(name: str, tmp_path: Path) -> None:
+def test_the_plans_of_this_repository_can_be_trained(name, tmp_path):
     trainings = plan_trainings(read_plan(RESEARCH / name), None, tmp_path, read_ledger(LEDGER))
     assert trainings
     assert all(training.state in ("open", "recorded") for training in trainings)
@@ -63,10 +63,8 @@ def make_training(folder: Path, program: str) -> Training:
     return Training(folder.name, "", 1, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
 
 
-def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    added: list[Path] = []
+def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(tmp_path, monkeypatch, capsys):
+    added = []
     monkeypatch.setattr(train, "add_runs", lambda ledger, folders: added.extend(folders))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     failing = make_training(tmp_path / "a", "import sys; print('a word'); sys.exit(3)")

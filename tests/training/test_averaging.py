@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 from training_toy import train
 
 from fullrank.training import EvaluationResult
 
 
-def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path: Path) -> None:
+def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path):
     evaluated = []
 
     def evaluate(model: Any) -> EvaluationResult:
         evaluated.append(model.inner.weight.detach().clone())
         return EvaluationResult(10.0 - len(evaluated), 10)
 
-    plain: list[Tensor] = []
+    plain = []
 
     def remember(model: Any) -> EvaluationResult:
         plain.append(model.inner.weight.detach().clone())

@@ -95,9 +95,7 @@ def no_links(*args: Any, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "links"), [(Death(), True), (OSError(errno.ENOSPC, "No space left on device"), False)]
 )
-def test_no_moment_of_writing_loses_the_checkpoint_before(
-    error: BaseException, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path, monkeypatch):
     """Weights of steps 1 to 3 are kept, 4 replaces the first of them; the run goes on from the checkpoint that is there."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
@@ -132,7 +130,7 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_no_space_is_one_clear_message(first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_one_clear_message(first, tmp_path, monkeypatch):
     if not first:
         save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
 
@@ -146,9 +144,7 @@ def test_no_space_is_one_clear_message(first: bool, tmp_path: Path, monkeypatch:
     assert not list(tmp_path.glob(".writing*"))
 
 
-def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(tmp_path, monkeypatch):
     """Without an evaluation before the end; a rhythm that is set holds alone."""
     now, once = [0.0], {"eval_options": {"every_epochs": 1e6}, "steps": 8}
     train(tmp_path / "whole", **once)
@@ -174,7 +170,7 @@ def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
-def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path, monkeypatch):
     whole, _ = train(tmp_path / "whole", steps=10)
     with pytest.MonkeyPatch.context() as patch:
         breaking_at(patch, 40, OSError(errno.ENOSPC, "No space left on device"))
@@ -199,13 +195,13 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "checkpoint.json"])
-def test_damage_is_noticed_and_the_one_before_used(damage: Any, name: str, tmp_path: Path) -> None:
+def test_damage_is_noticed_and_the_one_before_used(damage, name, tmp_path):
     save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
     save_checkpoint(tmp_path, snapshot(2), step=2, best=True)
     damage(tmp_path / "last" / name)
     with pytest.raises(DamagedError, match=name):
         verify_checkpoint(tmp_path / "last")
-    recorder: list[str] = []
+    recorder = []
     check(load_checkpoint(tmp_path, recorder.append), 1)
     assert f"{tmp_path}/last is damaged: {name}" in recorder[0]
     assert f"going on from the checkpoint before it, {tmp_path}/step-00000001" in recorder[0]
@@ -213,7 +209,7 @@ def test_damage_is_noticed_and_the_one_before_used(damage: Any, name: str, tmp_p
     check(load_checkpoint(tmp_path, refuse), 1)
 
 
-def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path):
     assert load_checkpoint(tmp_path / "none", refuse) is None
     save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
     cut(tmp_path / "last" / "training.safetensors")
@@ -227,7 +223,7 @@ def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("averaging", ["none", "swa"])
-def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, tmp_path: Path) -> None:
+def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging, tmp_path):
     """Tied tensors and buffers included, and what is in it is what was evaluated."""
     recorder = Recorder()
     model, result = train(tmp_path, steps=10, averaging=averaging, observers=[recorder])
@@ -242,9 +238,9 @@ def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, 
     assert found.nll / found.tokens == result.best_nll
 
 
-def test_the_weights_of_the_last_evaluations_are_kept(tmp_path: Path) -> None:
+def test_the_weights_of_the_last_evaluations_are_kept(tmp_path):
     """Evaluations at 4, 8, 12, 16 and the end, 18; checkpoints have another rhythm, and only three are kept."""
-    seen: dict[int, dict[str, Tensor]] = {}
+    seen = {}
 
     def evaluate(model: Any) -> EvaluationResult:
         seen[len(seen) + 1] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -272,7 +268,7 @@ def made(folder: Path, step: int, **tensors: Tensor) -> Path:
     return path
 
 
-def test_the_mean_is_numpys(tmp_path: Path) -> None:
+def test_the_mean_is_numpys(tmp_path):
     """The mean of each tensor in fp64; counts are the last one's; tied tensors stay equal."""
     _, _ = train(tmp_path, steps=20, keep_checkpoints=3, eval_options={"every_steps": 4})
     paths = list(list_kept_checkpoints(tmp_path / "checkpoints").values())
@@ -288,7 +284,7 @@ def test_the_mean_is_numpys(tmp_path: Path) -> None:
     assert not np.array_equal(given[0]["inner.weight"], given[2]["inner.weight"])
 
 
-def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path, monkeypatch):
     place = write_mean(tmp_path, {"w": torch.zeros(2)}, [1, 2], {})
     assert write_mean(tmp_path, {"w": torch.ones(2)}, [2, 3], {}) == place == tmp_path / "average"
     assert mean_weights([place])["w"].tolist() == [1.0, 1.0]

@@ -17,7 +17,7 @@ def draw() -> list[float]:
             float(torch.randn(()))]  # fmt: skip
 
 
-def test_a_pass_draws_what_it_draws_whatever_came_before() -> None:
+def test_a_pass_draws_what_it_draws_whatever_came_before():
     begin_draws(3, 1)
     first = draw()
     begin_draws(3, 2)
@@ -27,7 +27,7 @@ def test_a_pass_draws_what_it_draws_whatever_came_before() -> None:
     end_draws()
 
 
-def test_devices() -> None:
+def test_devices():
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type in ("cpu", "cuda")
     for name in ("gpu", "meta"):
@@ -37,7 +37,7 @@ def test_devices() -> None:
         choose_device("cuda:99")
 
 
-def test_failures_of_the_machine_name_the_keys_to_change() -> None:
+def test_failures_of_the_machine_name_the_keys_to_change():
     def fail(error: Exception) -> None:
         with explain_failures(TrainConfig(steps=1, compile=True)):
             raise error

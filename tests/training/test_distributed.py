@@ -54,7 +54,7 @@ def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory) -> Path:
     """A folder with texts, and what `train_alone` made there."""
     folder = tmp_path_factory.mktemp("together")
     together.write_texts(folder)
@@ -94,7 +94,7 @@ def figures(run: Path) -> list[float]:
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_several_processes_train_what_one_trains(alone: Path, processes: int, sharding: str) -> None:
+def test_several_processes_train_what_one_trains(alone, processes, sharding):
     """Dropout, cross-head, skipped layers, memory, unread tails, uneven rows: parameters within 1e-10 in fp64.
 
     An encoder of transformers without dropout, too: within 1e-5 in fp32.
@@ -130,7 +130,7 @@ def last_weights(run: Path) -> bytes:
 
 
 @pytest.mark.full
-def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
+def test_resumed_by_as_many_processes_and_by_one(alone):
     """As many: byte for byte. Another number: the same batches and draws."""
     run_together(2, alone, "fsdp", ["everything"])
     run = alone / "everything-fsdp"
@@ -151,7 +151,7 @@ def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"), [("refuses", "the second process refuses"), ("hangs", "did nothing for 5 seconds")]
 )
-def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind: str, said: str) -> None:
+def test_a_process_that_fails_ends_the_others_with_its_message(alone, kind, said):
     patience = "5" if kind == "hangs" else "60"
     done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", FAILURE=kind, FULLRANK_TIMEOUT=patience)
     assert done.returncode != 0
@@ -161,7 +161,7 @@ def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind
 
 
 @pytest.mark.full
-def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
+def test_torchrun_starts_killed_processes_again(alone):
     """The remaining process names the loss; the restarted ones go on from the last checkpoint."""
     run = alone / "plain-killed"
     done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
@@ -175,6 +175,6 @@ def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
     assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10
 
 
-def test_blocks_computed_again_change_nothing(alone: Path, tmp_path: Path) -> None:
+def test_blocks_computed_again_change_nothing(alone, tmp_path):
     run_in_fp64(alone, "everything", tmp_path / "again", activation_checkpointing=True)
     assert last_weights(tmp_path / "again") == last_weights(train_alone(alone, "everything"))

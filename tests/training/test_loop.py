@@ -69,9 +69,9 @@ def without_dropout(model: Toy) -> Any:
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_accumulation_is_the_big_batch(clip: float | None, tmp_path: Path) -> None:
+def test_accumulation_is_the_big_batch(clip, tmp_path):
     """Seven batches an epoch by threes, the last shorter: steps of 3, 3 and 1 batches, weighted by tokens."""
-    options: dict[str, Any] = {
+    options = {
         "steps": 7,
         "optimizer": "sgd",
         "learning_rate": 0.5,
@@ -88,8 +88,8 @@ def test_accumulation_is_the_big_batch(clip: float | None, tmp_path: Path) -> No
     assert lines(tmp_path / "small", "train") == lines(tmp_path / "big", "train")
 
 
-def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> None:
-    seen: list[tuple[float, int]] = []
+def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
+    seen = []
 
     def noting(model: Toy) -> Any:
         def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
@@ -114,9 +114,9 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
     assert result.peak_memory_mib > 10
 
 
-def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoch(tmp_path: Path) -> None:
+def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoch(tmp_path):
     """It outlives a phase."""
-    given: list[float | None] = []
+    given = []
 
     def counting(model: Toy) -> Any:
         def objective(batch: Tensor, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
@@ -131,8 +131,8 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
     assert given == [None, 1, 2, 3, 4, 5, 6, None, 1]
 
 
-def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
-    types: set[torch.dtype] = set()
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path):
+    types = set()
 
     def noting(model: Toy) -> Any:
         def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
@@ -147,7 +147,7 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: float, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value, tmp_path):
     def breaking(model: Toy) -> Any:
         def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
             loss = Objective(model)(batch, carry, position)
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: f
     load_weights(Toy(), tmp_path / "checkpoints" / "last")
 
 
-def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
+def test_patience_ends_training_and_the_best_is_kept(tmp_path):
     curve = iter([5.0, 3.0, 3.5, 3.0, 4.0, 1.0])
     _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(next(curve), 1))
     assert (result.step, result.stopped_early) == (25, True)
@@ -178,13 +178,13 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
     assert again.step == 25
 
 
-def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -> None:
+def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path):
     _, result = train(tmp_path, tokens=100)
     assert (result.step, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
     assert lines(tmp_path, "valid")[-1]["step"] == 8
 
 
-def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path: Path) -> None:
+def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path):
     recorder = Recorder()
     train(tmp_path / "a", steps=10, observers=[recorder])
     assert recorder.began == (0, 10)
@@ -217,7 +217,7 @@ FALLING, BLEU = [5.0, 4.0, 3.0, 2.0, 1.0], [10.0, 30.25, 30.25, 20.0, 25.0]
 
 
 @pytest.mark.parametrize(("metric", "best", "value"), [("loss", 25, 1.0), ("bleu", 10, 30.25)])
-def test_the_best_checkpoint_is_the_one_of_the_metric(metric: str, best: int, value: float, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_the_one_of_the_metric(metric, best, value, tmp_path):
     """The loss falls all the way; BLEU is highest, for the first time, at step 10."""
     recorder = Recorder()
     options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "observers": [recorder]}
@@ -236,7 +236,7 @@ def test_the_best_checkpoint_is_the_one_of_the_metric(metric: str, best: int, va
 @pytest.mark.parametrize(
     ("metric", "rates"), [("loss", [0.8, 0.8, 0.8, 0.8, 0.8]), ("bleu", [0.8, 0.8, 0.8, 0.4, 0.2])]
 )
-def test_the_plateau_schedule_follows_the_metric(metric: str, rates: list[float], tmp_path: Path) -> None:
+def test_the_plateau_schedule_follows_the_metric(metric, rates, tmp_path):
     """Evaluations 3, 4 and 5 do not improve on the BLEU of the second; each halves what follows. One stop between."""
     options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "schedule": "plateau"}
     options |= {"learning_rate": 0.8, "log_every_steps": 5, "eval_options": BY_BLEU | {"metric": metric}}
@@ -247,11 +247,11 @@ def test_the_plateau_schedule_follows_the_metric(metric: str, rates: list[float]
     assert [line["lr"] for line in lines if line["split"] == "train"] == rates
 
 
-def test_the_rate_follows_the_tokens_of_an_update(tmp_path: Path) -> None:
+def test_the_rate_follows_the_tokens_of_an_update(tmp_path):
     """The last batch of an epoch has 9 targets instead of 15, and with two batches an update the last one is alone."""
 
     def moved(name: str, **changes: Any) -> list[float]:
-        rates: list[float] = []
+        rates = []
 
         class Rates(torch.optim.SGD):
             def step(self, closure: Any = None) -> None:

@@ -43,11 +43,9 @@ class Recorder:
         self.closed = True
 
 
-def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint(tmp_path, monkeypatch):
     module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Recorder  # type: ignore[attr-defined]
+    module.SummaryWriter = Recorder
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     [board] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     assert isinstance(board, TensorBoard)
@@ -59,12 +57,12 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     assert board.writer.closed
     [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     train(tmp_path, steps=12, observers=[again])
-    assert again.writer.made[1] == {"purge_step": 11}  # type: ignore[attr-defined]
+    assert again.writer.made[1] == {"purge_step": 11}
 
 
-def test_wandb_resumes_under_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_resumes_under_the_same_name(tmp_path, monkeypatch):
     module = types.ModuleType("wandb")
-    module.init = Recorder  # type: ignore[attr-defined]
+    module.init = Recorder
     monkeypatch.setitem(sys.modules, "wandb", module)
     runs = []
     for steps in (10, 12):
@@ -80,7 +78,7 @@ def test_wandb_resumes_under_the_same_name(tmp_path: Path, monkeypatch: pytest.M
     assert runs[1].closed
 
 
-def test_progress_says_loss_perplexity_speed_scores_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_says_loss_perplexity_speed_scores_and_time_left(monkeypatch):
     now, stream = [100.0], io.StringIO()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     progress = Progress("plain", console=Console(file=stream))
@@ -95,7 +93,7 @@ def test_progress_says_loss_perplexity_speed_scores_and_time_left(monkeypatch: p
     )
 
 
-def test_lines_are_as_the_interface_says() -> None:
+def test_lines_are_as_the_interface_says():
     line = metrics_line(step=120, split="train", nll=math.log(164.0), tokens=76800, lr=0.001)
     assert (
         json.dumps(line)
@@ -111,7 +109,7 @@ def test_lines_are_as_the_interface_says() -> None:
     }  # fmt: skip
 
 
-def test_a_file_is_cut_where_the_checkpoint_says_or_after_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_file_is_cut_where_the_checkpoint_says_or_after_the_last_whole_line(tmp_path):
     path = tmp_path / "lines.jsonl"
     file = JsonLines(path)
     file.write({"a": 1})
@@ -132,7 +130,7 @@ def test_a_file_is_cut_where_the_checkpoint_says_or_after_the_last_whole_line(tm
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
-def test_a_full_disk_is_a_run_error(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_run_error(tmp_path):
     file = JsonLines(tmp_path / "lines.jsonl")
     file.close()
     file._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115

@@ -92,7 +92,7 @@ def follow(layer: nn.Linear, optimizer: Any, equation: Callable[..., Tensor]) ->
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_every_optimizer_follows_its_equation(name: str) -> None:
+def test_every_optimizer_follows_its_equation(name):
     layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
     optimizer = make_optimizer(name, groups_for(name, layer), options)
@@ -100,16 +100,16 @@ def test_every_optimizer_follows_its_equation(name: str) -> None:
         torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
 
 
-def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_says_so() -> None:
+def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_says_so():
     model = Toy()
-    model.inner.weight.no_weight_decay = True  # type: ignore[attr-defined]
-    model.output.no_weight_decay = True  # type: ignore[assignment]
+    model.inner.weight.no_weight_decay = True
+    model.output.no_weight_decay = True
     groups = parameter_groups(model, 0.1)
     assert [group["weight_decay"] for group in groups] == [0.0]
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str) -> None:
+def test_a_parameter_without_gradient_at_the_first_step_follows_later(name):
     """A layer that is skipped at its first step has no gradient there; later ones are as if it had begun with them."""
     skipped, other = (nn.Linear(2, 3, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
@@ -126,9 +126,9 @@ def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str)
     torch.testing.assert_close(skipped.weight.detach(), expected, **CLOSE)
 
 
-def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
+def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest():
     attention = fr.AttentionConfig(score="relative", mix="position_wise")
-    sizes: dict[str, Any] = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = fr.LanguageModel(fr.ModelConfig(**sizes, position="relative", attention=attention))
     options = TrainConfig(steps=1, optimizer="muon", betas=BETAS, eps=EPS, weight_decay=DECAY)
     optimizer = make_optimizer("muon", parameter_groups(model, DECAY, muon=True), options)
@@ -151,12 +151,12 @@ def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 @pytest.mark.parametrize("shape", [(7, 4), (4, 7), (5, 5)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
-def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
+def test_muon_is_that_of_torch(shape, device):
     """Five updates, each of entries of about 0.02; torch multiplies in bfloat16, so that they agree to 0.005."""
     ours, theirs = nn.Linear(*shape, bias=False, device=device), nn.Linear(*shape, bias=False, device=device)
     theirs.load_state_dict(ours.state_dict())
     options = TrainConfig(steps=1, optimizer="muon", momentum=MU, weight_decay=DECAY, learning_rate=0.1)
-    how: dict[str, Any] = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
+    how = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
     pairs = (
         (ours, make_optimizer("muon", parameter_groups(Layers(ours), DECAY, muon=True), options)),
         (theirs, torch.optim.Muon(theirs.parameters(), lr=0.1, **how)),
@@ -169,7 +169,7 @@ def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
         torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)
 
 
-def test_embedding_and_mixing_learn_at_rates_of_their_own() -> None:
+def test_embedding_and_mixing_learn_at_rates_of_their_own():
     config = fr.ModelConfig(
         vocab_size=9,
         hidden_size=8,
@@ -201,9 +201,9 @@ def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: i
     return p - DECAY * lr * p - size * state["m"] / (state["s"].sqrt() + eps)
 
 
-def test_adamw_is_what_fairseq_calls_adam() -> None:
+def test_adamw_is_what_fairseq_calls_adam():
     """Our eps is its eps / sqrt(1 - b2^t); at 1e-12 the two cannot be told apart, and plain adam can."""
-    found: dict[str, Tensor] = {}
+    found = {}
     for name in ("adam", "adamw"):
         layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
         nn.init.constant_(layer.weight, 0.5)

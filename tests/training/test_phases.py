@@ -71,7 +71,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_phases_on_steps_and_epochs_follow_each_other(tmp_path: Path) -> None:
+def test_phases_on_steps_and_epochs_follow_each_other(tmp_path):
     """Three steps, one epoch of 7, and half an epoch of 7, rounded to 4."""
     positions = Positions()
     phases = [phase("a", steps=3, skip="linear"), phase("b", epochs=1), phase("c", epochs=0.5)]
@@ -85,7 +85,7 @@ def test_phases_on_steps_and_epochs_follow_each_other(tmp_path: Path) -> None:
     assert train_lines[0]["lr"] == pytest.approx(1e-3 * (1 - 3 / 14))
 
 
-def test_the_objective_gets_its_position(tmp_path: Path) -> None:
+def test_the_objective_gets_its_position(tmp_path):
     """Seven batches an epoch by threes: updates of 3, 3 and 1; the number of the pass grows, and counts updates alone
     where each has one batch."""
     positions = Positions()
@@ -102,12 +102,12 @@ def test_the_objective_gets_its_position(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_plateau_is_what_its_equation_says(seed: int) -> None:
+def test_a_plateau_is_what_its_equation_says(seed):
     """Against all evaluations ever made, and what is remembered is no more than the window holds."""
     draw = random.Random(seed)
     plateau = PlateauConfig(ppl=draw.choice([0.3, 1.0, 3.0]), steps=draw.randint(1, 12))
-    every: list[tuple[int, float]] = []
-    bests: list[tuple[int, float]] = []
+    every = []
+    bests = []
     step, level, verdicts = 0, 100.0, set()
     for _ in range(200):
         step += draw.randint(1, 4)
@@ -125,7 +125,7 @@ def test_a_plateau_is_what_its_equation_says(seed: int) -> None:
 CURVE = {5: 90.0, 10: 80.0, 15: 78.8, 20: 85.0, 25: 78.5, 30: 60.0, 35: 59.9, 40: 61.0, 45: 59.85, 50: 59.84, 55: 59.0}
 
 
-def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path: Path) -> None:
+def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path):
     """a: from 78.8 (step 15) to 78.5 (step 25) is less than 1 in ten steps; b: 60 after 5 of its steps, 59.85 after 20."""
     positions = Positions()
     phases = [phase("a", plateau=(1.0, 10)), phase("b", plateau=(0.16, 15)), phase("c")]
@@ -152,9 +152,7 @@ def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path: Path) ->
         (phase("a", plateau=(0.2, 10), steps=30), 30 * "a" + 5 * "b"),  # never flat
     ],
 )
-def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(
-    a: PhaseConfig, expected: str, tmp_path: Path
-) -> None:
+def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(a, expected, tmp_path):
     """Training ends with the steps of the last phase, if all phases say when they end."""
     positions = Positions()
     curve = dict.fromkeys(range(100), 50.0) | CURVE
@@ -175,10 +173,10 @@ KILLED = {
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 @pytest.mark.parametrize("name", KILLED)
-def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name: str, every: int, tmp_path: Path) -> None:
+def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name, every, tmp_path):
     """One run, killed before the first batch, then before the second, and so on, so also between two phases; with checkpoints
     after every step, every third, or only where validation improves."""
-    options: dict[str, Any] = KILLED[name] | {"save_every_steps": every, "log_every_steps": 3}
+    options = KILLED[name] | {"save_every_steps": every, "log_every_steps": 3}
     options |= {"eval_options": {"every_steps": 2}}
     positions = Positions()
     train(tmp_path / "whole", **options, objective=positions)

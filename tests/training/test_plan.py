@@ -17,7 +17,7 @@ def plan(eval_options: dict[str, Any] | None = None, batches: Any = None, **opti
     return make_plan(TrainConfig(**options), EvalConfig(**eval_options or {}), batches or ToyBatches(7))
 
 
-def test_the_end_by_steps_epochs_and_tokens() -> None:
+def test_the_end_by_steps_epochs_and_tokens():
     assert plan(steps=9).total_steps == 9
     assert plan(epochs=2).total_steps == 14
     assert plan(epochs=0.5).total_steps == 4
@@ -42,7 +42,7 @@ class Known(ToyBatches):
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("tokens", [1, 20, 21, 260, 261, 300, 519, 520, 521, 999])
-def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens: int, accumulation: int) -> None:
+def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens, accumulation):
     batches = Known()
     found = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)
     seen = step = 0
@@ -52,7 +52,7 @@ def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens: int, accumula
     assert found.total_steps == step
 
 
-def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know_their_tokens() -> None:
+def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know_their_tokens():
     """Seven batches of 99 tokens in all."""
 
     @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know
     assert plan(tokens=42, batches=Unknown(), gradient_accumulation_steps=2).total_steps == 2
 
 
-def test_evaluation_by_fractions_of_an_epoch() -> None:
+def test_evaluation_by_fractions_of_an_epoch():
     """At the first step at or after 2.1, 4.2, 6.3, ... steps; a tenth of an epoch of 10 steps is every step."""
     found = plan({"every_epochs": 0.3}, epochs=3)
     assert [step for step in range(1, 22) if found.evaluation_due(step)] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]

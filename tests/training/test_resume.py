@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("phases", "bleu") else pytest.mark.full) for name in CASES]
 )
-def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
+def test_paused_on_the_way(name, tmp_path):
     """Pauses with and without an evaluation, one of them twice, change nothing, also of what depends on the planned steps."""
     options = dict(CASES[name])
     train(tmp_path / "whole", **options)
@@ -66,7 +65,7 @@ def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_run_on_a_gpu_resumes_exactly(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_resumes_exactly(tmp_path):
     options = {
         "steps": 24,
         "save_every_steps": 5,
@@ -85,9 +84,9 @@ def test_a_run_on_a_gpu_resumes_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 5, 6, 23])
-def test_metrics_beyond_the_checkpoint_are_cut(number: int, tmp_path: Path) -> None:
+def test_metrics_beyond_the_checkpoint_are_cut(number, tmp_path):
     """Death between a line and the next checkpoint: the line is written again, not twice."""
-    options: dict[str, Any] = {
+    options = {
         "steps": 24,
         "log_every_steps": 1,
         "save_every_steps": 6,
@@ -110,7 +109,7 @@ def test_metrics_beyond_the_checkpoint_are_cut(number: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_finishes_the_step_and_saves(number, tmp_path):
     options = {"steps": 12, "eval_options": {"every_steps": 6}, "averaging": "swa", "swa_start": 0.1}
     train(tmp_path / "whole", **options)
     former = signal.getsignal(number)
@@ -124,7 +123,7 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_made_longer(tmp_path):
     train(tmp_path / "short", steps=10)
     recorder = Recorder()
     model, result = train(tmp_path / "short", steps=20, observers=[recorder])
@@ -133,7 +132,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True))
 
 
-def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
+def test_a_run_folder_belongs_to_one_process(tmp_path):
     def again() -> None:
         with pytest.raises(RunError, match="another process is training there"):
             train(tmp_path, steps=5)

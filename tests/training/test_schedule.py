@@ -13,12 +13,12 @@ from fullrank.training import make_schedule
 
 
 def rates(steps: list[int], total: int = 110, **options: object) -> list[float]:
-    schedule = make_schedule(TrainConfig(steps=total, **options), total)  # type: ignore[arg-type]
+    schedule = make_schedule(TrainConfig(steps=total, **options), total)
     return [schedule.rate(step) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "inverse_sqrt", "plateau", "cosine_restarts"])
-def test_every_schedule_warms_up_linearly(name: str) -> None:
+def test_every_schedule_warms_up_linearly(name):
     found = rates([1, 5, 10], schedule=name, learning_rate=1.0, warmup_steps=10, warmup_from=0.2)
     assert found == pytest.approx([0.28, 0.6, 1.0])
 
@@ -37,12 +37,12 @@ RATES: list[tuple[str, dict[str, object], dict[int, float]]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "expected"), RATES)
-def test_rates_are_those_of_the_equation(name: str, options: dict[str, object], expected: dict[int, float]) -> None:
+def test_rates_are_those_of_the_equation(name, options, expected):
     found = rates(list(expected), schedule=name, learning_rate=1.0, **options)
     assert found == pytest.approx(list(expected.values()))
 
 
-def test_cosine_restarts() -> None:
+def test_cosine_restarts():
     """Periods of 4 steps after a warm-up of 2."""
     options = {
         "schedule": "cosine_restarts",
@@ -57,7 +57,7 @@ def test_cosine_restarts() -> None:
 
 
 @pytest.mark.parametrize(("period", "warmup", "least"), [(16, 16, 0.0), (16, 5, 0.1), (16, 0, 0.1), (3, 3, 0.0)])
-def test_cosine_wave_is_the_loop_of_the_released_code(period: int, warmup: int, least: float) -> None:
+def test_cosine_wave_is_the_loop_of_the_released_code(period, warmup, least):
     """Skip Cross-head: in the warm-up the rate is set after an update, then `CosineAnnealingLR` steps from there."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, period, least)
@@ -87,7 +87,7 @@ def test_cosine_wave_is_the_loop_of_the_released_code(period: int, warmup: int, 
         (2, 0.0, [8, 8, 8, 8, 8, 8, 8, 8, 8]),
     ],
 )
-def test_plateau_divides_when_the_best_is_not_improved_on(patience: int, least: float, expected: list[float]) -> None:
+def test_plateau_divides_when_the_best_is_not_improved_on(patience, least, expected):
     options = TrainConfig(
         steps=9, schedule="plateau", learning_rate=8.0, min_learning_rate=least, plateau_factor=2.0,
         plateau_patience=patience,
@@ -100,7 +100,7 @@ def test_plateau_divides_when_the_best_is_not_improved_on(patience: int, least: 
     assert found == expected
 
 
-def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
+def test_inverse_sqrt_is_fairseqs_an_update_later():
     """fairseq's schedule of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
     high, start, warmup = 5e-4, 1e-7, 4000
 
@@ -112,7 +112,7 @@ def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
     assert found == pytest.approx([fairseq(t) for t in steps], rel=1e-12)
 
 
-def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding() -> None:
+def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding():
     options = TrainConfig(
         steps=100, schedule="cosine", learning_rate=1.0, min_learning_rate=0.2, averaging="swa", swa_start=0.8,
         swa_learning_rate=0.05,
