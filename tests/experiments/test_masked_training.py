@@ -146,7 +146,7 @@ def test_the_objective():
     model = fr.MaskedLanguageModel(config).train()
     model.encoder.blocks[0].attention.attend.mix.mixing.data += 0.1
     inputs = torch.randint(29, (2, 6))
-    batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None, 12)
+    batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None)
     objective = MaskedObjective(model, options)
     torch.manual_seed(1)  # of the cross-head permutation
     found = objective(batch, {}, TrainingPosition(1))
@@ -158,7 +158,7 @@ def test_the_objective():
     torch.testing.assert_close(found.nll, 2 * parts.nll)
     assert (found.tokens, found.read, found.seen) == (2, 12, 12)
     assert float(fr.orthogonality(trace).detach()) > 0
-    nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None, 12)
+    nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None)
     empty = objective(nothing, {}, TrainingPosition(1))
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.batches import ALL_ROWS, Batch, Part, Share, check_index, check_positive
+from fullrank.data.batches import Batch, Part, Shared, check_index, check_positive
 from fullrank.data.prepared import Pairs
 
 _EXAMPLES = 11  # keeps draws of the same seed apart from those of texts
@@ -33,35 +33,30 @@ class PairBatch(Batch):
     source_mask: Tensor | None
 
 
-def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> PairBatch:
-    """The batch of these pairs, in this order; of a share its rows, as wide as the whole batch."""
-    source_lengths, target_lengths = pairs.source_lengths[indices] + 1, pairs.target_lengths[indices] + 1
-    part = share.part(len(indices), int(target_lengths.sum()))
-    rows = indices if part is None else indices[part.slice]
-    source_ids, source_mask = pad_sentences(
-        [pairs.source(int(i)) for i in rows], pairs.source_eos_id, int(source_lengths.max())
-    )
-    targets, target_mask = pad_sentences(
-        [pairs.target(int(i)) for i in rows], pairs.target_eos_id, int(target_lengths.max())
-    )
+def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
+    """The batch of these pairs, in this order."""
+    source_ids, source_mask = pad_sentences([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
+    targets, target_mask = pad_sentences([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
     weights = None if target_mask is None else target_mask.float()
-    if part is not None and not part.rows:
-        weights = torch.zeros(targets.shape)
-    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask, part=part)
+    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
 
 
-def pad_sentences(
-    sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int, width: int | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are. width: N."""
+def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int, width: int) -> Tensor:
+    """(B, width) int64: rows with padding at their ends."""
+    table = np.full((len(rows), width), padding, dtype=np.int64)
+    for place, row in zip(table, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(table)
+
+
+def pad_sentences(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) -> tuple[Tensor, Tensor | None]:
+    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are."""
     lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
-    ids = np.full((len(sentences), width or int(lengths.max())), eos_id, dtype=np.int64)
-    for row, sentence in enumerate(sentences):
-        ids[row, : len(sentence)] = sentence
+    ids = pad_rows(sentences, eos_id, int(lengths.max()))
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return torch.from_numpy(ids), None if mask.all() else mask
+    return ids, None if mask.all() else mask
 
 
 class PairBatches:
@@ -74,11 +69,8 @@ class PairBatches:
     Raises InputError for a pair that is longer than `batch_tokens`.
     """
 
-    def __init__(
-        self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True, share: Share = ALL_ROWS
-    ) -> None:
+    def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
         check_positive(batch_tokens=batch_tokens)
-        self._share = share
         if len(pairs) == 0:
             raise InputError("there are no sentence pairs to make batches of")
         self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
@@ -118,7 +110,7 @@ class PairBatches:
 
     def batch(self, epoch: int, index: int) -> PairBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
-        return pair_batch(self._pairs, self.indices(epoch, index), self._share)
+        return pair_batch(self._pairs, self.indices(epoch, index))
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
@@ -147,30 +139,39 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.inputs["input_ids"]), dtype=np.int64, count=len(self))
 
-    def rows(self, indices: Sequence[int] | np.ndarray, longest: int | None = None) -> dict[str, Tensor]:
-        """These examples, padded on the right to `longest` tokens (None: to the longest of them), each input (B, N)."""
-        longest = longest or max(len(self.inputs["input_ids"][i]) for i in indices)
-        batch: dict[str, Tensor] = {}
+    def rows(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
+        """These examples, padded on the right to the longest of them, each input (B, N)."""
+        longest = max(len(self.inputs["input_ids"][i]) for i in indices)
+        batch = {}
         for name, values in self.inputs.items():
-            table = np.full((len(indices), longest), self.padding[name], dtype=np.int64)
-            for row, i in enumerate(indices):
-                table[row, : len(values[i])] = values[i]
-            batch[name] = torch.from_numpy(table)
+            batch[name] = pad_rows([values[i] for i in indices], self.padding[name], longest)
         return batch
 
 
 @dataclass(frozen=True)
-class ExampleBatch:
-    """Inputs (B, N) by name, and the indices of their examples. part: as of `Tensors`; its `tokens` are examples."""
+class ExampleBatch(Shared):
+    """Inputs (B, N) by name, and the indices of their examples, each of which has one loss."""
 
     inputs: dict[str, Tensor]
     indices: np.ndarray
-    part: Part | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.indices)
 
     @property
     def tokens(self) -> int:
+        """Examples that count."""
+        return self.rows if self.part is None else self.part.rows
+
+    @property
+    def read(self) -> int:
         """Tokens without padding."""
         return int(self.inputs["attention_mask"].sum())
+
+    def take(self, part: Part) -> ExampleBatch:
+        inputs = {name: tensor[part.slice] for name, tensor in self.inputs.items()}
+        return ExampleBatch(inputs, self.indices[part.slice], part=part)
 
 
 class ExampleBatches:
@@ -180,10 +181,7 @@ class ExampleBatches:
     batches shuffled again. The last batch of an epoch is smaller where the examples do not come out even.
     """
 
-    def __init__(
-        self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True, share: Share = ALL_ROWS
-    ) -> None:
-        self._share = share
+    def __init__(self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True) -> None:
         self._examples, self._size, self._seed, self._grouped = examples, batch_size, seed, group_by_length
         self._lengths = examples.lengths
         self.batches_per_epoch = -(-len(examples) // batch_size)
@@ -196,11 +194,7 @@ class ExampleBatches:
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         chosen = self._batches(epoch)[index]
-        part = self._share.part(len(chosen), len(chosen), int(self._lengths[chosen].sum()))
-        if part is None:
-            return ExampleBatch(self._examples.rows(chosen), chosen)
-        rows = chosen[part.slice]
-        return ExampleBatch(self._examples.rows(rows, int(self._lengths[chosen].max())), rows, part)
+        return ExampleBatch(self._examples.rows(chosen), chosen)
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
@@ -216,7 +210,7 @@ class ExampleBatches:
 
 def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
     """Parts of `size` entries; the last one may be smaller."""
-    return [order[i : i + size] for i in range(0, len(order), size)]
+    return np.split(order, range(size, len(order), size))
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int, *, usual: int | None = None) -> Iterator[list[int]]:

@@ -30,7 +30,7 @@ from fullrank.data.tasks import (
 )
 from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, choose_own_rows, finish_loss
+from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, finish_loss
 from fullrank.files import write_json
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import all_gather, device_of, rank, world_size
@@ -72,13 +72,13 @@ class ExampleObjective:
     def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
         from fullrank.hf.interface import traced  # a configuration is checked without transformers
 
-        rows, part = len(batch.indices), batch.part
-        trace = begin_pass(self.options, part, rows)
+        part = batch.part
+        trace = begin_pass(self.options, part, batch.rows)
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        own, read = (rows, batch.tokens) if part is None else (part.rows, part.read)
-        return finish_loss(value, value.detach(), own, part, trace, self.options, read=read)
+        read = batch.read if part is None else part.read
+        return finish_loss(value, value.detach(), batch.tokens, part, trace, self.options, read=read)
 
 
 def logits_by_example(
@@ -352,7 +352,6 @@ class Finetuning(Task):
             batch_size=config.train.batch_size,
             seed=config.train.seed,
             group_by_length=config.train.group_by_length,
-            share=choose_own_rows(),
         )
         options = config.train.options(batches.batches_per_epoch)
         # null: once, at the end, which comes by itself

@@ -26,13 +26,11 @@ from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
 from fullrank.data.batches import (
-    ALL_ROWS,
     Batch,
     Blocks,
     MaskedBatch,
     MaskedBatches,
     Masking,
-    Share,
     Streams,
     iterate_masked_blocks,
 )
@@ -59,7 +57,6 @@ from fullrank.experiments.task import (
     Say,
     TextTask,
     begin_pass,
-    choose_own_rows,
     describe_prepared,
     finish_loss,
     identify,
@@ -102,14 +99,14 @@ def find_document_token(word: str, tokenizer: Tokenizer) -> int:
     return ids[0]
 
 
-def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS) -> Blocks | Streams:
+def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
     """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
-    if options.order == "contiguous" and size % share.count:
+    if options.order == "contiguous" and size % world_size():
         raise InputError(
-            f"train.batch_size: {size} streams cannot be shared evenly by {share.count} processes; give a multiple of "
-            f"{share.count}, or another number of processes"
+            f"train.batch_size: {size} streams cannot be shared evenly by {world_size()} processes; give a multiple of "
+            f"{world_size()}, or another number of processes"
         )
     if options.order == "shuffled":
         if size > 1 and size * length > len(ids):  # streams are refused by the plan
@@ -117,11 +114,9 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
                 f"the training text of {len(ids):,} tokens is shorter than one batch: train.batch_size {size} blocks of "
                 f"train.segment_length {length} tokens; make one of them smaller or give more text"
             )
-        return Blocks(
-            ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed, share=share
-        )
+        return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
     return Streams(
-        ids, batch_size=size, segment_length=length, start_id=start, share=share, seed=options.seed,
+        ids, batch_size=size, segment_length=length, start_id=start, seed=options.seed,
         deviation=options.segment_deviation, half=options.half_segments, multiple=options.segment_multiple,
         context=options.context, shuffle=options.partial_shuffle,
     )  # fmt: skip
@@ -302,7 +297,7 @@ class LanguageModelTask(TextTask):
             model,
             folder,
             objective=CausalObjective(model, config.train, identity),
-            batches=training_batches(config, corpus, choose_own_rows()),
+            batches=training_batches(config, corpus),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
@@ -383,14 +378,13 @@ class MaskedModelTask(LanguageModelTask):
             result = measure_masked(model, validation, masking, protocol, batch_size)
             return EvaluationResult(result.nll, result.tokens, result.scores)
 
-        batches = training_batches(config, corpus)
         return training_parts(
             self,
             data,
             model,
             folder,
             objective=MaskedObjective(model, options),
-            batches=MaskedBatches(batches, masking, seed=options.seed, share=choose_own_rows()),
+            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},

@@ -23,9 +23,9 @@ from fullrank.core.errors import FullRankError
 from fullrank.core.mixers import ScoreMixing
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
-from fullrank.data.batches import Part, Share
+from fullrank.data.batches import Part
 from fullrank.data.prepared import Corpus, load_corpus
-from fullrank.training.device import device_of, rank, world_size
+from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Carry, Counters, Evaluate, EvaluationOptions, Loss, Objective
 
@@ -193,11 +193,6 @@ def training_parts(
         return task.make_groups(model, config.train)
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, make_groups, result)
-
-
-def choose_own_rows() -> Share:
-    """The rows of each batch that this process reads."""
-    return Share(rank(), world_size())
 
 
 # -- the loss of a pass ------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from fullrank.experiments.task import (
     Say,
     TextTask,
     begin_pass,
-    choose_own_rows,
     describe_prepared,
     finish_loss,
     identify,
@@ -226,9 +225,7 @@ class TranslationTask(TextTask):
             model,
             folder,
             objective=TranslationObjective(model, options),
-            batches=PairBatches(
-                corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed, share=choose_own_rows()
-            ),
+            batches=PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
             evaluate=evaluate,
             splits=[split for split in corpus.splits if split != "train"],
             evaluation={

@@ -244,6 +244,8 @@ class _Loop:
         for number, (epoch, index) in enumerate(indices):
             position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
+            if world_size() > 1:
+                batch = batch.share(rank(), world_size())
             begin_draws(self.options.seed, position.number)
             with self.engine.gradients(last=number == len(indices) - 1):
                 with autocast(self.options.precision, self.device):

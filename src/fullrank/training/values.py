@@ -66,7 +66,8 @@ class EvaluationResult:
 class Batches(Protocol[Batch_co]):
     """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
 
-    Token counts are those of `Loss.seen`, of the rows of all processes.
+    Token counts are those of `Loss.seen`, of the rows of all processes. Where several train, a batch has `share(rank, count)`,
+    the rows of one of them.
     """
 
     @property
