@@ -188,7 +188,7 @@ def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path):
     recorder = Recorder()
     train(tmp_path / "a", steps=10, observers=[recorder])
     assert recorder.began == (0, 10)
-    assert [step for step, _ in recorder.steps] == list(range(1, 11))
+    assert recorder.steps == list(range(1, 11))
     assert [line for line in recorder.lines if "split" in line] == [
         json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     ]

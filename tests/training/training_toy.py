@@ -192,14 +192,14 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.notices: list[str] = []
         self.lines: list[Any] = []
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[int] = []
         self.finished = 0
 
     def start(self, *, step: int, total_steps: int) -> None:
         self.began = (step, total_steps)
 
-    def advance(self, step: int, tokens: int) -> None:
-        self.steps.append((step, tokens))
+    def advance(self, step: int) -> None:
+        self.steps.append(step)
 
     def record(self, line: Any) -> None:
         self.lines.append(line)

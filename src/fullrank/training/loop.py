@@ -178,7 +178,7 @@ class _Loop:
             self.update(signals)
             counters.engines = sorted({*counters.engines, *self.engines})
             for observer in self.observers:
-                observer.advance(counters.step, counters.tokens)
+                observer.advance(counters.step)
             counters.finished = plan.is_finished(counters)
             phase_over = plan.phase_over(counters)
             if counters.step % self.options.log_every_steps == 0 or phase_over or counters.finished:

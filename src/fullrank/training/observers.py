@@ -11,7 +11,6 @@ import errno
 import json
 import math
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from fullrank.core.errors import InputError, RunError, pip_install
+from fullrank.files import write_text
 from fullrank.training.values import Observer
 
 _FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
@@ -145,34 +145,30 @@ class Progress(Observer):
         words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
         self.bar = Bar(
             name, BarColumn(bar_width=12), words, console=self.console, refresh_per_second=4, transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self.console.is_terminal, speed_estimate_period=3600,
         )  # fmt: skip
-        self.step = self.total = self.tokens = 0
-        self.timed_from: tuple[int, int, float] | None = None  # step, tokens, and when that was
         self.lines: dict[str, Mapping[str, Any]] = {}  # the last one of each split, the newest at the end
-        self.printed_at = time.monotonic()
+        self.printed_at = self.console.get_time()
 
     def start(self, *, step: int, total_steps: int) -> None:
-        self.step, self.total, self.timed_from = step, total_steps, None
-        self.task = self.bar.add_task(self.label, total=total_steps, completed=step, words=self.describe())
+        self.bar.add_task(self.label, total=total_steps, completed=step, words="")
         if self.console.is_terminal:
             self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
         self.bar.start()
 
-    def advance(self, step: int, tokens: int) -> None:
-        if self.timed_from is None:  # the first step of a part is slow (compiling, first touch)
-            self.timed_from = step, tokens, time.monotonic()
-        self.step, self.tokens = step, tokens
-        self.total = max(self.total, step)  # a budget in tokens is reached when it is reached
-        self.bar.update(self.task, completed=step, words=self.describe())
-        if time.monotonic() - self.printed_at >= self.every:
+    def advance(self, step: int) -> None:
+        task = self.bar.tasks[0]
+        total = max(task.total or 0, step)  # a budget in tokens is reached when it is reached
+        self.bar.update(task.id, completed=step, total=total)
+        self.bar.update(task.id, words=self.describe())
+        if self.console.get_time() - self.printed_at >= self.every:
             self._print()
 
     def record(self, line: Mapping[str, Any]) -> None:
-        if "split" in line:
-            self.lines.pop(line["split"], None)
-            self.lines[line["split"]] = line
-        if line.get("split") == "valid":
+        split = line.get("split", "timing")
+        self.lines.pop(split, None)
+        self.lines[split] = line
+        if split == "valid":
             self._print()
 
     def notice(self, text: str) -> None:
@@ -186,18 +182,15 @@ class Progress(Observer):
 
     def _print(self) -> None:
         if not self.console.is_terminal:
-            self.printed_at = time.monotonic()
+            self.printed_at = self.console.get_time()
             self.notice(self.describe())
 
     def describe(self) -> str:
         """The figures in one line; those that are not known yet are left out."""
-        parts, speed = [f"step {self.step}/{self.total}"], []
-        if self.timed_from is not None and self.step > self.timed_from[0]:
-            step, tokens, begin = self.timed_from
-            seconds = max(time.monotonic() - begin, 1e-9)
-            remaining = (self.total - self.step) * seconds / (self.step - step)
-            parts.append(f"ETA {timedelta(seconds=round(remaining))}")
-            speed = [f"{(self.tokens - tokens) / seconds:,.0f} tok/s"]
+        task = self.bar.tasks[0]
+        parts = [f"step {task.completed}/{task.total}"]
+        if task.time_remaining is not None:
+            parts.append(f"ETA {timedelta(seconds=round(task.time_remaining))}")
         parts += [f"phase {line['phase']}" for line in self.lines.values() if "phase" in line][-1:]
         if "train" in self.lines:
             parts += describe_loss(self.lines["train"], self.bits)
@@ -207,7 +200,9 @@ class Progress(Observer):
             digits = 3 if line.get("objective") == "labels" else 1  # scores of labels are fractions
             scores = {name: score for name, score in line.items() if name not in _FIXED}
             parts += [f"{name} {score:.{digits}f}" for name, score in scores.items()]
-        return "  ".join(parts + speed)
+        if speed := self.lines.get("timing", {}).get("tokens_per_second"):
+            parts.append(f"{speed:,.0f} tok/s")
+        return "  ".join(parts)
 
 
 def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
@@ -261,11 +256,11 @@ class WandB(Observer):
     def start(self, *, step: int, total_steps: int) -> None:
         file = self.folder / "wandb-id.txt"
         if not file.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
-        place = {"project": "fullrank", "name": self.folder.name, "dir": str(self.folder)}
-        run_id = file.read_text(encoding="utf-8").strip()
-        self.run: Any = self.wandb.init(**place, id=run_id, resume="allow", config=self.config)
+            write_text(file, uuid.uuid4().hex + "\n")
+        self.run: Any = self.wandb.init(
+            project="fullrank", name=self.folder.name, dir=str(self.folder), id=file.read_text().strip(), resume="allow",
+            config=self.config,
+        )  # fmt: skip
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.run.log(_list_scalars(line), step=line["step"])

@@ -110,8 +110,8 @@ class Observer:
     def start(self, *, step: int, total_steps: int) -> None:
         """Before the first step of this part; `step` are already made."""
 
-    def advance(self, step: int, tokens: int) -> None:
-        """After every step; `tokens` are seen so far."""
+    def advance(self, step: int) -> None:
+        """After every step."""
 
     def record(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl or timing.jsonl was written."""
