@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import random
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -111,30 +110,6 @@ def test_a_run_and_a_mixture(place):
     assert value(content, "rank", **plain) == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
 
 
-@pytest.mark.full
-def test_heads_of_two_runs(place, tmp_path):
-    words = ["heads", place / "plain", place / "mixture", "--text", place / "words.txt", "--texts", 4]
-    content = measured(*words, "--out", tmp_path)
-    for layer in (0, 1):
-        deviations = []
-        for model in ("plain", "mixture"):
-            labels = {"model": model, "layer": layer}
-            deviations.append(statistics.stdev(values(content, "change", **labels)))
-            assert value(content, "deviation", **labels) == pytest.approx(deviations[-1])
-        change = value(content, "deviation change", model="mixture", layer=layer)
-        assert change == pytest.approx(100 * (deviations[1] / deviations[0] - 1))
-    for record in content["records"]:
-        if record["measure"] == "change":
-            low, high = record["interval"]
-            assert low <= record["value"] <= high
-    assert [Path(file).name for file in content["files"]][::2] == ["heads.png", "heads_2.png"]
-    _, shown, _ = called("analyze", *words)
-    row = next(line.split() for line in shown.splitlines() if line.split()[:2] == ["mixture", "0"])
-    assert row[2:] == [
-        f"{one:+.3f}".replace("-", "\N{MINUS SIGN}") for one in values(content, "change", model="mixture", layer=0)
-    ]
-
-
 def diagnosed(place: Path, *words: object) -> tuple[dict[str, Any], str]:
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
     page = place / "page.html"
@@ -163,8 +138,8 @@ def as_if_trained(monkeypatch):
 @pytest.mark.usefixtures("as_if_trained")
 @pytest.mark.full
 def test_diagnose(place):
-    """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
-    plain, page = diagnosed(place, place / "plain")
+    """The rank is that of `analyze rank`."""
+    plain, _ = diagnosed(place, place / "plain")
     findings = plain["findings"]
     ranked = measured("rank", place / "plain")
     figures = findings["output"]["figures"]
@@ -177,14 +152,6 @@ def test_diagnose(place):
     assert findings["output"]["verdict"] == "perhaps"
     assert used >= WIDTH / 2
     assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
-    assert findings["output"]["advice"]
-    advised = [line for finding in findings.values() for line in finding["advice"] if line.startswith("fullrank train")]
-    assert len({line.partition(" --out ")[2] for line in advised} - {""}) == len(advised) > 1
-    for finding in findings.values():
-        assert all(line.startswith(("fullrank train", "fullrank analyze heads")) for line in finding["advice"])
-        assert all(
-            text in page for text in (*finding["words"], finding["rule"], finding["verdict"], *finding["advice"])
-        )
     mixture, _ = diagnosed(place, place / "mixture")
     assert mixture["findings"]["output"]["verdict"] == "no bottleneck"
     assert mixture["findings"]["output"]["advice"] == []

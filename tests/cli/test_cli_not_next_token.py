@@ -122,9 +122,7 @@ def test_generate_is_refused(runs):
     [
         (["train.segment_length=9"], "train.segment_length: 9 tokens are more than the 8 positions"),
         (["eval.segment_length=9"], "window of 9 tokens is longer than the 8 positions"),
-        (["eval.context=8", "eval.stride=1"], "window of 9 tokens is longer than the 8 positions"),
         (["model.memory_length=4"], "with memory, positions go on through a whole stream"),
-        (["eval.memory_length=4", "eval.batch_size=2"], "tokens is longer than the 8 positions"),
     ],
 )
 def test_longer_than_the_output_map(table, settings, said, tmp_path):

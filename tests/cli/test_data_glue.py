@@ -35,23 +35,6 @@ def test_a_task_is_read_through_and_counted(folder):
     assert not [path for path in folder.rglob("*") if path.suffix != ".tsv" and path.is_file()], "nothing is written"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["glue/wnl"], "wnli"),
-        (["glue/stsb"], "STS-B/dev.tsv"),
-        (["cola"], "glue/cola"),
-        (["glue/wnli", "data.tokens=bpe"], "data.tokens"),
-        (["glue/rte"], "RTE/train.tsv"),
-    ],
-)
-def test_faults(folder, words, message):
-    code, out, err = called("data", "prepare", *words, "--from", folder)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert message in err.splitlines()[-1]
-
-
 def question(number: int, answers: list[str]) -> dict:
     return {
         "id": str(number),

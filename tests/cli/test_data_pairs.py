@@ -49,28 +49,3 @@ def test_preparing_in_json(words):
     assert found["tokens"]["valid"] == {"source": 21, "target": 17}
     counts = {"given": 4, "empty": 1, "too_long": 0, "ratio": 1, "kept": 2}
     assert counts.items() <= found["details"]["cleaning"].items()
-
-
-FAULTS = {
-    "lines": ("dev.en", "one\n", [], "data.valid: ", "has 4 lines and"),
-    "a missing side": ("dev.de", None, [], "data.valid: no such file: ", "dev.de"),
-    "codes": (None, None, ["data.tokens=bpe", "data.codes=no.codes"], "data.codes: no such file: ", "no.codes"),
-    "a key of language models": (
-        None,
-        None,
-        ["data.max_tokens=9"],
-        "data.max_tokens: goes with `content: text`",
-        "leave it out",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_in_one_line(words, tmp_path, fault):
-    name, text, more, *wanted = FAULTS[fault]
-    if name is not None:
-        (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text, encoding="utf-8")
-    code, out, err = called(*words, *more)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1, err
-    assert all(part in err for part in wanted)

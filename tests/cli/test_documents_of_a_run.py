@@ -71,20 +71,3 @@ def test_an_export_reads_documents_with_its_cache(run, tmp_path):
         assert torch.allclose(theirs(ids).logits, ours(ids).logits, atol=1e-6)
     written = theirs.generate(ids, max_new_tokens=5, do_sample=False)
     assert torch.equal(written, ours.generate(ids, 5, greedy=True))
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["data.documents=<dok>"], ["data.documents", "no entry of the vocabulary", "'<dok>'"]),
-        (["data.documents='the cats'"], ["data.documents", "one token", "2 tokens"]),
-        (["data.documents=line", "model.memory_length=4"], ["data.documents", "model.memory_length"]),
-        (["data.documents=line", "train.objective=masked"], ["data.documents", "train.objective"]),
-        (["data.documents=line", "model.attention.kind=multilinear"], ["model.document_token_id", "data.documents"]),
-    ],
-)
-def test_errors(run, words, says, tmp_path):
-    status, _, problem = called("train", run.parent / "my.yaml", *words, "--out", tmp_path / "run")
-    assert status == 2
-    assert all(word in problem for word in says), problem
-    assert len(problem.strip().splitlines()) <= 2

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 from cli_runs import SMALL, call
 
-from fullrank.cli import app
 from fullrank.cli.app import load
-from fullrank.kernels import NAMES
 
 # Verbs without it: a file or a schema is their output
 WITHOUT = {"init", "config schema"}
@@ -37,8 +34,3 @@ def test_training_needs_no_affinity(config, tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     done = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
-
-
-def test_every_kernel_is_named():
-    said = app.Kernel.__metadata__[0].help
-    assert set(re.findall(r"[a-z]+", said)) >= set(NAMES)

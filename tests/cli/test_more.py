@@ -105,16 +105,6 @@ def test_ctrl_c_is_told(monkeypatch):
     assert called("recipes", "list") == (130, "", "fullrank: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [(["--version"], 0), (["--help"], 0), (["trian"], 2), (["eval"], 2), (["eval", "--nope"], 2)]
-)
-def test_exit_statuses_of_the_parser(words, code):
-    found, out, said = called(*words)
-    assert found == code
-    assert bool(out) == (code == 0)
-    assert bool(said) == (code == 2)
-
-
 def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, sentences=200)
