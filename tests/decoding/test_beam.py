@@ -9,7 +9,6 @@ import torch
 from decoding_standin import PROMPTS, Recurrent, all_texts, keeps, log_prob, padded
 
 from fullrank.decoding import beam_search
-from fullrank.decoding.beam import take_largest
 
 Text = tuple[int, ...]
 
@@ -103,20 +102,3 @@ def test_search_stops_when_nothing_can_be_gained():
     model.calls = 0
     beam_search(model, torch.tensor([[1], [3]]), max_new_tokens=40, beams=4, length_penalty=1.0, eos_id=2)
     assert model.calls > 1
-
-
-@pytest.mark.parametrize("columns", [7, 128 * 12, 128 * 12 + 1, 5000])
-@pytest.mark.parametrize("k", [1, 3, 7])
-def test_the_largest_are_those_of_topk(columns, k):
-    generator = torch.Generator().manual_seed(columns + k)
-    for impossible in (False, True):
-        scores = torch.randn(6, columns, generator=generator, dtype=torch.float64)
-        if impossible:
-            scores[:, : columns - 5] = -math.inf  # what is left stands at the end
-        values, places = take_largest(scores, k)
-        expected = scores.topk(k)
-        assert torch.equal(values, expected.values)
-        assert torch.equal(scores.gather(1, places), values)
-        assert all(len(set(row)) == k for row in places.tolist())
-        if not impossible or k <= 5:
-            assert torch.equal(places, expected.indices)
