@@ -86,21 +86,6 @@ def test_seed_decides_and_the_global_generator_is_untouched():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_row_ends_where_it_is_told_to_stop():
-    """Rows stop at their own steps; what a stopped row is asked afterwards does not matter."""
-    model = Recurrent(7, seed=3).eval()
-    ids, mask = padded(PROMPTS)
-    free = rows(sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask))
-    marks = [text[b % 3 + 1] for b, text in enumerate(free)]  # the token that ends each row
-
-    def stop(new: torch.Tensor) -> torch.Tensor:
-        return new[:, -1] == torch.tensor(marks)
-
-    found = rows(sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask, stop=stop))
-    assert found == [text[: text.index(mark) + 1] for text, mark in zip(free, marks, strict=True)]
-    assert len({len(text) for text in found}) > 1
-
-
 # -- constraints ---------------------------------------------------------------------------------------------------------
 
 

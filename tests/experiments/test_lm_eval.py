@@ -178,15 +178,14 @@ def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
 
 @each_kind
 def test_greedy_texts_are_those_of_fullrank_generate(runs, name):
-    """Prompts of different lengths side by side, each short enough to be one segment."""
     prompts = ["the", "in the", "the cat", "", "dog"]
-    lm = model_of(runs[name], batch_size=4, segment_length=8)
+    lm = model_of(runs[name])
     found = lm.generate_until(
         asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
     )
     tokenizer = load_tokenizer(runs[name])
     for prompt, text in zip(prompts, found, strict=True):
-        whole = fr.generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu", window=20)
+        whole = fr.generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu")
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 
@@ -212,7 +211,6 @@ def test_a_text_ends_before_its_first_stop_string(runs, name):
         ({"streams": "many"}, "given 'many'"),
         ({"context": 3}, "a sliding window is for models without memory"),
         ({"device": "tpu"}, "tpu"),
-        ({"kernel": "fast"}, "fast"),
     ],
 )
 def test_wrong_arguments_are_refused(runs, settings, message):

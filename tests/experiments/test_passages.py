@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullrank as fr
-from fullrank.experiments.measure import EvaluationProtocol, Passage, ending, measure, passages, score
+from fullrank.experiments.measure import EvaluationProtocol, Passage, measure, passages, score
 
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
@@ -88,7 +88,7 @@ def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name, context
     pieces = [passages(text, protocol, START) for text in TEXTS]
     scores = iter(score(model, [p for some in pieces for p in some], segment_length=context + stride, batch_size=4))
     for text, some in zip(TEXTS, pieces, strict=True):
-        found = sum(next(scores).nll for _ in some)
+        found = -sum(next(scores)[0] for _ in some)
         expected, _ = by_hand(model, [START, *text.tolist()], lambda n: max((n - 1) // stride * stride - context, 0))
         assert found == pytest.approx(expected, rel=1e-12)
 
@@ -101,29 +101,9 @@ def test_memory_is_carried_through_every_text_by_itself(batch_size, streams):
     pieces = [passages(text, protocol, START) for text in TEXTS]
     scores = iter(score(model, [p for some in pieces for p in some], segment_length=4, batch_size=batch_size))
     for text, some in zip(TEXTS, pieces, strict=True):
-        found = sum(next(scores).nll for _ in some)
+        found = -sum(next(scores)[0] for _ in some)
         expected = measure(model, text, protocol, batch_size=1, start_id=START)
         assert found == pytest.approx(expected.nll, rel=1e-12)
-
-
-@pytest.mark.parametrize("longest", [None, 8])
-@pytest.mark.parametrize("scored", [4, 23])
-def test_the_end_of_a_text_reads_what_fits_before_it(longest, scored):
-    model = build(**MODELS["rotary"])
-    text = [START, *TEXTS[0].tolist()]
-    pieces = ending(text, scored, longest)
-
-    def first(n: int) -> int:
-        """Pieces end at the end of the text, and `longest` tokens before, and so on."""
-        if longest is None:
-            return 0
-        last = len(text) - 1
-        return max(last - ((last - n) // longest + 1) * longest, 0)
-
-    found = score(model, pieces, segment_length=99, batch_size=2, greedy=True)
-    nll, greedy = by_hand(model, text, first, scored)
-    assert sum(one.nll for one in found) == pytest.approx(nll, rel=1e-12)
-    assert all(one.greedy for one in found) is greedy
 
 
 def test_greedy_is_told_of_every_passage():
@@ -136,6 +116,6 @@ def test_greedy_is_told_of_every_passage():
         if length % 2:
             text[-1 - length // 2] = (text[-1 - length // 2] + 1) % VOCABULARY
         texts.append(text)
-    found = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4, greedy=True)
-    assert [one.greedy for one in found] == [False, True, False, True, False, True]
-    assert [one.greedy for one in found] == [by_hand(model, text, lambda n: 0, 2)[1] for text in texts]
+    found = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4)
+    assert [greedy for _, greedy in found] == [False, True, False, True, False, True]
+    assert [greedy for _, greedy in found] == [by_hand(model, text, lambda n: 0, 2)[1] for text in texts]

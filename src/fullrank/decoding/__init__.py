@@ -23,24 +23,19 @@ from fullrank.decoding.sample import sample as sample
 class MemoryReader:
     """A model with memory, decoded token by token: its memory takes the place of a growing cache.
 
-    The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
+    The prompt is one segment; after it every token sees the `memory_length` tokens before it.
     """
 
-    def __init__(self, model: LanguageModel, segment_length: int | None = None) -> None:
-        self.model, self.max_length, self.segment_length = model, model.max_length, segment_length
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.max_length = model, model.max_length
 
     def new_cache(self) -> Memory:
         """An empty memory."""
         return self.model.new_memory()
 
     def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> ModelOutput:
-        tokens = input_ids.shape[1]
-        mask = None if attention_mask is None else attention_mask[:, -tokens:]
-        step = self.segment_length or tokens
-        for start in range(0, tokens, step):
-            here = slice(start, start + step)
-            part = None if mask is None else mask[:, here]
-            hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
+        mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        hidden, cache, _ = self.model.hidden(input_ids, cache, attention_mask=mask)
         return ModelOutput(self.model.output(hidden), cache=cache)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -59,7 +58,6 @@ def sample(
     attention_mask: Tensor | None = None,
     use_cache: bool = True,
     window: int | None = None,
-    stop: Callable[[Tensor], Tensor] | None = None,
 ) -> Sequences:
     """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
 
@@ -70,7 +68,6 @@ def sample(
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
     before the draw; a row ends where nothing may follow.
     window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
-    stop: asked after every token with all new tokens (B, T): which rows end here too, (B,) bool.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
     _check_options(temperature, top_k, top_p)
@@ -110,8 +107,6 @@ def sample(
             ended = ended | (lengths == constraints.max_lengths)
             if eos_id is not None:
                 ended = ended | (token == eos_id)
-            if stop is not None:
-                ended = ended | stop(ids)
             if length + 1 == constraints.longest or bool(ended.all()):
                 break
             log_probs, reading = reading.next(token)

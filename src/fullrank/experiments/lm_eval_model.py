@@ -5,28 +5,24 @@ This module needs lm-eval: pip install 'fullrank[eval]'.
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from lm_eval.api.model import LM
+from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from torch import Tensor
 from tqdm import tqdm
 
 from fullrank.core.errors import InputError
-from fullrank.decoding import MemoryReader, sample
-from fullrank.experiments.generation import encode_given, encode_prompt
+from fullrank.experiments.generation import encode_given, encode_prompt, write
 from fullrank.experiments.measure import (
     Flags,
     Passage,
     apply_protocol,
     check_length,
-    ending,
     final_protocol,
     passages,
     score,
@@ -36,10 +32,9 @@ from fullrank.kernels import kernel
 from fullrank.models import open_model
 
 _log = logging.getLogger(__name__)
-_SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it
 
 
-class FullRankLM(LM):
+class FullRankLM(TemplateLM):
     """The language model of a run folder, which scores texts as `fullrank eval` does and writes as `fullrank generate` does.
 
     path, checkpoint, device, kernel, and of `protocol` segment_length, memory_length, same_length, clamp_length, context,
@@ -68,17 +63,13 @@ class FullRankLM(LM):
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
         loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)
-        loaded.require({"tokenizer"}, "lm-eval")
         self.words, self._device = loaded.tokenizer, loaded.device
         self.model = apply_protocol(loaded.own, self.protocol)
         is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
         self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
         self.max_gen_toks = max_gen_toks
         self._kernel, self._checkpoint = kernel, checkpoint
-        with self._reading():  # an unknown kernel is an error now
-            _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
-
-    # -- what lm-eval asks about a model ------------------------------------------------------------------------------
+        _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
 
     @property
     def eot_token_id(self) -> int:
@@ -104,122 +95,89 @@ class FullRankLM(LM):
             "protocol": self.protocol.in_words(),
         }
 
-    # -- requests -----------------------------------------------------------------------------------------------------
-
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """log p(continuation | context) in nats, and whether greedy decoding would write it, of (context, continuation).
-
-        The context is read from the start mark of a text on. A token that holds the end of the context and the beginning of
-        the continuation counts to the latter.
-        """
-        texts = [ending(*self._join(*request.args), self.max_length) for request in requests]
-        return self._score(texts, disable_tqdm, greedy=True)
-
-    def _join(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """Start mark, context and continuation as tokens, and the first one of the continuation."""
-        whole, before = (encode_given(self.words, text) for text in (context + continuation, context))
-        shared = 0
-        while shared < min(len(whole), len(before)) and whole[shared] == before[shared]:
-            shared += 1
-        return [self.words.start_id, *whole], 1 + shared
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
+        """The ids of a text, after the start mark unless `add_special_tokens` is false."""
+        start = [] if add_special_tokens is False else [self.words.start_id]
+        return start + encode_given(self.words, string)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
-        texts = []
-        for request in requests:
-            ids = encode_given(self.words, request.args[0])
-            check_length(self.model, self.protocol, len(ids))
-            texts.append(passages(ids, self.protocol, self.words.start_id))
-        return [nats for nats, _ in self._score(texts, disable_tqdm, greedy=False)]
-
-    def _score(self, texts: Sequence[Sequence[Passage]], quiet: bool, *, greedy: bool) -> list[tuple[float, bool]]:
-        """Log-probability and greedy flag of texts, each of which is one or several passages."""
-        parts = [part for text in texts for part in text]
-        with self._reading(), tqdm(total=len(parts), desc="Running loglikelihood requests", disable=quiet) as bar:
-            length = self.protocol.segment_length
-            options: dict[str, Any] = {"batch_size": self.batch_size, "greedy": greedy, "report": bar.update}
-            scores = iter(score(self.model, parts, segment_length=length, **options))
         results = []
-        for text in texts:
-            of_text = list(itertools.islice(scores, len(text)))
-            results.append((-sum(one.nll for one in of_text), all(one.greedy for one in of_text)))
+        for request in tqdm(requests, desc="Running loglikelihood_rolling requests", disable=disable_tqdm):
+            ids = self.tok_encode(request.args[0], add_special_tokens=False)
+            check_length(self.model, self.protocol, len(ids))
+            scores = self._score(passages(ids, self.protocol, self.words.start_id))
+            results.append(sum(log_prob for log_prob, _ in scores))
         return results
 
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **others: Any,
+    ) -> list[tuple[float, bool]]:
+        """log p(continuation | context) in nats, and whether greedy decoding would write it.
+
+        Of a longer context, the end that leaves room for the continuation is read. Raises InputError for a continuation that
+        is longer than what the model reads at once.
+        """
+        parts = []
+        for _, context, continuation in requests:
+            ids = np.asarray([*context, *continuation], dtype=np.int64)
+            if self.max_length is not None:
+                ids = ids[-self.max_length - 1 :]
+            if len(continuation) >= len(ids):
+                raise InputError(
+                    f"a continuation of {len(continuation):,} tokens, and the model reads at most {self.max_length:,} at once; "
+                    "raise segment_length"
+                )
+            parts.append(Passage(ids, len(ids) - 1 - len(continuation)))
+        return self._score(parts)
+
+    def _score(self, parts: Sequence[Passage]) -> list[tuple[float, bool]]:
+        with kernel(self._kernel):
+            return score(self.model, parts, segment_length=self.protocol.segment_length, batch_size=self.batch_size)
+
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each (context, settings), up to the first string of `until`.
+        """The continuation of each (context, settings) by `fullrank generate`, up to the first string of `until`.
 
         Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
         position of the request in the list alone.
         """
         texts, seed = [], torch.initial_seed() % 2**31
-        bar = tqdm(requests, desc="Running generate_until requests", disable=disable_tqdm)
-        with self._reading():
-            for number, request in enumerate(bar):
-                prompt, settings = request.args
-                texts.append(self._complete(prompt, seed=seed + number, **read_settings(settings, self.max_gen_toks)))
+        for number, request in enumerate(tqdm(requests, desc="Running generate_until requests", disable=disable_tqdm)):
+            prompt, settings = request.args
+            stops, options = read_settings(settings, self.max_gen_toks)
+            written = write(
+                self.model,
+                prompt,
+                tokenizer=self.words,
+                seed=seed + number,
+                device_name=str(self._device),
+                kernel_name=self._kernel,
+                **options,
+            )
+            before = self.words.decode(encode_prompt(self.words, prompt)[1:])
+            text = written["texts"][0]["text"].removeprefix(before)
+            texts.append(text[: min((text.find(stop) for stop in stops if stop in text), default=None)])
         return texts
 
-    def _complete(self, prompt: str, stop: tuple[str, ...], max_new_tokens: int, **drawing: Any) -> str:
-        """The continuation of a prompt, without it, up to the first of the strings `stop`.
 
-        A model with memory reads the prompt in segments. One without reads its last `segment_length` tokens; where positions
-        end, as many as leave room for `max_new_tokens`.
-        """
-        model, most = self.model, None
-        if model.max_length is not None:
-            most = model.max_length - max_new_tokens
-            if most < 1:
-                raise InputError(
-                    f"max_gen_toks: {max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions "
-                    "of this model; lower it"
-                )
-        length = self.protocol.segment_length
-        if not model.memory_length:
-            most = length if most is None else min(length, most)
-        prompt_ids = encode_prompt(self.words, prompt)[-(most or 0) :]
-        seen = prompt_ids[-_SEEN:]
-        before = self.words.decode(seen)
+def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[list[str], dict[str, Any]]:
+    """The strings that end a text, and the generation settings of a task as options of `write`.
 
-        def decode(new: Sequence[int]) -> str:
-            """The text of new tokens after those of the prompt: words are joined with a space."""
-            text = self.words.decode([*seen, *new])
-            return text.removeprefix(before) if text.startswith(before) else self.words.decode(new)
-
-        def is_over(ids: Tensor) -> Tensor:
-            return torch.tensor([any(word in decode(new) for word in stop) for new in ids.tolist()], device=ids.device)
-
-        reader = MemoryReader(model, length) if model.memory_length else model
-        ids = torch.tensor([prompt_ids], device=self._device)
-        drawn = sample(reader, ids, max_new_tokens=max_new_tokens, stop=is_over if stop else None, **drawing)
-        text = decode(drawn.ids[0, : drawn.lengths[0]].tolist())
-        ends = [text.find(word) for word in stop if word in text]
-        return text[: min(ends)] if ends else text
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with kernel(self._kernel), torch.no_grad():
-            yield
-
-
-def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> dict[str, Any]:
-    """The generation settings of a task, as options of `sample`; InputError for one that would be ignored.
-
-    until: a string or several; max_gen_toks, temperature, do_sample, top_k, top_p. `<eos>` ends a line, not a text: it ends
-    one where `until` holds a newline.
+    until: a string or several; max_gen_toks, do_sample, and options of `sample`. `<eos>` ends a line, not a text: it ends one
+    where `until` holds a newline.
     """
-    known = ("until", "max_gen_toks", "temperature", "do_sample", "top_k", "top_p")
-    if wrong := [key for key in settings if key not in known]:
-        raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
-    until = settings.get("until") or []
-    draws = settings.get("do_sample")
-    usual = 1.0 if draws else 0.0
-    return {
-        "stop": tuple(filter(None, [until] if isinstance(until, str) else until)),
-        "max_new_tokens": int(settings.get("max_gen_toks") or max_gen_toks),
-        "temperature": 0.0 if draws is False else float(settings.get("temperature", usual) or 0.0),
-        "top_k": settings.get("top_k") or None,
-        "top_p": settings.get("top_p"),
-    }
+    options = dict(settings)
+    until = options.pop("until", None) or []
+    options["max_new_tokens"] = int(options.pop("max_gen_toks", None) or max_gen_toks)
+    draws = options.pop("do_sample", None)
+    if draws is False:
+        options["temperature"] = 0.0
+    elif draws is None:
+        options.setdefault("temperature", 0.0)
+    return [until] if isinstance(until, str) else until, options
 
 
 def main() -> None:

@@ -532,55 +532,23 @@ def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], ta
     return replace(tally.total(), last_position=lasts.total())
 
 
-@dataclass(frozen=True)
-class Score:
-    """nll: nats summed over the targets that count. greedy: whether each of them was the model's first choice."""
-
-    nll: float
-    greedy: bool
-
-
-def ending(text: Sequence[int], scored: int, longest: int | None) -> list[Passage]:
-    """The end of a text, from token `scored` on, after as much of what precedes it as `longest` inputs hold (None: all).
-
-    Longer ends are cut from the right: each piece but the first holds `longest` tokens, and all count once.
-    """
-    ids, pieces = np.asarray(text, dtype=np.int64), []
-    end = len(ids) - 1
-    while end >= scored:
-        start = 0 if longest is None else max(end - longest, 0)
-        pieces.append(Passage(ids[start : end + 1], max(scored - start - 1, 0)))
-        end = start
-    return pieces
-
-
 def score(
-    model: LanguageModel,
-    texts: Sequence[Passage],
-    *,
-    segment_length: int,
-    batch_size: int,
-    greedy: bool = False,
-    report: Callable[[int], None] | None = None,
-) -> list[Score]:
-    """The score of every passage, in the order given; passages of like length are read side by side.
+    model: LanguageModel, texts: Sequence[Passage], *, segment_length: int, batch_size: int
+) -> list[tuple[float, bool]]:
+    """log p in nats of the targets that count of every passage, and whether each of them was the model's first choice.
 
-    Without `greedy` the vocabulary layer makes no logits, and that flag of the scores says nothing.
-    report: called with the number of passages that each batch has finished.
+    Passages of like length are read side by side.
     """
-    scores: dict[int, Score] = {}
+    scores: dict[int, tuple[float, bool]] = {}
     for batch in batches_by_length([text.inputs for text in texts], batch_size):
-        nats, missed = torch.zeros(2, len(batch), dtype=torch.float64, device=device_of(model))
+        log_probs, missed = torch.zeros(2, len(batch), dtype=torch.float64, device=device_of(model))
         with torch.no_grad():
             for states in read_states(model, [texts[i] for i in batch], segment_length):
-                nats.index_add_(0, states.rows, model.output.nll(states.hidden, states.targets)[0].double())
-                if greedy:
-                    wrong = choose_first(model, states.hidden[0]) != states.targets[0]
-                    missed.index_add_(0, states.rows, wrong.double())
-        for i, nll, miss in zip(batch, nats.tolist(), missed.tolist(), strict=True):
-            scores[i] = Score(nll, miss == 0)
-        if report is not None:
-            report(len(batch))
+                log_probs.index_add_(0, states.rows, -model.output.nll(states.hidden, states.targets)[0].double())
+                wrong = choose_first(model, states.hidden[0]) != states.targets[0]
+                missed.index_add_(0, states.rows, wrong.double())
+        for i, log_prob, misses in zip(batch, log_probs.tolist(), missed.tolist(), strict=True):
+            scores[i] = (log_prob, misses == 0)
     return [scores[i] for i in range(len(texts))]
 
 
