@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import importlib.util
-import itertools
 import re
 import shutil
 import sys
@@ -38,6 +37,7 @@ from fullrank.files import (
     mended,
     no_room,
     open_text,
+    sha256_of,
 )
 
 SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -55,8 +55,10 @@ class CorpusInfo:
     """One corpus. `published` counts each split in `unit`; words are counted with one `<eos>` per line.
 
     `languages`: of the two sides of sentence pairs, source first; None for text of one language.
-    `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
-    `urls`: things to download, each with its mirrors. `packed`: the files in them, where these are not those of `files`.
+    `files`: accepted file names of each split, the published name first; of sentence pairs without the suffix of a language.
+    `urls`: things to download, each with its mirrors; `{}` stands for every published file. `packed`: the files in them, where
+    these are not those of `files`. `folder`: the name of its folder besides its own. `codes`: files of BPE merges beside it.
+    `settings`: of sentence pairs, where the configuration leaves them open.
     `hub`: its name on the Hugging Face hub, where it comes from there. `sha256`: of files that are known byte by byte.
     """
 
@@ -65,51 +67,33 @@ class CorpusInfo:
     licence: str
     source: str
     unit: Literal["words", "characters", "bytes", "pairs", "rows", "questions"] = "words"
-    languages: tuple[str, str] | None = None
+    languages: Sequence[str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    urls: tuple[tuple[str, ...], ...] = ()
-    packed: tuple[str, ...] = ()
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    urls: Sequence[Sequence[str]] = ()
+    packed: Sequence[str] = ()
+    folder: str = ""
+    codes: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     hub: str = ""
     sha256: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def published_files(self) -> dict[str, str]:
+        """The published file of each split, or of each `split.language`."""
+        ends = [f".{language}" for language in self.languages or ()] or [""]
+        return {f"{split}{end}": f"{names[0]}{end}" for split, names in self.files.items() for end in ends}
+
     def file_names(self) -> str:
         """The files that make up the corpus, in words."""
-        return ", ".join(names[0] for names in self.files.values()) or self.source.rpartition(": ")[2]
-
-
-@cache
-def _read_table() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
-    return table
-
-
-def read_extra(name: str, key: Literal["folder", "codes", "settings", "files"], default: Any) -> Any:
-    """Read an entry of corpora.yaml as it stands there."""
-    return _read_table().get(name, {}).get(key, default)
+        return ", ".join(self.published_files.values()) or self.source.rpartition(": ")[2]
 
 
 @cache
 def list_corpora() -> dict[str, CorpusInfo]:
     """Corpora by name: values of `data.name`."""
-    return {name: _read_info(name, entry) for name, entry in _read_table().items()}
-
-
-def _read_info(name: str, entry: Mapping[str, Any]) -> CorpusInfo:
-    about = {key: value for key, value in entry.items() if key not in ("folder", "codes", "settings")}
-    files = {}
-    for split, stems in entry.get("files", {}).items():
-        files[split] = tuple(stems)
-        for language in entry.get("languages", ()):
-            files.pop(split, None)
-            files[f"{split}.{language}"] = tuple(f"{stem}.{language}" for stem in stems)
-    urls: list[tuple[str, ...]] = []
-    for mirrors in entry.get("urls", ()):
-        names = [names[0] for names in files.values()] if "{}" in mirrors[0] else [""]
-        urls += [tuple(url.format(file) for url in mirrors) for file in names]
-    languages, packed = entry.get("languages"), tuple(entry.get("packed", ()))
-    about |= {"files": files, "urls": tuple(urls), "packed": packed, "languages": languages and tuple(languages)}
-    return CorpusInfo(name, **about)
+    table = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
+    return {name: CorpusInfo(name, **entry) for name, entry in table.items()}
 
 
 def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
@@ -123,9 +107,7 @@ def text_corpus(name: str) -> CorpusInfo:
     """The corpus of that name, for language models; InputError suggests the nearest name."""
     corpora = list_corpora()
     if name not in corpora:
-        near, known = suggest(name, [*corpora, *TASKS]), f"known: {', '.join(corpora)}"
-        hint = f"{near} ({known})" if near.startswith("did you mean") else known
-        raise InputError(f"data.name: unknown corpus '{name}'; {hint}")
+        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, [*corpora, *TASKS], whole=True)}")
     if name in PAIR_CORPORA:
         raise InputError(f"data.name: {name} is a corpus of sentence pairs, for translation; this is a language model")
     return corpora[name]
@@ -182,20 +164,26 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
     final = cache / "sources" / info.name
     if final.is_dir():
         return final
+    files = {name: name for name in info.packed} or info.published_files
     with create_folder(final) as folder:
         loaded = folder / "loaded"
         for mirrors in info.urls:
-            _download_first(info, mirrors, loaded, report)
-        names = {*info.packed, *itertools.chain.from_iterable(info.files.values())}
+            for file in files.values() if "{}" in mirrors[0] else [""]:
+                _download_first(info, [url.format(file) for url in mirrors], loaded, report)
         for path in [*loaded.rglob("*")]:
-            if path.is_file() and (path.name in names or path.name.startswith(_SHARDS)):
+            if path.is_file() and (path.name in files.values() or path.name.startswith(_SHARDS)):
                 path.rename(folder / path.name)
         shutil.rmtree(loaded)
-        _verify(info, folder)
+        for key, name in files.items():
+            path, expected = folder / name, info.sha256.get(key)
+            if not path.is_file():
+                raise RunError(f"{info.name}: the download holds no {name}")
+            if expected and sha256_of(path) != expected:
+                raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
     return final
 
 
-def _download_first(info: CorpusInfo, mirrors: tuple[str, ...], folder: Path, report: Report) -> None:
+def _download_first(info: CorpusInfo, mirrors: Sequence[str], folder: Path, report: Report) -> None:
     """Download a file from the first mirror that has it, and unpack it."""
     import pooch
 
@@ -224,17 +212,6 @@ def _download_first(info: CorpusInfo, mirrors: tuple[str, ...], folder: Path, re
         f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
         f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.file_names()}"
     )
-
-
-def _verify(info: CorpusInfo, folder: Path) -> None:
-    files = dict.fromkeys(info.packed, "") or {names[0]: split for split, names in info.files.items()}
-    for name, split in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise RunError(f"{info.name}: the download holds no {name}")
-        expected = info.sha256.get(split)
-        if expected and file_digest(path, "data.name") != expected:
-            raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
 
 
 def load_hub_rows(
@@ -330,19 +307,17 @@ def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Re
         raise InputError(
             f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
         )
-    inner = [folder / name for name in (info.name, read_extra(info.name, "folder", info.name))]
+    inner = [folder / name for name in (info.name, info.folder or info.name)]
     return next((candidate for candidate in inner if candidate.is_dir()), folder)
 
 
-def _choose_files(
-    info: CorpusInfo, folder: Path, names: Mapping[str, Sequence[str]], suffixes: Sequence[str] = ("",)
-) -> dict[str, list[Path]]:
-    """Match the files of each split: the first of its accepted `names` that has every suffix in `folder`.
+def _choose_files(info: CorpusInfo, folder: Path, suffixes: Sequence[str] = ("",)) -> dict[str, list[Path]]:
+    """Match the files of each split: the first of its accepted names that has every suffix in `folder`.
 
     InputError for a split that is missing; splits beyond train, valid and test may be.
     """
     files, missing = {}, []
-    for split, accepted in names.items():
+    for split, accepted in info.files.items():
         choices = [[folder / f"{name}{suffix}" for suffix in suffixes] for name in accepted]
         complete = next((paths for paths in choices if all(path.is_file() for path in paths)), None)
         if complete is not None:
@@ -422,6 +397,36 @@ class Sources:
         return rows
 
 
+def _find_own(config: DataConfig, report: Report) -> Sources:
+    """The files of `data.name: text` or `parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
+
+    Splits that are not given are cut from the end of the training lines.
+    """
+    sides, splits = 1 + config.has_pairs, {}
+    for split in SPLITS:
+        if files := files_of(config, split):
+            columns = tuple([Section(path) for path in files[side::sides]] for side in range(sides))
+            splits[split] = Split(f"data.{split}", columns, is_tokenized=all(map(_is_tokenized, files)))
+    absent = [split for split in SPLITS if split not in splits]
+    if not absent:
+        return Sources(splits)
+    train, most = splits["train"], _MOST_CUT if config.has_pairs else None
+    if config.has_pairs:
+        train.check_pairs()
+    shares = [1.0, *[0.05] * len(absent)]
+    parts = [cut_by_lines([section.path for section in side], shares, train.key, most) for side in train.columns]
+    for split, *cuts in zip(["train", *absent], *parts, strict=True):
+        splits[split] = replace(train, key=f"data.{split}", columns=tuple(cuts))
+    cut = (
+        f"pairs of the training files, 5 % each, at most {_MOST_CUT:,}"
+        if most
+        else "lines of the training files, 5 % each"
+    )
+    note = f"{' and '.join(absent)}: the last {cut}"
+    report(note)
+    return Sources({split: splits[split] for split in SPLITS}, (note,))
+
+
 # text for language models
 
 
@@ -432,12 +437,12 @@ def list_sections(sections: Mapping[str, Sequence[Section]], *notes: str) -> Sou
 def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
     """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
     if info.name == "text":
-        return _find_own_text(config, report)
+        return _find_own(config, report)
     folder = _choose_folder(config, info, cache, report)
     if info.name == "lm1b":
         return _find_lm1b(folder)
-    files = _choose_files(info, folder, info.files)
-    if info.name in ("enwik8", "text8"):
+    files = _choose_files(info, folder)
+    if "all" in files:
         return _cut_by_bytes(info, files["all"][0])
     return list_sections({split: [Section(files[split][0])] for split in SPLITS})
 
@@ -473,20 +478,6 @@ def _find_lm1b(folder: Path) -> Sources:
     return list_sections({"train": [*map(Section, first)], "valid": valid_half, "test": test_half}, note)
 
 
-def _find_own_text(config: DataConfig, report: Report) -> Sources:
-    """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
-    paths = {split: files_of(config, split) for split in SPLITS}
-    sections = {split: [*map(Section, paths[split])] for split in SPLITS}
-    absent = [split for split in SPLITS if not paths[split]]
-    if not absent:
-        return list_sections(sections)
-    parts = cut_by_lines(paths["train"], [1.0, *[0.05] * len(absent)], "data.train")
-    sections |= dict(zip(["train", *absent], parts, strict=True))
-    note = f"{' and '.join(absent)}: the last lines of the training files, 5 % each"
-    report(note)
-    return list_sections(sections, note)
-
-
 # sentence pairs
 
 
@@ -508,7 +499,8 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     download fails.
     """
     if info.languages is None:
-        sources = _find_own_pairs(config, report)
+        languages = (str(side).removesuffix(".txt").rpartition(".")[2] for side in (config.source, config.target))
+        sources = replace(_find_own(config, report), languages=tuple(languages))
     else:
         source = config.source or next(side for side in info.languages if side != config.target)
         target = config.target or next(side for side in info.languages if side != source)
@@ -524,34 +516,6 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     for split in sources.splits.values():
         split.check_pairs()
     return sources
-
-
-def _find_own_pairs(config: DataConfig, report: Report) -> Sources:
-    """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
-
-    Splits that are not given are cut from the end of the training pairs.
-    """
-    paths = {split: files_of(config, split) for split in SPLITS}
-    splits = {
-        split: Split(
-            f"data.{split}",
-            ([*map(Section, files[::2])], [*map(Section, files[1::2])]),
-            is_tokenized=all(map(_is_tokenized, files)),
-        )
-        for split, files in paths.items()
-        if files
-    }
-    notes = []
-    if absent := [split for split in SPLITS if split not in splits]:
-        shares, train = [1.0, *[0.05] * len(absent)], splits["train"]
-        train.check_pairs()
-        parts = (cut_by_lines(paths["train"][side::2], shares, "data.train", _MOST_CUT) for side in (0, 1))
-        for split, *columns in zip(["train", *absent], *parts, strict=True):
-            splits[split] = replace(train, key=f"data.{split}", columns=tuple(columns))
-        notes.append(f"{' and '.join(absent)}: the last pairs of the training files, 5 % each, at most {_MOST_CUT:,}")
-        report(notes[-1])
-    languages = (str(side).removesuffix(".txt").rpartition(".")[2] for side in (config.source, config.target))
-    return Sources(splits, tuple(notes), tuple(languages))
 
 
 def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources | None:
@@ -571,13 +535,13 @@ def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> S
 
 def _find_known(config: DataConfig, info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources:
     """The files of a corpus by their known names, with the BPE merges beside them unless a size is asked for."""
-    chosen = _choose_files(info, folder, read_extra(info.name, "files", {}), [f".{side}" for side in languages])
+    chosen = _choose_files(info, folder, [f".{side}" for side in languages])
     splits = {}
     for split, (source, target) in chosen.items():
         tokenized = info.name == "iwslt14-de-en" or _is_tokenized(source)
         splits[split] = Split("data.dir", ([Section(source)], [Section(target)]), is_tokenized=tokenized)
     codes = None
     if config.max_vocabulary is None:
-        codes = next((folder / name for name in read_extra(info.name, "codes", ()) if (folder / name).is_file()), None)
+        codes = next((folder / name for name in info.codes if (folder / name).is_file()), None)
     names = ", ".join(split for split, content in splits.items() if content.is_tokenized)
     return Sources(splits, (f"tokenized already: {names}",) if names else (), languages, codes)

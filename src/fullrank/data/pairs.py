@@ -22,7 +22,7 @@ import tokenizers
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
-from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, pair_corpus, read_extra
+from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, pair_corpus
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -100,7 +100,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) ->
     BPE is by the codes of `sources` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = read_extra(info.name, "settings", {})
+    usual = info.settings
     tokens = config.tokens or info.tokens
     vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
     codes = sources.codes if tokens == "bpe" else None
