@@ -29,19 +29,6 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device)
 
 
-def check_index(epoch: int, index: int, batches: int) -> None:
-    if epoch < 0 or not 0 <= index < batches:
-        raise IndexError(
-            f"batch {index} of epoch {epoch}: an epoch has batches 0 to {batches - 1}, epochs count from 0"
-        )
-
-
-def check_positive(**values: int) -> None:
-    for key, value in values.items():
-        if value < 1:
-            raise InputError(f"train.{key}: a positive number, given {value}")
-
-
 @dataclass(frozen=True)
 class Part:
     """Rows `first` .. `first + rows` - 1 of a batch of `of` rows, which `count` processes share.
@@ -128,12 +115,6 @@ class Batch(Shared):
         return batch if part.rows else dataclasses.replace(batch, weights=torch.zeros(batch.targets.shape))
 
 
-def check_text(ids: np.ndarray, batch_size: int, segment_length: int) -> None:
-    if ids.ndim != 1 or len(ids) == 0:
-        raise InputError(f"token ids: a non-empty sequence is wanted, given shape {tuple(ids.shape)}")
-    check_positive(batch_size=batch_size, segment_length=segment_length)
-
-
 class Blocks:
     """Consecutive blocks of `segment_length` targets, each read without the text before it, except for its first input.
 
@@ -152,7 +133,6 @@ class Blocks:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        check_text(ids, batch_size, segment_length)
         self._ids, self._batch_size, self._start_id = ids, batch_size, start_id
         self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
         self._shuffle, self._seed = shuffle, seed
@@ -168,8 +148,7 @@ class Blocks:
         return order
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        check_index(epoch, index, self.batches_per_epoch)
+        """Batch `index` of an epoch."""
         first = index * self._batch_size
         blocks = self._order(epoch)[first : first + self._batch_size].astype(np.int64)
         at = blocks[:, None] * self._length + np.arange(-1, self._length)
@@ -208,7 +187,6 @@ class Streams:
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int, seed: int = 0,
         deviation: float = 0.0, half: float = 0.0, multiple: int = 1, context: int = 0, shuffle: bool = False,
     ) -> None:  # fmt: skip
-        check_text(ids, batch_size, segment_length)
         self._ids, self._batch_size, self._length, self._start_id = ids, batch_size, segment_length, start_id
         self._seed, self._deviation, self._half, self._context, self._shuffle = seed, deviation, half, context, shuffle
         self._random, self._multiple = deviation > 0 or half > 0, multiple
@@ -241,8 +219,7 @@ class Streams:
         return cuts
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        check_index(epoch, index, self.batches_per_epoch)
+        """Batch `index` of an epoch."""
         start, end = self._cuts(epoch)[index : index + 2].tolist()
         context = min(self._context, start)
         at = np.tile(np.arange(start - 1 - context, end), (self._batch_size, 1))
@@ -317,16 +294,9 @@ class Masking:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float
     ) -> Masking:
-        """Masking for texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if it has nothing but marks."""
-        if mask_id < len(tokenizer):
-            raise InputError(
-                f"model.vocab_size: <mask> is an entry of its own, so at least {len(tokenizer) + 1}, one more than the "
-                f"vocabulary of the text; given {mask_id + 1}"
-            )
+        """Masking for texts of `tokenizer`."""
         marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
         ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
-        if len(ordinary) == 0:
-            raise InputError("the vocabulary of the text has nothing but <eos> and <sos>, so there is nothing to mask")
         return cls(probability, replaced, drawn, mask_id, marks, ordinary)
 
     def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
@@ -362,7 +332,7 @@ class MaskedBatches:
         """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
-        """Batch `index` of an epoch; IndexError if there is none."""
+        """Batch `index` of an epoch."""
         generator = np.random.default_rng([_MASKS, self._seed % (1 << 64), epoch, index])
         return self._masking.batch(self._text.batch(epoch, index), generator)
 

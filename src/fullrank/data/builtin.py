@@ -68,14 +68,6 @@ def read_topics() -> dict[str, str]:
     return dict(sorted(topics.items()))
 
 
-def compute_signature() -> str:
-    """A sha256 over everything the text is made from, and over the Python version."""
-    digest = hashlib.sha256(repr((sys.version, sys.builtin_module_names, read_topics())).encode())
-    for name, path in list_modules():
-        digest.update(name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 def choose_split(document: str) -> str:
     """train, valid or test (about 90, 5 and 5 of 100 documents), from the name alone."""
     percent = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big") % 100

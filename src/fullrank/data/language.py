@@ -26,6 +26,7 @@ from fullrank.data.tokenizers import (
     Tokenizer,
     read_merges,
     train_byte_bpe,
+    train_merges,
 )
 from fullrank.files import mended, open_text, parse_json, text_of
 
@@ -118,17 +119,9 @@ def learn_unigram(lines: Iterable[str], size: int) -> Pieces:
 def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Pieces:
     """Learn at most `merges` merges of characters, of pairs seen at least twice. `lines` are read twice."""
     characters = _find_characters(lines())
-    backend = Backend(models.BPE(end_of_word_suffix=_WORD_END))
-    backend.pre_tokenizer = _SPLITS["codes"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=merges + len(characters),
-        min_frequency=2,
-        special_tokens=characters,  # pairs of equal counts are merged in the order of ids; without this by chance
-        end_of_word_suffix=_WORD_END,
-        show_progress=False,
-    )
-    backend.train_from_iterator(lines(), trainer)
-    learned = read_merges(backend)[:merges]
+    # as special tokens: pairs of equal counts are merged in the order of ids, without this by chance
+    options = {"vocab_size": merges + len(characters), "special_tokens": characters, "end_of_word_suffix": _WORD_END}
+    learned = read_merges(train_merges(lines(), _SPLITS["codes"], **options))[:merges]
     names = [*characters, *map("".join, learned)]
     return Pieces("codes", names, learned)
 
@@ -146,13 +139,11 @@ def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
         raise InputError(f"data.codes: {path}: line 1 is {rows[0]!r}; a file of BPE codes begins with {_CODES_VERSION}")
     merges: dict[tuple[str, str], None] = {}  # of a pair that stands twice the first counts
     for number, row in enumerate(rows[1:], start=2):
-        pair = row.strip(" ").split(" ")
-        if len(pair) != 2:
-            raise InputError(
-                f"data.codes: {path}: line {number} is {row!r}; a merge is two symbols with a space between, as "
-                "subword-nmt learn-bpe writes them"
-            )
-        merges[pair[0], pair[1]] = None
+        try:
+            left, right = row.strip(" ").split(" ")
+        except ValueError:
+            raise InputError(f"data.codes: {path}: line {number} is {row!r}; a merge is two symbols") from None
+        merges[left, right] = None
     symbols = _find_characters(lines)
     for left, right in merges:
         symbols += [left, right, left + right]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Batch, Part, Shared, check_index, check_positive
+from fullrank.data.batches import Batch, Part, Shared
 from fullrank.data.prepared import Pairs
 
 _EXAMPLES = 11  # keeps draws of the same seed apart from those of texts
@@ -70,9 +70,6 @@ class PairBatches:
     """
 
     def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
-        check_positive(batch_tokens=batch_tokens)
-        if len(pairs) == 0:
-            raise InputError("there are no sentence pairs to make batches of")
         self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
         source, target = pairs.source_lengths + 1, pairs.target_lengths + 1
         longer = np.maximum(source, target)
@@ -103,13 +100,12 @@ class PairBatches:
         return np.lexsort((ties, source, target, longer)), draw.permutation(self.batches_per_epoch)
 
     def indices(self, epoch: int, index: int) -> np.ndarray:
-        """Pairs of batch `index` of an epoch; IndexError if there is none."""
-        check_index(epoch, index, self.batches_per_epoch)
+        """Pairs of batch `index` of an epoch."""
         pairs, batches = self._orders(epoch)
         return pairs[self._starts[batches[index]] : self._starts[batches[index] + 1]]
 
     def batch(self, epoch: int, index: int) -> PairBatch:
-        """Batch `index` of an epoch; IndexError if there is none."""
+        """Batch `index` of an epoch."""
         return pair_batch(self._pairs, self.indices(epoch, index))
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
@@ -192,7 +188,7 @@ class ExampleBatches:
         """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
 
     def batch(self, epoch: int, index: int) -> ExampleBatch:
-        """Batch `index` of an epoch; IndexError if there is none."""
+        """Batch `index` of an epoch."""
         chosen = self._batches(epoch)[index]
         return ExampleBatch(self._examples.rows(chosen), chosen)
 

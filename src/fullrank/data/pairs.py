@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from fullrank.data.language import (
     write_piece,
 )
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
-from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
+from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, sort_by_count
 from fullrank.files import Report, file_digest, lines, map_in_processes
 
 _CHUNK = 4096  # lines that are encoded together
@@ -100,31 +101,31 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) ->
     BPE is by the codes of `sources` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = info.settings
-    tokens = config.tokens or info.tokens
-    vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
+    usual = {"vocabulary": "joint", "moses": False, "size": DEFAULT_BPE_SIZE, **info.settings}
+    for key in ("vocabulary", "moses", "max_length", "max_ratio"):
+        if getattr(config, key) is not None:
+            usual[key] = getattr(config, key)
+    tokens = segmenter = config.tokens or info.tokens
     codes = sources.codes if tokens == "bpe" else None
-    segmenter = tokens
     if tokens == "bpe":
-        segmenter = "codes" if codes is not None or vocabulary == "separate" else "byte_bpe"
+        segmenter = "codes" if codes is not None or usual["vocabulary"] == "separate" else "byte_bpe"
     size = config.max_vocabulary
     if segmenter != "word":
-        size = None if codes is not None else size or usual.get("size", DEFAULT_BPE_SIZE)
-    moses = usual.get("moses", False) if config.moses is None else config.moses
-    if moses is None:
-        moses = any(content.is_tokenized for content in sources.splits.values())
+        size = None if codes is not None else size or usual["size"]
+    if usual["moses"] is None:
+        usual["moses"] = any(content.is_tokenized for content in sources.splits.values())
     return PairSettings(
         languages=sources.languages,
         tokens=tokens,
         segmenter=segmenter,
         codes=None if codes is None else file_digest(codes, "data.codes"),
-        vocabulary=vocabulary,
+        vocabulary=usual["vocabulary"],
         lowercase=config.lowercase or usual.get("lowercase", False),
-        moses=moses,
+        moses=usual["moses"],
         min_count=config.min_count or 1,
         size=size,
-        max_length=config.max_length or usual.get("max_length"),
-        max_ratio=config.max_ratio or usual.get("max_ratio"),
+        max_length=usual.get("max_length"),
+        max_ratio=usual.get("max_ratio"),
         concatenate=config.concatenate,
     )
 
@@ -133,19 +134,22 @@ def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sour
     """Write the lines of every split, then their ids."""
     cleaning = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
     counts: dict[str, int] = {}
+    cleaned = folder / "lines"
+    cleaned.mkdir()
     for split in sources.splits:
         report(f"reading {split}")
-        counts |= _write_lines(split, sources, settings, folder, cleaning)
+        counts |= _write_lines(split, sources, settings, cleaned, cleaning)
     report("making the vocabularies")
-    languages = _make_languages(settings, sources.codes, folder, counts["train"], report)
+    languages = _make_languages(settings, sources.codes, cleaned, counts["train"], report)
     splits = {}
     for split in counts:
         report(f"encoding {split}")
-        splits[split] = _encode(folder, split, languages, settings)
+        splits[split] = _encode(cleaned, folder, split, languages, settings)
+    shutil.rmtree(cleaned)
     marks = []
     if info.languages is None:
         marks.append(", ".join(section[0].path.name for section in sources.splits["train"].columns))
-    elif settings.languages != info.languages:
+    elif settings.languages != tuple(info.languages):
         marks.append(" to ".join(settings.languages))
     if info.name == invented.TRANSLATION:
         marks.append("not a language")
@@ -287,13 +291,14 @@ def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path],
 def _rank_pieces(pieces: Pieces, counts: Mapping[str, int], settings: PairSettings) -> list[str]:
     """Pieces, most frequent first, ties alphabetically; in a joint vocabulary of bytes or a unigram model all of them."""
     counts = {piece: count for piece, count in counts.items() if piece not in MARKS}
-    if pieces.kind in ("byte_bpe", "unigram") and settings.vocabulary == "joint":
-        counts = dict.fromkeys(pieces.names, 0) | counts
-    ranked = sorted(counts, key=lambda piece: (-counts[piece], write_piece(piece) if pieces.kind == "codes" else piece))
     if pieces.kind == "word":
-        ranked = [piece for piece in ranked if counts[piece] >= settings.min_count]
-        ranked = ranked[: None if settings.size is None else settings.size - len(MARKS)]
-    return ranked
+        frequent = [word for word in sort_by_count(counts) if counts[word] >= settings.min_count]
+        return frequent[: None if settings.size is None else settings.size - len(MARKS)]
+    if pieces.kind == "codes":
+        return sorted(counts, key=lambda piece: (-counts[piece], write_piece(piece)))
+    if settings.vocabulary == "joint":
+        counts = dict.fromkeys(pieces.names, 0) | counts
+    return sort_by_count(counts)
 
 
 # lines to token ids
@@ -320,28 +325,26 @@ def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
         yield waiting
 
 
-def _encode(folder: Path, split: str, languages: Sequence[Language], settings: PairSettings) -> dict[str, int]:
-    """Write ids and offsets of the lines of a split, which are joined where that is asked for; its counts."""
-    paths = [path for path in (folder / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
+def _encode(
+    cleaned: Path, folder: Path, split: str, languages: Sequence[Language], settings: PairSettings
+) -> dict[str, int]:
+    """Write lines, ids and offsets of a split, whose lines are joined where that is asked for; its counts."""
+    paths = [path for path in (cleaned / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
     rows: Iterable[_Encoded] = _encode_rows(paths, languages)
+    if settings.concatenate is not None:
+        rows = concatenate(rows, settings.concatenate)
     lengths = [array("q", [0]), array("q", [0])]
+    words, unknown = [0, 0], [0, 0]
     with ExitStack() as stack:
-        write = None
-        if settings.concatenate is not None:
-            rows = concatenate(rows, settings.concatenate)
-            write = _open_columns([f"joined.{path.name}" for path in paths], folder, stack)
+        write = _open_columns([path.name for path in paths], folder, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]
-        words, unknown = [0, 0], [0, 0]
         for text, both_ids in rows:
-            if write is not None:
-                write(text)
+            write(text)
             for side, (language, ids) in enumerate(zip(languages, both_ids, strict=True)):
                 files[side].write(np.asarray(ids, dtype=id_type(len(language))).tobytes())
                 lengths[side].append(len(ids))
                 words[side] += len(text[side].split())
                 unknown[side] += ids.count(language.unk_id)
-    for path in folder.glob("joined.*"):
-        path.replace(folder / path.name.removeprefix("joined."))
     counts = {"pairs": len(lengths[0]) - 1}
     for side, name in enumerate(SIDES):
         offsets = np.cumsum(lengths[side], dtype="<i8")

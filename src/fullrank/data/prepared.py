@@ -126,8 +126,6 @@ class Pairs:
         return self._read_sentence(1, i)
 
     def _read_sentence(self, side: int, i: int) -> np.ndarray:
-        if not 0 <= i < len(self):
-            raise IndexError(f"pair {i} of {len(self)}")
         start, end = self._offsets[side][i : i + 2]
         return self._ids[side][start:end]
 

@@ -220,22 +220,18 @@ def rank_entries(
     Those that are rarer than `min_count` or beyond `max_vocabulary` entries are left out, and counted as `<unk>`.
     """
     marks = (UNK, LINE_END, *marks)  # always stay
-    frequent = []
-    for entry, count in counts.items():
-        if count >= min_count and entry not in marks:
-            frequent.append(entry)
+    frequent = {entry: count for entry, count in counts.items() if count >= min_count and entry not in marks}
+    kept = sort_by_count(frequent)
     if max_vocabulary is not None:
-        frequent = _sort_by_count(frequent, counts)[: max_vocabulary - len(marks)]
-    totals = {entry: counts.get(entry, 0) for entry in (*frequent, *marks)}
-    left_out = sum(counts.values()) - sum(totals.values())
-    totals[UNK] += left_out
-    return _sort_by_count(totals, totals)
+        kept = kept[: max_vocabulary - len(marks)]
+    totals = {entry: counts.get(entry, 0) for entry in (*kept, *marks)}
+    totals[UNK] += sum(counts.values()) - sum(totals.values())
+    return sort_by_count(totals)
 
 
-def _sort_by_count(entries: Iterable[str], counts: Mapping[str, int]) -> list[str]:
+def sort_by_count(counts: Mapping[str, int]) -> list[str]:
     """Entries, most frequent first, ties alphabetically."""
-    alphabetical = sorted(entries)
-    return sorted(alphabetical, key=counts.__getitem__, reverse=True)  # keeps the order of ties
+    return sorted(counts, key=lambda entry: (-counts[entry], entry))
 
 
 def build_words(
@@ -318,16 +314,15 @@ def _split_lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 def train_byte_bpe(lines: Iterable[str], size: int, pre_tokenizer: Any, marks: Sequence[str] = ()) -> Backend:
     """Train byte-level BPE: marks, the 256 byte values, and the most frequent merges, each seen at least twice."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return train_merges(lines, pre_tokenizer, vocab_size=size, special_tokens=list(marks), initial_alphabet=alphabet)
+
+
+def train_merges(lines: Iterable[str], pre_tokenizer: Any, **options: Any) -> Backend:
+    """Train BPE with merges that are seen at least twice."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizer
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        special_tokens=list(marks),
-        initial_alphabet=sorted(alphabet),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(min_frequency=2, show_progress=False, **options)
     backend.train_from_iterator(lines, trainer)
     return backend
 

@@ -538,16 +538,14 @@ def list_kept_checkpoints(folder: Path) -> dict[int, Path]:
 def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor over the checkpoint folders `paths`, added up in fp64; an integer tensor is the last path's.
 
-    InputError if one is damaged, or is not of the same model as the others.
+    InputError if one is damaged.
     """
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = _read_weights(path)
-        wide = {name: tensor.double() for name, tensor in weights.items() if tensor.is_floating_point()}
-        shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wide, total or wide)]
-        if shapes[0] != shapes[1]:
-            raise InputError(f"{path} and {paths[0]} are not of the same model: they hold other tensors")
-        total = {name: total[name] + tensor if total else tensor for name, tensor in wide.items()}
+        for name, tensor in weights.items():
+            if tensor.is_floating_point():
+                total[name] = total.get(name, 0) + tensor.double()
     return weights | {name: (tensor / len(paths)).to(weights[name].dtype) for name, tensor in total.items()}
 
 

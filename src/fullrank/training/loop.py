@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.core.draws import evaluating
-from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.core.errors import Interrupted, RunError
 from fullrank.training.checkpoint import (
     Clock,
     RunningLoss,
@@ -99,7 +99,7 @@ def fit(
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training; before that all generators are seeded from seed, pass and process.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
-    that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
+    that is damaged or belongs to another configuration.
     """
     plan = make_plan(options, eval_options, batches)
     if options.activation_checkpointing:
@@ -288,15 +288,10 @@ class _Loop:
         with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         self.clock.resume()
-        if not result.tokens:
-            raise InputError("the validation has no token to measure; give a longer validation text")
         nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.explain_divergence("the validation loss", counters.step)
-        values = {"loss": nll, **result.scores}
-        if self.metric not in values:
-            raise InputError(f"eval.metric: one of {', '.join(values)} in this task, given {self.metric}")
-        value = values[self.metric]
+        value = {"loss": nll, **result.scores}[self.metric]
         is_best = counters.note_evaluation(nll, self.metric, value)
         self.write(split="valid", nll=nll, scores=result.scores)
         self.state.schedule.observe(cost(self.metric, value))

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
-from fullrank.core.errors import InputError
 from fullrank.core.section import CountOrZero
 
 Batch = TypeVar("Batch")
@@ -316,21 +315,13 @@ def _count_multiples(step: int, every: float) -> int:
 
 
 def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches[object]) -> Plan:
-    """The plan of a training; InputError if there is nothing to train on.
+    """The plan of a training.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
     A budget in tokens counts steps exactly where the batches know the tokens of each of them, else with their mean.
     """
     per_epoch = batches.batches_per_epoch
-    if per_epoch < 1:
-        size = f"train.batch_tokens {options.batch_tokens}; make it smaller"
-        if options.batch_tokens is None:
-            size = (
-                f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make "
-                "one of them smaller"
-            )
-        raise InputError(f"the training text is shorter than one batch: {size} or give more text")
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
     phases = tuple(
