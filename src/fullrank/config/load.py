@@ -106,31 +106,12 @@ class RecipeFile(Section):
     imports: list[str] = key([], "modules that register stages and parts which rows use")
 
 
-def _load_parent(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
-    """The recipe that `name` extends; one that is a file is beside it, in `folder`."""
-    is_file = parent.endswith((".yaml", ".yml"))
-    where = str(folder / parent) if is_file and folder is not None else parent
-    if where in below:
-        raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
-    try:
-        recipe = load(where, below)
-    except InputError as error:
-        raise InputError(f"{name}: `extends: {parent}`: {error}") from error
-    if not recipe.rows:
-        raise InputError(
-            f"{name}: `extends: {parent}`: a single configuration; only a recipe with `rows` can be extended"
-        )
-    return recipe
-
-
 def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
     """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
 
-    `folder` is where files that it extends are looked for, `below` the recipes that extend this one.
+    folder: where files that it extends are looked for. below: recipes that were extended on the way here.
     """
     if "rows" not in raw:
-        if "extends" in raw:
-            raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
         return Recipe(name, name, "", merge({}, raw), {}, {})
     try:
         file = RecipeFile.from_dict(raw)
@@ -141,13 +122,14 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     base, paper, seeds = file.base or {}, file.paper or "", file.seeds
     scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
     if file.extends is not None:
-        parent = _load_parent(name, file.extends, folder, (*below, name))
+        is_beside = file.extends.endswith((".yaml", ".yml"))
+        where = str(folder / file.extends) if folder and is_beside else file.extends
+        if where in below:
+            raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
+        parent = load(where, (*below, where))
         base = lay(merge({}, parent.base), base)
-        scales = {
-            scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {}))
-            for scale in SCALES
-            if scale in parent.scales or scale in scales
-        }
+        both = [scale for scale in SCALES if scale in parent.scales or scale in scales]
+        scales = {scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {})) for scale in both}
         paper, seeds = paper or parent.paper, seeds or parent.seeds
     rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
     return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds, file.imports)
@@ -186,15 +168,6 @@ class Figure:
 def read_figures() -> dict[str, Figure]:
     """Figures and tables of measurements by name (`mixhead/figure3`)."""
     return {name: Figure(**content) for name, content in _read_shipped_yaml("figures").items()}
-
-
-def find_recipes_by_part(name: str) -> list[str]:
-    """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
-    return [
-        one
-        for one in list_shipped()
-        if one.startswith(f"{name}/") or re.match(rf"{re.escape(name)}(-|$)", one.partition("/")[2])
-    ]
 
 
 def tables(name: str) -> list[str]:
@@ -239,7 +212,7 @@ def select_rows(
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
-    A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`). `below`: as in `parse`.
+    A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`).
     """
     path = Path(name)
     if path.is_dir():
@@ -247,20 +220,16 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
             raise InputError(
                 f"{name}: a folder without config.yaml is not a run; give a run folder, a YAML file or a recipe"
             )
-        return parse(name, read_yaml(path / "config.yaml"), path, below)
+        path = path / "config.yaml"
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        try:
-            raw = read_yaml(path)
-        except InputError as error:
-            if path.suffix == ".txt":
-                raise InputError(f"{name}: no configuration; `fullrank init {name}` writes one for a text") from error
-            raise
-        return parse(name, raw, path.parent, below)
+        return parse(name, read_yaml(path), path.parent, below)
     known = list_shipped()
     if name not in known:
-        several = find_recipes_by_part(name)
+        # of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)
+        part = re.compile(rf"{re.escape(name)}/|[^/]*/{re.escape(name)}(-|$)")
+        several = [other for other in known if part.match(other)]
         if len(several) == 1 and several[0].endswith(f"/{name}"):
             return load(several[0], below)
         if several:

@@ -20,13 +20,12 @@ from fullrank.data import invented
 from fullrank.data.corpora import SQUAD_HUB, SQUAD_SIZES, load_hub_rows
 from fullrank.files import (
     Report,
-    check_folder,
     digest,
-    file_digest,
     lines,
     mended,
     open_text,
     parse_json,
+    sha256_of,
     silent,
     text_of,
 )
@@ -75,6 +74,19 @@ def _report_slice(name: str, split: TaskSplit, report: Report) -> TaskSplit:
     return split
 
 
+def _find_file(where: str | Path, folders: Sequence[str], names: Sequence[str]) -> Path:
+    """The file `where`, or in one of the folders in it: an official name in any place comes before that of a slice."""
+    where = Path(where).expanduser()
+    paths = [where / folder / name for name in names for folder in (*folders, "")]
+    found = next((path for path in paths if path.is_file()), where)
+    if found.is_dir():
+        raise InputError(
+            f"data.dir: {where}: no file {' or '.join(names)}, nor in {', '.join(folders)}; without a folder it comes from the "
+            "Hugging Face hub"
+        )
+    return found
+
+
 def load_glue(
     task: GlueTask,
     split: str,
@@ -89,41 +101,26 @@ def load_glue(
     Raises InputError for files that are missing, empty, cut short, not UTF-8, or that lack a column or hold a label outside the
     allowed ones; RunError if the hub cannot be reached.
     """
-    path = None if folder is None else locate(task, split, Path(folder).expanduser())
-    if path is not None:
-        source, columns, found = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
-    elif folder is None:
+    path = None
+    found: Iterable[tuple[str, Mapping[str, Any]]]
+    if folder is None:
         source, columns = HUB, [*(task.hub_sentences or task.sentences), "label"]
-        found = _read_glue_hub(task, split, cache, report)
+        found = ((f"row {number}", row) for number, row in enumerate(_read_glue_hub(task, split, cache, report)))
     else:
-        raise InputError(
-            f"data.dir: GLUE {task.folder}: no file {task.files[split]} in {folder}. Without a folder it comes from the "
-            f"Hugging Face hub ({HUB})"
-        )
+        names = [Path(task.files[split]).name, f"{split}.slice.tsv"]
+        path = _find_file(folder, [task.folder, f"glue/{task.folder}"], names)
+        source, columns, found = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
     rows = []
     for place, row in found:
         if missing := [column for column in columns if column not in row]:
-            names = ", ".join(row)[:200]
-            raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {names}")
+            known = ", ".join(row)[:200]
+            raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {known}")
         *sentences, label = (row[column] for column in columns)
         rows.append((tuple(sentences), task.read_label(label, f"data.dir: {source}, {place}")))
     if not rows:
         raise InputError(f"data.dir: {source} holds no rows of the split {split}")
-    sha256 = digest(rows) if path is None else file_digest(path, "data.dir")
+    sha256 = digest(rows) if path is None else sha256_of(path)
     return _report_slice(f"GLUE {task.folder}", TaskSplit(split, rows, task.sizes[split], source, sha256), report)
-
-
-def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
-    """The official file of a split, else a slice of it, in `folder`, `folder`/<Task> or `folder`/glue/<Task>."""
-    check_folder(folder, f"{task.folder}/train.tsv and so on")
-    places = [folder / task.folder, folder / "glue" / task.folder, folder]
-    return _find_first(places, [Path(task.files[split]).name, f"{split}.slice.tsv"])
-
-
-def _find_first(places: Iterable[Path], names: Iterable[str]) -> Path | None:
-    """The first file; an official name in any place comes before that of a slice."""
-    places = list(places)
-    return next((place / name for name in names for place in places if (place / name).is_file()), None)
 
 
 def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -144,16 +141,12 @@ def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, An
             yield f"line {number}", dict(zip(names, fields, strict=True))
 
 
-def _read_glue_hub(
-    task: GlueTask, split: str, cache: str | Path | None, report: Report
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_glue_hub(task: GlueTask, split: str, cache: str | Path | None, report: Report) -> Iterable[Mapping[str, Any]]:
     name = split.replace("dev", "validation")
     if task.name == "mnli" and split == "dev":
         name = "validation_matched"
     files = f"{task.folder}/train.tsv and so on"
-    rows = load_hub_rows(HUB, name, HUB_REVISION, task.licence, files, cache, report, configuration=task.name)
-    for number, row in enumerate(rows):
-        yield f"row {number}", row
+    return load_hub_rows(HUB, name, HUB_REVISION, task.licence, files, cache, report, configuration=task.name)
 
 
 # SQuAD: questions about a paragraph, answered by a part of its text
@@ -201,25 +194,12 @@ def read_squad(
         source, questions = SQUAD_HUB[version], _read_squad_hub(split, version, cache, report)
         sha256 = digest([*map(dataclasses.asdict, questions)])
     else:
-        file = _find_squad(Path(where).expanduser(), split, version)
-        source, questions, sha256 = str(file), _read_squad_file(file), file_digest(file, "data.dir")
+        folders = [name for name in SQUAD if SQUAD[name] == version]
+        file = _find_file(where, [*folders, "squad"], [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"])
+        source, questions, sha256 = str(file), _read_squad_file(file), sha256_of(file)
     _check_questions(questions, source, version)
     published = SQUAD_SIZES[version][split]
     return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, published, source, sha256), report)
-
-
-def _find_squad(where: Path, split: str, version: str) -> Path:
-    """`where` if it is no folder, else the file in it."""
-    if not where.is_dir():
-        return where
-    names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
-    folders = [name for name in SQUAD if SQUAD[name] == version]
-    path = _find_first([where / name for name in (*folders, "squad", "")], names)
-    if path is None:
-        raise InputError(
-            f"data.dir: {where}: no file of SQuAD {version}; give the folder that holds {' or '.join(names)}"
-        )
-    return path
 
 
 def _read_squad_file(file: Path) -> list[Question]:
@@ -229,13 +209,11 @@ def _read_squad_file(file: Path) -> list[Question]:
     questions = []
     try:
         for article in mended(parse_json(text))["data"]:
-            title = article.get("title", "")
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
-                    texts = tuple(answer["text"] for answer in entry["answers"])
-                    starts = tuple(answer["answer_start"] for answer in entry["answers"])
-                    about = entry["id"], title, paragraph["context"], entry["question"]
-                    questions.append(Question(*about, texts, starts, entry.get("is_impossible")))
+                    row = {"title": article.get("title", ""), "context": paragraph["context"], **entry}
+                    answers = [(answer["text"], answer["answer_start"]) for answer in entry["answers"]]
+                    questions.append(_make_question(row, answers, entry.get("is_impossible")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{file}: not in the official form of SQuAD ({error!r}); was it copied or downloaded in part?"
@@ -248,10 +226,15 @@ def _read_squad_hub(split: str, version: str, cache: str | Path | None, report: 
     revision = _SQUAD_REVISIONS[version]
     questions = []
     for row in load_hub_rows(SQUAD_HUB[version], name, revision, _SQUAD_LICENCE, files, cache, report):
-        texts, starts = tuple(row["answers"]["text"]), tuple(row["answers"]["answer_start"])
-        about = row["id"], row["title"], row["context"], row["question"]
-        questions.append(Question(*about, texts, starts, not texts if version == "2.0" else None))
+        answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
+        questions.append(_make_question(row, answers, not answers if version == "2.0" else None))
     return questions
+
+
+def _make_question(row: Mapping[str, Any], answers: Sequence[tuple[str, int]], impossible: bool | None) -> Question:
+    texts = tuple(text for text, _ in answers)
+    starts = tuple(start for _, start in answers)
+    return Question(row["id"], row["title"], row["context"], row["question"], texts, starts, impossible)
 
 
 def _check_questions(questions: list[Question], source: str, version: str) -> None:
