@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ CONTEXT_TEXTS = 64  # segments over which the use of context is measured
 _LOGITS = 1 << 24  # numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
 CONTEXT_PLOT = Lines("tokens of context", "perplexity", title="Perplexity by context")
-TAIL = 1e-9  # what a distribution leaves out has less than this probability
 
 
 @dataclass(frozen=True)
@@ -46,47 +44,22 @@ class LayerReach:
     segment_length: int
 
     @property
-    def segments(self) -> int:
-        """j, from how many segments the remembered tokens come."""
-        return -(-self.memory_length // self.segment_length)
+    def skips(self) -> Any:
+        """The distribution of K (`scipy.stats.nbinom`)."""
+        from scipy import stats  # a long import, for this analysis alone
+
+        segments = math.ceil(self.memory_length / self.segment_length)
+        return stats.nbinom(segments, 1 - self.probability)
 
     @property
     def mean(self) -> float:
         """The expected reach, M + N j p / (1 - p), in tokens."""
-        odds = self.probability / (1 - self.probability)
-        return self.memory_length + self.segment_length * self.segments * odds
+        return self.memory_length + self.segment_length * float(self.skips.mean())
 
     @property
     def deviation(self) -> float:
         """The standard deviation of the reach, N sqrt(j p) / (1 - p), in tokens."""
-        return self.segment_length * math.sqrt(self.segments * self.probability) / (1 - self.probability)
-
-    @property
-    def nearest_mean(self) -> float:
-        """The expected distance of the nearest remembered token from the first query, 1 + N p / (1 - p), in tokens."""
-        return 1 + self.segment_length * self.probability / (1 - self.probability)
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Values of the reach (K,), ascending."""
-        return self.memory_length + self.segment_length * np.arange(len(self.probabilities))
-
-    @cached_property
-    def probabilities(self) -> np.ndarray:
-        """Their probabilities (K,), but for less than 1e-9 beyond the last value."""
-        end = self._law.isf(TAIL) + 1
-        return np.asarray(self._law.pmf(np.arange(end)))
-
-    def quantile(self, share: float) -> int:
-        """The smallest value that is not exceeded with probability `share`, in tokens."""
-        # a share that is met exactly, as 0.8 at p = 0.2, is not missed for the last bit of a sum
-        return self.memory_length + self.segment_length * int(self._law.ppf(share - 1e-12))
-
-    @cached_property
-    def _law(self) -> Any:
-        from scipy import stats  # a long import, for this analysis alone
-
-        return stats.nbinom(self.segments, 1 - self.probability)
+        return self.segment_length * float(self.skips.std())
 
 
 def context(probabilities: Sequence[float], *, memory_length: int, segment_length: int) -> tuple[LayerReach, ...]:
@@ -107,11 +80,6 @@ def context(probabilities: Sequence[float], *, memory_length: int, segment_lengt
             raise InputError(f"probabilities: from 0 on and below 1, given {p} for layer {layer}")
         reach.append(LayerReach(layer, float(p), memory_length, segment_length))
     return tuple(reach)
-
-
-def compute_published_reach(layers: Sequence[LayerReach]) -> float:
-    """The paper's Eq. 6, E = sum_i p_i 2 M, for M = N. It sums over layers and is the expected context of no layer."""
-    return 2 * layers[0].memory_length * math.fsum(layer.probability for layer in layers)
 
 
 # -- the use of context -------------------------------------------------------------------------------------------------
@@ -180,24 +148,15 @@ def context_use(
     return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths}, scored)
 
 
-def _nll(
-    model: LoadedModel,
-    rows: Tensor,
-    length: int,
-    scored: int,
-    opening: bool,
-) -> np.ndarray:
+def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
     """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
     read = rows[:, -length - scored :]
     if opening:
-        first = rows[:, :1]
-        read = torch.cat((first, read[:, 1:]), dim=1)
+        read = torch.cat((rows[:, :1], read[:, 1:]), dim=1)
     numbers = read.shape[1] * (model.vocab_size or _LARGE)  # logits of a row
     means = []
     for ids in read.split(max(1, _LOGITS // numbers)):
-        inputs = ids[:, :-1]
-        targets = ids[:, 1:]
-        nll = model.nll(inputs, targets)
+        nll = model.nll(ids[:, :-1], ids[:, 1:])
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()
 
