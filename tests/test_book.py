@@ -20,7 +20,7 @@ import yaml
 from typer.main import get_command
 
 from fullrank.cli import main
-from fullrank.cli.app import UsageError, load
+from fullrank.cli.app import UsageError, import_modules, load
 from fullrank.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,8 @@ def test_every_command_is_one_that_the_command_line_takes(page, monkeypatch):
     for line in commands(page):
         line = re.sub(r" [<>] \S+", "", line)  # files that the shell reads and writes
         try:
-            parse(application(), [word.rstrip(",") for word in shlex.split(line, comments=True)[1:]])
+            words = [word.rstrip(",") for word in shlex.split(line, comments=True)[1:]]
+            parse(application(), import_modules(words))
         except UsageError as error:
             if "does not exist" not in error.format_message():  # a file of the reader's
                 faults.append(f"{line}: {error.format_message()}")

@@ -6,13 +6,12 @@ Every measurement is a verb of its own, whose options are the keyword parameters
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from fullrank.cli.app import (
@@ -26,11 +25,9 @@ from fullrank.cli.app import (
     Scale,
     TextOptions,
     app,
-    check_models,
     clear_progress,
     examples,
     expand,
-    load_modules,
     print_json,
     say,
     set_parameters,
@@ -53,31 +50,14 @@ class MeasurementGroup(TyperGroup):
     """A verb for each measurement; those of a module that `--import` names among them."""
 
     def list_commands(self, context: Any) -> list[str]:
-        return sorted({*super().list_commands(context), *describe_measurements()})
+        return sorted(describe_measurements())
 
     def get_command(self, context: Any, name: str) -> Any:
         """A verb as the list of all verbs shows it: nothing is imported for it."""
-        known = super().get_command(context, name)
-        line = describe_measurements().get(name)
-        if known is not None or line is None:
-            return known
-        listed = typer.Typer(add_completion=False)
-        listed.command(name, help=line)(lambda: None)
-        return get_command(listed)
+        return TyperCommand(name, help=describe_measurements()[name])
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
-        name = words[0]
-        if name.startswith("-") or super().get_command(context, name) is not None:
-            return super().resolve_command(context, words)
-        check_models(list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:])))
-        load_modules(_find_modules(words))
-        return name, build_command(find_measurement(name)), words[1:]
-
-
-def _find_modules(words: list[str]) -> list[str]:
-    """Modules that `--import MODULE` and `--import=MODULE` name: the verb may be in one of them."""
-    given = [after for word, after in itertools.pairwise(words) if word == "--import"]
-    return given + [word.removeprefix("--import=") for word in words if word.startswith("--import=")]
+        return words[0], build_command(find_measurement(words[0])), words[1:]
 
 
 analyze = typer.Typer(
@@ -102,10 +82,11 @@ def build_command(measurement: Measurement) -> Any:
         show_measured(measure_models(measurement, names, texts.to_reading(), **options), out, json=json)
 
     command = expand(run)
-    shared = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "options"]
-    usual = [p.replace(default=measurement.texts) if p.name == "texts" else p for p in shared]
+    parameters = inspect.signature(command).parameters
+    shared = [parameter for name, parameter in parameters.items() if name not in ("options", "texts")]
+    texts = parameters["texts"].replace(default=measurement.texts)
     own = [p.replace(annotation=_option_type(name, p.annotation)) for name, p in measurement.options.items()]
-    set_parameters(command, [*usual, *own])
+    set_parameters(command, [*shared, texts, *own])
     command.__doc__ = measurement.help
     verbs = typer.Typer(add_completion=False, rich_markup_mode="rich")
     verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(command)
@@ -117,9 +98,8 @@ def _option_type(name: str, annotation: Any) -> Any:
     if annotation is inspect.Parameter.empty:
         raise InputError(f"measurement: its parameter {name} needs a type, such as {name}: int = 1")
     if get_origin(annotation) is Annotated:
-        kind, *notes = get_args(annotation)
-        texts = [note for note in notes if isinstance(note, str)]
-        return Annotated[kind, typer.Option(help=texts[0])] if texts else annotation
+        kind, note = get_args(annotation)
+        return Annotated[kind, typer.Option(help=note)] if isinstance(note, str) else annotation
     return annotation
 
 

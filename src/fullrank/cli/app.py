@@ -5,6 +5,7 @@ Options stand alone, in bundles, or are made from the keys of a section of the c
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import inspect
@@ -13,19 +14,18 @@ import re
 import shlex
 import shutil
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
-from typer.models import ArgumentInfo
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
-from fullrank.core.section import Allowed, Section, hints_of
+from fullrank.core.section import Section, hints_of
 from fullrank.files import as_json, no_room, out_of_memory, visible
 from fullrank.plugins import import_plugin, imported_plugins
 
@@ -73,7 +73,6 @@ def say(text: str) -> None:
 
 
 _ERASE_LINE = "\r\x1b[2K"
-_open_lines: list[str] = []  # the line of progress that stands on the terminal, without its end
 
 
 def show_progress(text: str) -> None:
@@ -81,14 +80,13 @@ def show_progress(text: str) -> None:
     if not sys.stderr.isatty():
         say(text)
         return
-    _open_lines[:] = [visible(" ".join(text.split()))[: shutil.get_terminal_size().columns - 1]]
-    print(f"{_ERASE_LINE}{_open_lines[0]}", end="", file=sys.stderr, flush=True)
+    line = visible(" ".join(text.split()))[: shutil.get_terminal_size().columns - 1]
+    print(f"{_ERASE_LINE}{line}", end="", file=sys.stderr, flush=True)
 
 
 def clear_progress() -> None:
     """Take the line of progress off the terminal."""
-    if _open_lines:
-        _open_lines.clear()
+    if sys.stderr.isatty():
         print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
 
 
@@ -177,9 +175,9 @@ def exclude(option: str, does: str, others: Iterable[str]) -> None:
         raise InputError(f"{option} {does}: leave out {names}, or {option}")
 
 
-def drop_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have a value."""
-    return {name: value for name, value in options.items() if value is not None}
+def drop_missing(options: Any) -> dict[str, Any]:
+    """The options of a bundle that have a value."""
+    return {name: value for name, value in vars(options).items() if value is not None}
 
 
 # -- verbs -------------------------------------------------------------------------------------------------------------
@@ -203,56 +201,18 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
 
 
-_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE", "CORPUS"}  # names of arguments that may need a plug-in
-
-
-def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **options: Any) -> Callable[[Verb], Verb]:
+def verb(*commands: str, name: str | None = None, group: typer.Typer = app) -> Callable[[Verb], Verb]:
     """Make a function a verb of the command line, with commands as examples for its help page.
 
-    A parameter that is a bundle of options stands for them. A verb that takes a configuration, a model or a run also takes
-    `--import MODULE`.
+    A parameter that is a bundle of options stands for them.
     """
 
     def register(function: Verb) -> Verb:
         words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
-        command = expand(function)
-        parameters = [*inspect.signature(command).parameters.values()]
-        notes = [note for parameter in parameters for note in getattr(parameter.annotation, "__metadata__", ())]
-        if any(isinstance(note, ArgumentInfo) and note.metavar in _MODELS for note in notes):
-            set_parameters(command, [*parameters, make_parameter("imports", Imports, None)])
-        group.command(name, help=words, epilog=examples(*commands), **options)(command)
+        group.command(name, help=words, epilog=examples(*commands))(expand(function))
         return function
 
     return register
-
-
-def load_modules(names: list[str] | None) -> list[str] | None:
-    """Import modules, from the working directory first: their stages, measurements and corpora are known then."""
-    for name in names or []:
-        try:
-            import_plugin(name)
-        except FullRankError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"--import {name}: cannot be imported ({type(error).__name__}: {one_line(error)}); name a module that is "
-                "installed or in the working directory, as my_module for my_module.py"
-            ) from error
-    return names
-
-
-def import_options() -> list[str]:
-    """The words `--import MODULE` of this command line, for commands that go on from it."""
-    return [word for name in imported_plugins for word in ("--import", name)]
-
-
-Imports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import", metavar="MODULE", callback=load_modules, is_eager=True,
-        help="Import a module of yours first, with its stages, measurements or corpora. Repeatable.",
-    ),
-]  # fmt: skip
 
 
 def _version(value: bool) -> None:
@@ -268,9 +228,19 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+    ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module of yours first, with its stages, measurements or corpora; anywhere on the line. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    """`main` takes --debug and --import off the line, wherever they stand."""
 
 
 def load() -> typer.Typer:
@@ -283,15 +253,6 @@ def load() -> typer.Typer:
 # -- options -----------------------------------------------------------------------------------------------------------
 
 Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
-
-
-def check_models(names: str | list[str] | None) -> str | list[str] | None:
-    """Refuse a name that no model can have, before anything heavy is imported."""
-    from fullrank.names import model_kind
-
-    for name in [names] if isinstance(names, str) else names or []:
-        model_kind(name)
-    return names
 
 
 def suggest_recipes(incomplete: str) -> list[str]:
@@ -340,7 +301,6 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
-        callback=check_models,
     ),
 ]
 Models = Annotated[
@@ -348,7 +308,6 @@ Models = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
-        callback=check_models,
     ),
 ]
 TextFile = Annotated[
@@ -421,55 +380,36 @@ class SamplingOptions:
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Options that are made from keys of a section, as `Annotated[Given, Keys(EvalConfig, "context", "stride")]`.
+def make_options(section: type[Section], *keys: str) -> Any:
+    """A bundle of options made from keys of a section, of their types and with their descriptions.
 
-    The verb gets those that were given, by key.
+    A verb has it as `Annotated[Any, make_options(EvalConfig, "context", "stride")]`.
     """
-
-    section: type[Section]
-    keys: tuple[str, ...]
-
-    def get_parameters(self) -> Iterator[inspect.Parameter]:
-        """A parameter for each key, of the type and with the description of the key."""
-        fields = {field.name: field for field in dataclasses.fields(self.section)}
-        for key in self.keys:
-            kind, least = _read_type(hints_of(self.section)[key])
-            word = name_option(key)
-            option = typer.Option(
-                f"{word}/--no-{word[2:]}" if kind is bool else word,
-                metavar="N" if kind is int else None,
-                min=least,
-                help=f"{fields[key].metadata['description'].capitalize()}.",
-            )
-            yield make_parameter(key, Annotated[kind | None, option], None)
-
-    def take(self, values: dict[str, Any]) -> Given:
-        """Take the values of the keys out of those of all parameters; those that were not given are left out."""
-        taken = {key: values.pop(key) for key in self.keys}
-        return {key: value for key, value in taken.items() if value is not None}
-
-
-Given = dict[str, Any]  # keys with the values that were given
-
-
-def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter of a verb."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    options = []
+    for key in keys:
+        kind, least = _read_type(hints_of(section)[key])
+        word = name_option(key)
+        option = typer.Option(
+            f"{word}/--no-{word[2:]}" if kind is bool else word,
+            metavar="N" if kind is int else None,
+            min=least,
+            help=f"{fields[key].metadata['description'].capitalize()}.",
+        )
+        options.append((key, Annotated[kind | None, option], None))
+    return dataclasses.make_dataclass("Options", options)
 
 
 def _read_type(hint: Any) -> tuple[Any, int | None]:
     """The type of an option, and the least whole number that its key allows."""
-    if get_origin(hint) in (types.UnionType, Union):
-        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType and get_origin(kind) is not list]
-        return (str, None) if any(get_origin(kind) is Literal for kind in kinds) else _read_type(kinds[0])
-    if get_origin(hint) is not Annotated:
+    while (parts := get_args(hint)) and NoneType in parts:
+        hint = parts[0]
+    if not parts:
         return hint, None
-    kind, *marks = get_args(hint)
+    kind, allowed = parts
     if kind is not int:
         return kind, None
-    return int, 0 if all(mark.test(0) for mark in marks if isinstance(mark, Allowed)) else 1
+    return int, 0 if allowed.test(0) else 1
 
 
 def expand(function: Any) -> Any:
@@ -477,28 +417,20 @@ def expand(function: Any) -> Any:
     bundles: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        bundle = parameter.annotation
-        marks = [mark for mark in getattr(bundle, "__metadata__", ()) if isinstance(mark, Keys)]
-        if marks:
-            bundles[parameter.name] = marks[0]
-            parameters += marks[0].get_parameters()
-        elif dataclasses.is_dataclass(bundle):
+        bundle = getattr(parameter.annotation, "__metadata__", [parameter.annotation])[0]
+        if dataclasses.is_dataclass(bundle):
             bundles[parameter.name] = bundle
             parameters += inspect.signature(bundle, eval_str=True).parameters.values()  # type: ignore[arg-type]
         else:
             parameters.append(parameter)
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
-    def command(imports: Any = None, **values: Any) -> None:  # what is imported is known by now
+    def command(**values: Any) -> None:
         for name, bundle in bundles.items():
-            if isinstance(bundle, Keys):
-                values[name] = bundle.take(values)
-            else:
-                values[name] = bundle(**{field.name: values.pop(field.name) for field in dataclasses.fields(bundle)})
+            values[name] = bundle(**{field.name: values.pop(field.name) for field in dataclasses.fields(bundle)})
         function(**values)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    set_parameters(command, parameters)
+    set_parameters(command, [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters])
     return command
 
 
@@ -528,7 +460,7 @@ _INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with 0, 2 for bad input, 1 for a failed run, 130 when interrupted.
 
-    `--debug`, anywhere on the line, shows the traceback of an error.
+    Anywhere on the line, `--debug` shows the traceback of an error, and `--import MODULE` imports a module before all else.
     """
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
@@ -538,7 +470,8 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = load()([word for word in words if word != "--debug"], prog_name="fullrank", standalone_mode=False)
+        left = import_modules([word for word in words if word != "--debug"])
+        status = load()(left, prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told
         sys.exit(status)
     except KeyboardInterrupt:
@@ -555,6 +488,29 @@ def main(argv: list[str] | None = None) -> None:
         if "--debug" in words:
             raise
         sys.exit(_tell(error, words))
+
+
+def import_modules(words: Sequence[str]) -> list[str]:
+    """Import the modules that `--import MODULE` and `--import=MODULE` name; the other words of the command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="fullrank ... --import MODULE")
+    parser.add_argument("--import", dest="modules", action="append", default=[])
+    given, left = parser.parse_known_args(words)
+    for name in given.modules:
+        try:
+            import_plugin(name)
+        except FullRankError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"--import {name}: cannot be imported ({type(error).__name__}: {one_line(error)}); name a module that is "
+                "installed or in the working directory, as my_module for my_module.py"
+            ) from error
+    return left
+
+
+def import_options() -> list[str]:
+    """The words `--import MODULE` of this command line, for commands that go on from it."""
+    return [word for name in imported_plugins for word in ("--import", name)]
 
 
 def _tell(error: Exception, words: list[str]) -> int:

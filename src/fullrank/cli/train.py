@@ -21,7 +21,6 @@ from fullrank.cli.app import (
     RunOptions,
     Scale,
     Source,
-    drop_missing,
     exclude,
     import_options,
     print_json,
@@ -231,7 +230,7 @@ def _train_together(context: typer.Context) -> NoReturn:
     """Train in several processes, each with the options of this command, and end with their exit status."""
     from fullrank.training.device import launch
 
-    options = {name: value for name, value in context.params.items() if name != "imports"}
+    options = dict(context.params)
     procs = options.pop("procs")
     words = ["train", options.pop("config"), *(options.pop("overrides") or [])]
     for parameter in context.command.params:
@@ -419,8 +418,7 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
             f"--text: goes with a model of Hugging Face, given the run {choice.config}; of a fine-tuned one that is "
             f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
         )
-
-    exclude("--text", "trains a model", drop_missing({"row": choice.row, "scale": choice.scale}))
+    exclude("--text", "trains a model", [name for name in ("row", "scale") if getattr(choice, name)])
     if options.reuse is not None:
         raise InputError("--reuse: for `fullrank train`; leave it out")
     overrides, wanted = choice.settings, read_seeds(seeds)

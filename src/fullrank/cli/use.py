@@ -16,10 +16,8 @@ import typer
 from fullrank.cli.app import (
     Checkpoint,
     Device,
-    Given,
     Json,
     Kernel,
-    Keys,
     Number,
     Quiet,
     Run,
@@ -28,6 +26,7 @@ from fullrank.cli.app import (
     clear_progress,
     drop_missing,
     exclude,
+    make_options,
     name_option,
     say,
     show_progress,
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 )
 def evaluate(
     run: Run,
-    protocol: Annotated[Given, Keys(EvalConfig, (*PROTOCOL_KEYS, "batch_size"))],
-    search: Annotated[Given, Keys(EvalConfig, ("beams", "length_penalty"))],
+    protocol: Annotated[Any, make_options(EvalConfig, *PROTOCOL_KEYS, "batch_size")],
+    search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
     split: Split = "test",
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
     checkpoint: Checkpoint = "best",
@@ -78,19 +77,11 @@ def evaluate(
             f"--text: one text for a language model, given {run}, which translates sentences; leave it out"
         )
     wrong, what = (protocol, "translates sentences") if config.translates else (search, "translates nothing")
-    if wrong:
-        names = ", ".join(map(name_option, wrong))
+    if names := ", ".join(map(name_option, drop_missing(wrong))):
         raise InputError(f"{names}: {run} {what}, and has no such setting; leave it out")
+    settings = drop_missing(protocol) | drop_missing(search)
     figures = measure(
-        run,
-        split,
-        text=text,
-        checkpoint=checkpoint,
-        **protocol,
-        **search,
-        device_name=device,
-        kernel_name=kernel,
-        say=say,
+        run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel, say=say
     )
     first = choose([read_run(run)]).key
     tell(figures, _lines(figures, first, masked=config.masks), json=json)
@@ -142,8 +133,8 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 def generate(
     run: Run,
     sampling: SamplingOptions,
-    search: Annotated[Given, Keys(EvalConfig, ("beams", "length_penalty"))],
-    memory: Annotated[Given, Keys(EvalConfig, ("memory_length",))],
+    search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
+    memory: Annotated[Any, make_options(EvalConfig, "memory_length")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
     max_new_tokens: Annotated[int, Number(help="Number of new tokens.")] = 100,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
@@ -155,10 +146,10 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue a prompt by sampling or beam search."""
-    drawing = drop_missing(vars(sampling)) | ({"greedy": True} if greedy else {})
-    if "beams" in search:
+    drawing = drop_missing(sampling) | ({"greedy": True} if greedy else {})
+    if search.beams is not None:
         exclude("--beam", "searches", drawing)
-    elif search:
+    elif search.length_penalty is not None:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
         exclude("--greedy", "always takes the likeliest token", drawing.keys() - {"greedy", "seed"})
@@ -175,8 +166,8 @@ def generate(
         run,
         prompt,
         **drawing,
-        **search,
-        **memory,
+        **drop_missing(search),
+        **drop_missing(memory),
         max_new_tokens=max_new_tokens,
         number=number,
         stop=stop,
@@ -268,7 +259,7 @@ _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "m
 )
 def translate(
     run: Run,
-    search: Annotated[Given, Keys(EvalConfig, _SEARCH)],
+    search: Annotated[Any, make_options(EvalConfig, *_SEARCH)],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -292,9 +283,12 @@ def translate(
     """
     from fullrank.experiments.translation import LineTranslator, Search, open_translation_run
 
+    settings = dataclasses.replace(
+        Search.from_config(open_translation_run(run).eval), **drop_missing(search), n_best=n_best
+    )
     translator = LineTranslator(
         run,
-        dataclasses.replace(Search.from_config(open_translation_run(run).eval), **search, n_best=n_best),
+        settings,
         checkpoint=checkpoint,
         batch_size=batch_size,
         device_name=device,
