@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import make_pairs_of_seeds, make_run, print_report
+from made_runs import CORPUS, ENVIRONMENT, make_pairs_of_seeds, make_run, print_report
 
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import build_page
 from fullrank.records import Lines, Record, Table, declaration_to_dict
+from fullrank.render.blocks import Facts, Grid
 from fullrank.render.page import write_page
 
 
@@ -52,6 +53,25 @@ def test_every_section_and_figure_is_there(page):
     assert {"Validation perplexity", "Training loss", "Learning rate", "Speed"} <= {*titles}
     assert not re.search(r'(?:src|href)="(?!#)', page)
     assert "<script" not in page
+
+
+def test_an_engine_that_was_not_recorded_is_no_difference(tmp_path):
+    environments = [ENVIRONMENT | {"engines": engines} for engines in ([], ["native"])]
+    runs = [make_run(tmp_path / str(i), seed=i, row=f"r{i}", environment=e) for i, e in enumerate(environments)]
+    (settings,) = [section for section in build_page(build_report(runs)).sections if section.title == "Settings"]
+    (facts,) = [block for block in settings.blocks if isinstance(block, Facts)]
+    assert ("environment.engines", "['native']") in facts.items
+
+
+def test_many_figures_of_a_split_have_a_table_of_their_own(tmp_path):
+    """A model of Hugging Face trained on a text: two measures, before and after. Such a table fits a page."""
+    corpus = CORPUS | {"details": {"settings": {"kind": "pretrained"}}}
+    final = {split: {"perplexity": 20.0, "bits_per_byte": 1.2} for split in ("valid", "test")}
+    run = make_run(tmp_path / "run", corpus=corpus, final=final, before=final)
+    section = build_page(build_report([run])).sections[0]
+    groups = [[name for name, _ in block.groups if name] for block in section.blocks if isinstance(block, Grid)]
+    of_splits = [[f"{split} ppl", f"{split} bits/byte"] for split in ("test", "valid")]
+    assert groups[:3] == [*of_splits, ["parameters"]]
 
 
 def test_control_characters_of_a_name_reach_no_terminal(tmp_path):

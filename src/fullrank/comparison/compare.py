@@ -13,7 +13,6 @@ from typing import Any
 from fullrank.comparison.runs import (
     BITS_PER_BYTE,
     BLEU,
-    COUNTED,
     COUNTING,
     MASKED_MODELING,
     PERPLEXITY,
@@ -28,14 +27,12 @@ from fullrank.comparison.runs import (
     integer,
     list_measures,
     number,
+    read_counted,
     read_run,
 )
 from fullrank.config.load import flatten
 from fullrank.core.errors import InputError
-from fullrank.evaluation.statistics import (
-    compute_paired_interval,
-    welch_interval,
-)
+from fullrank.evaluation.statistics import compute_paired_interval, welch_interval
 from fullrank.records import Record
 
 # two runs that differ only in where they ran and how they were watched are seeds of one row
@@ -79,9 +76,7 @@ class Row:
 
     @property
     def labels(self) -> dict[str, str]:
-        if self.part:
-            return {"row": self.name, "part": self.part}
-        return {"row": self.name}
+        return {"row": self.name, "part": self.part} if self.part else {"row": self.name}
 
     @property
     def curve_name(self) -> str:
@@ -94,17 +89,23 @@ class Row:
             return False
         return not all(run.next_token for run in self.runs)
 
-    def values(self, measure: Measure, split: str) -> dict[int | str, float]:
-        """Final figures by seed; by folder where a run has recorded none."""
-        values = {run.seed_or_folder: measure.value(run, split) for run in self.runs}
+    def is_above(self, model: str) -> bool:
+        """True if its perplexity is above that of a model that only counts: `unigram` words, or `fourgram`."""
+        for split in SPLITS:
+            mean, counted = self.mean(PERPLEXITY, split), read_counted(self.first, split, model)
+            if mean is not None and counted is not None and mean > counted:
+                return True
+        return False
+
+    def values(self, measure: Measure, split: str) -> dict[int | None, float]:
+        """Final figures by seed."""
+        values = {run.seed: measure.value(run, split) for run in self.runs}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def mean(self, measure: Measure, split: str) -> float | None:
         """Mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
         values = self.values(measure, split)
-        if values:
-            return statistics.fmean(values.values())
-        return None
+        return statistics.fmean(values.values()) if values else None
 
 
 @dataclass(frozen=True)
@@ -136,16 +137,8 @@ class Group:
         return [row for row in self.rows if not row.is_apart(self.measure)]
 
     def find_above(self, model: str) -> list[Row]:
-        """Rows with a figure above that of a model that only counts: `unigram` words, or `fourgram`."""
-        return [row for row in self.comparable_rows if self._is_above(row, model)]
-
-    def _is_above(self, row: Row, model: str) -> bool:
-        for split in SPLITS:
-            mean = row.mean(self.measure, split)
-            counted = self.measure.find_counted(row.first, split, model)
-            if mean is not None and counted is not None and mean > counted:
-                return True
-        return False
+        """Rows worse than a model that only counts (`Row.is_above`); of scores none."""
+        return [] if self.measure.higher else [row for row in self.comparable_rows if row.is_above(model)]
 
     @property
     def ranking(self) -> list[Row]:
@@ -154,11 +147,7 @@ class Group:
             return []
         means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
         measured = [row for row in self.comparable_rows if means[row.slot] is not None]
-        return sorted(
-            measured,
-            key=lambda row: means[row.slot] or 0.0,
-            reverse=self.measure.higher,
-        )
+        return sorted(measured, key=lambda row: means[row.slot] or 0.0, reverse=self.measure.higher)
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -196,17 +185,13 @@ class Comparison:
 
     @property
     def measure(self) -> Measure:
-        if self.groups:
-            return self.groups[0].measure
-        return PERPLEXITY
+        return self.groups[0].measure if self.groups else PERPLEXITY
 
     @property
     def mixed_texts(self) -> list[Row]:
         """The first row of each text, where rows of one part were measured on several; else empty."""
-        firsts = {(row.part, row.text): row for row in reversed(self.rows)}
-        parts = [part for part, _ in firsts]
-        mixed = [row for row in firsts.values() if parts.count(row.part) > 1]
-        return sorted(mixed, key=lambda row: row.slot)
+        parts = [group.part for group in self.groups]
+        return [group.rows[0] for group in self.groups if parts.count(group.part) > 1]
 
     @cached_property
     def records(self) -> list[Record]:
@@ -249,12 +234,7 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     slots = range(len(rows), len(rows) + len(seeds))
     unfinished = map(Row, name_rows(seeds), slots, seeds)
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(
-        tuple(rows),
-        tuple(groups),
-        tuple(unfinished),
-        tuple(left_out),
-    )
+    return Comparison(tuple(rows), tuple(groups), tuple(unfinished), tuple(left_out))
 
 
 def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
@@ -263,22 +243,17 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     names = name_rows(seeds)
     if table is not None:
         names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
-    slots = range(len(seeds))
-    texts = number_texts(seeds)
-    return list(map(Row, names, slots, seeds, texts, parts))
+    return list(map(Row, names, range(len(seeds)), seeds, number_texts(seeds), parts))
 
 
 def _name_part(run: Run, table: str | None) -> str:
     """`vanilla` of mixhead/table1-vanilla; `table4` of mixhead/table4 itself; a task of fine-tuning."""
     if run.finetunes:
         return run.task
-    recipe = run.get("recipe") or ""
     if table is None:
         return ""
-    prefix = f"{table}-"
-    if recipe.startswith(prefix):
-        return recipe.removeprefix(prefix)
-    return Path(recipe).stem
+    recipe = Path(run.get("recipe") or "").stem
+    return recipe.removeprefix(f"{Path(table).name}-")
 
 
 def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
@@ -287,11 +262,7 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         scores = [key for run in runs for key in run.scores]
         splits = dict.fromkeys(split for split, _ in scores)
         metrics = dict.fromkeys(metric for _, metric in scores)
-        return Group(
-            rows,
-            tuple(map(find_metric, metrics)),
-            tuple(splits),
-        )
+        return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
     measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
     measures = [measure]
@@ -338,10 +309,7 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
     """A distinct name for each row: that in the recipe, else its own without its seed."""
     names = []
     for run, *others in rows:
-        if others:
-            name = _SEED_SUFFIX.sub("", run.name)
-        else:
-            name = run.name
+        name = _SEED_SUFFIX.sub("", run.name) if others else run.name
         names.append(str(run.get("row") or name))
     return number_names(names)
 
@@ -409,8 +377,7 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     after = row.values(measure, split)
     if not after or not before or row.text != base.text:
         return None
-    base_figures = list(before.values())
-    figures = list(after.values())
+    base_figures, figures = list(before.values()), list(after.values())
     mean = statistics.fmean(base_figures)
     change = measure.compare(statistics.fmean(figures), mean)
     if change is None:
@@ -426,22 +393,13 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     if ends is not None:
         low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
         interval = (low, high)
-    labels = {
-        **row.labels,
-        "split": split,
-        "checkpoint": "final",
-        "baseline": base.name,
-    }
+    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
     unit = "points" if measure.higher else "share"
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
-    labels = {
-        **row.labels,
-        "run": run.folder.name,
-        "seed": run.seed,
-    }
+    labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
     measured = run.get_mapping("final")
     splits = sorted(measured, key=lambda split: _ORDER.get(split, 2))
     for checkpoint in ("before", "final", "last"):
@@ -450,13 +408,8 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
-                unit = None
-                if measure.scale != 1:
-                    unit = "x 100"
-                elif measure.kind == "bits":
-                    unit = measure.words
                 if value is not None:
-                    yield Record(place, measure.key, value, unit, protocol=protocol)
+                    yield Record(place, measure.key, value, measure.unit, protocol=protocol)
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -475,13 +428,8 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
         for labels, sample in samples.items():
             values = [record.value for record in sample if record.value is not None]
             first = sample[0]
-            yield Record(
-                dict(labels),
-                f"{measure}_mean",
-                statistics.fmean(values),
-                first.unit,
-                protocol=first.protocol,
-            )
+            mean = statistics.fmean(values)
+            yield Record(dict(labels), f"{measure}_mean", mean, first.unit, protocol=first.protocol)
             yield Record(dict(labels), f"{measure}_seeds", len(values))
             if len(values) > 1:
                 yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
@@ -502,11 +450,10 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
         place = {**row.labels, "split": split}
-        for measure in COUNTED:
-            for model in COUNTING:
-                counted = measure.find_counted(run, split, model)
-                if counted is not None:
-                    yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
+        for model in COUNTING:
+            counted = read_counted(run, split, model)
+            if counted is not None:
+                yield Record({**place, "checkpoint": "final"}, f"perplexity_{model}", counted)
         for measure in group.measures:
             mean, deviation, source = measure.find_paper(run, split) or (None, None, "")
             note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""

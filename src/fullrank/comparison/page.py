@@ -13,25 +13,14 @@ import yaml
 
 from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
 from fullrank.comparison.runs import PERPLEXITY, TRANSLATION, Run, integer
-from fullrank.comparison.table import build_table, drop_labels, find_curves
+from fullrank.comparison.table import build_tables, drop_labels, find_curves
 from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, count_things
 from fullrank.records import Column, Record, Table
 from fullrank.render import blocks
-from fullrank.render.blocks import (
-    Block,
-    Cell,
-    Details,
-    Facts,
-    Grid,
-    Page,
-    Paragraph,
-    Section,
-    build_grid,
-    join_words,
-)
+from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
 from fullrank.render.page import build_blocks, build_figure
 
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
@@ -168,12 +157,7 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
             baseline = group.find_baseline(row)
             runs += [_describe_run(row, run, baseline) for run in row.runs]
     unfinished = [
-        {
-            "folder": str(run.folder),
-            "name": run.name,
-            "seed": run.seed,
-            "problems": list(run.problems),
-        }
+        {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
         for run in compared.unfinished_runs
     ]
     return {
@@ -240,7 +224,7 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
 
 def _build_comparison(compared: Comparison) -> Iterator[Block]:
     for group in compared.groups:
-        yield build_table(group, compared.records, len(compared.groups) > 1)
+        yield from build_tables(group, compared.records, len(compared.groups) > 1)
     protocols = dict.fromkeys(str(run.get("protocol") or "") for run in compared.runs)
     signatures = dict.fromkeys(run.bleu_signature for run in compared.runs if run.bleu_signature)
     sentences = [f"BLEU: sacreBLEU, {signature}." for signature in signatures]
@@ -302,11 +286,13 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     different, shared = [], []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
-        if len(set(values)) > 1:
+        # a fact that is not recorded is no difference
+        known = dict.fromkeys(values if key in configured else filter(None, values))
+        if len(known) > 1:
             cells = [Cell(value, strong=value != values[0]) for value in values]
             different.append([Cell(key), *cells])
-        elif values[0] and key not in configured:
-            shared.append((key, values[0]))
+        elif key not in configured:
+            shared += [(key, value) for value in known]
     if different:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
@@ -321,14 +307,14 @@ def _describe_values(row: Row, key: str) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
+    """`train 700,000, valid 40,000` of a mapping; nothing for None and an empty list."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return "" if value is None else str(value)
+    return "" if value in (None, []) else str(value)
 
 
 def _build_troubles(compared: Comparison) -> Iterator[Block]:

@@ -111,12 +111,6 @@ class Run:
         return integer(self.settings.get("train.seed"))
 
     @property
-    def seed_or_folder(self) -> int | str:
-        if self.seed is None:
-            return str(self.folder)
-        return self.seed
-
-    @property
     def kind(self) -> str:
         return "fine-tuning" if self.finetunes else self.task
 
@@ -204,16 +198,7 @@ def read_run(folder: Path) -> Run:
     except InputError as error:
         problems.append(str(error))
     name = str({**identity, **result}.get("name") or folder.resolve().name)
-    run = Run(
-        folder,
-        name,
-        config,
-        metrics or (),
-        timing or (),
-        result or None,
-        tuple(problems),
-        identity,
-    )
+    run = Run(folder, name, config, metrics or (), timing or (), result or None, tuple(problems), identity)
     if result and not run.has_figures:
         problem = "result.json holds no finite figure under `final`: the run diverged or the file is damaged"
         return dataclasses.replace(run, result=None, problems=(*problems, problem))
@@ -291,6 +276,13 @@ class Measure:
         """The unit of validation curves: metrics.jsonl counts by token."""
         return "bits per token" if self.kind == "bits" else self.words
 
+    @property
+    def unit(self) -> str | None:
+        """The unit of records."""
+        if self.scale != 1:
+            return "x 100"
+        return self.words if self.kind == "bits" else None
+
     def value(self, run: Run, split: str, checkpoint: str = "final") -> float | None:
         """Figure of a finished run. `checkpoint`: `final` is the best one, `last` that of the last step."""
         value = run.final(split, self.key, checkpoint)
@@ -303,26 +295,6 @@ class Measure:
         if self.higher:
             return value - base
         return value / base - 1 if base else None
-
-    def find_counted(self, run: Run, split: str, model: str) -> float | None:
-        """Figure of a model that only counts, from its recorded perplexity p per token; None for scores.
-
-        model: `unigram`, word frequencies, or `fourgram`, words after the three before them.
-
-            bits = log2(p) * b / log2(q)        q, b: the run's own perplexity and bits per byte (or character)
-
-        b / log2(q) is tokens per byte, because both count one text.
-        """
-        recorded = number(run.get(f"corpus.{model}_perplexity.{split}"))
-        if recorded is None or recorded <= 0 or self.higher:
-            return None
-        if self.kind != "bits":
-            return recorded
-        perplexity = PERPLEXITY.value(run, split)
-        bits = self.value(run, split)
-        if bits is None or perplexity is None or perplexity <= 1:
-            return None
-        return math.log2(recorded) * bits / math.log2(perplexity)
 
     def find_paper(self, run: Run, split: str) -> tuple[float, float | None, str] | None:
         """The paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.
@@ -379,10 +351,18 @@ WITHOUT_SOS = Measure("perplexity_without_sos", "perplexity without <sos>", "ppl
 LAST_POSITION = Measure("last_position.perplexity", "perplexity at last positions", "ppl at last positions")
 LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "other")
 LOSS = Measure("loss", "loss", "loss", "other")
-COUNTED = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model that only counts has them, too
-COUNTING = {"unigram": "word frequencies", "fourgram": "4-grams"}
-MEASURES = (*COUNTED, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
+COUNTING = {
+    "unigram": "word frequencies",
+    "fourgram": "4-grams",
+}  # models that only count words, or words after three others
+MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
 FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, WITHOUT_SOS, LAST_POSITION)  # shown beside those by which rows are judged
+
+
+def read_counted(run: Run, split: str, model: str) -> float | None:
+    """The recorded perplexity of a model of `COUNTING` on the text of a run."""
+    counted = number(run.get(f"corpus.{model}_perplexity.{split}"))
+    return counted if counted is not None and counted > 0 else None
 
 
 def list_measures(run: Run) -> list[Measure]:

@@ -1,8 +1,9 @@
-"""The table of a group of rows, and the curves of its runs, in bands over seeds."""
+"""The tables of a group of rows, and the curves of its runs, in bands over seeds."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,15 +15,25 @@ from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
 
-def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Grid:
-    """The table of a group. records: those of all rows."""
+def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> Iterator[Grid]:
+    """The tables of a group: its figures, each split apart where there are several of a split, then its costs.
+
+    records: those of all rows.
+    """
     names = {row.name for row in group.rows}
     of_rows = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
-    columns = (*_declare_figures(group), *_declare_costs(group))
-    table = Table("row", columns, _name_group(group, has_title))
-    grid = build_grid(table, drop_labels(of_rows, "part", "baseline"))
-    rows = [_mark_row(cells, group) for cells in grid.rows]
-    return dataclasses.replace(grid, rows=rows)
+    shown = drop_labels(of_rows, "part", "baseline")
+    headings = _choose_headings(group)
+    tables = [[*_declare_figures(group, split, headings)] for split in group.splits]
+    if len(headings) == len(group.measures) == 1:
+        tables = [[*itertools.chain(*tables)]]
+    seeds = [Column("seeds", "n")] if any(len(row.runs) > 1 for row in group.rows) else []
+    tables[0] = [*seeds, *tables[0], *_declare_further(group)]
+    title = _name_group(group, has_title)
+    for columns in (*tables, [*_declare_costs(group)]):
+        grid = build_grid(Table("row", tuple(columns), title), shown)
+        title = ""
+        yield dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -43,44 +54,39 @@ def _name_group(group: Group, has_title: bool) -> str:
     return title if has_title else ""
 
 
-def _declare_figures(group: Group) -> Iterator[Column]:
-    """Numbers of seeds; of each split and measure our figures, the difference and the paper's; then further measures."""
-    if any(len(row.runs) > 1 for row in group.rows):
-        yield Column("seeds", "n")
-    headings = {"final": "ours"}
+def _choose_headings(group: Group) -> dict[str, str]:
+    """The checkpoints whose figures are shown, with their headings."""
     if any(row.first.get("before") for row in group.rows):
-        headings = {"before": "pretrained", "final": "fine-tuned"}
+        return {"before": "pretrained", "final": "fine-tuned"}
     if any(row.first.get("paper.checkpoint") == "last" for row in group.rows):
-        headings = {"final": "ours, best", "last": "ours, last"}
-    for split in group.splits:
-        of_split = {"split": split}
-        final = {"split": split, "checkpoint": "final"}
-        for measure in group.measures:
-            key = measure.key
-            form = measure.format
-            name = f"{split} {measure.short}"
-            for checkpoint, heading in headings.items():
-                where = {"split": split, "checkpoint": checkpoint}
-                best = measure.extreme if group.ranking and checkpoint == "final" else ""
-                yield Column(
-                    f"{key}_mean",
-                    heading,
-                    where,
-                    form,
-                    f"{key}_deviation",
-                    best,
-                    group=name,
-                )
-            yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
-            yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
-            for model, heading in COUNTING.items():
-                yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
+        return {"final": "ours, best", "last": "ours, last"}
+    return {"final": "ours"}
+
+
+def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> Iterator[Column]:
+    """Of each measure our figures, the difference, the paper's, and those of counting."""
+    of_split = {"split": split}
+    final = {"split": split, "checkpoint": "final"}
+    for measure in group.measures:
+        key = measure.key
+        form = measure.format
+        name = f"{split} {measure.short}"
+        for checkpoint, heading in headings.items():
+            where = {"split": split, "checkpoint": checkpoint}
+            best = measure.extreme if group.ranking and checkpoint == "final" else ""
+            yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
+        yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
+        yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
+        for model, heading in COUNTING.items():
+            yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
+
+
+def _declare_further(group: Group) -> Iterator[Column]:
     final = {"split": group.split, "checkpoint": "final"}
     for measure in FURTHER:
         if measure not in group.measures:
             key = measure.key
-            heading = f"{group.split} {measure.short}"
-            yield Column(f"{key}_mean", heading, final, measure.format, f"{key}_deviation")
+            yield Column(f"{key}_mean", f"{group.split} {measure.short}", final, measure.format, f"{key}_deviation")
 
 
 def _declare_costs(group: Group) -> Iterator[Column]:
@@ -129,33 +135,18 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     unit = compared.measure.logged_unit
     validation: dict[str, tuple[str, Reader]] = {unit: (unit, compared.measure.read_logged)}
     if rows[0].first.task == TRANSLATION:
-        validation = {
-            "BLEU": ("BLEU", BLEU.read_logged),
-            "loss": ("nats per target token", _select("nll")),
-        }
+        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records] or [0.0]
         is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
         scale: Literal["linear", "log"] = "log" if is_wide else "linear"
         if records:
-            curve = dataclasses.replace(
-                _CURVE,
-                title=f"Validation {name}",
-                y_title=unit,
-                y_scale=scale,
-            )
-            yield curve, records
+            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
-            curve = dataclasses.replace(
-                _CURVE,
-                title=title,
-                y_title=unit,
-                from_zero=key != "nll",
-            )
-            yield curve, records
+            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
 
 
 def _select(key: str) -> Reader:
@@ -167,14 +158,11 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
     records = []
     for row in rows:
         for run in row.runs:
-            labels = {"row": row.curve_name, "seed": run.seed_or_folder}
             points = np.array(_read_points(run, split, read))
             if len(points) > 1:
-                blocks = min(len(points), _POINTS)
-                for block in np.array_split(points, blocks):
+                for block in np.array_split(points, min(len(points), _POINTS)):
                     x, y = block.mean(axis=0)
-                    place = {**labels, "x": x}
-                    records.append(Record(place, "value", y))
+                    records.append(Record({"row": row.curve_name, "seed": run.seed, "x": x}, "value", y))
     return records
 
 
@@ -183,7 +171,7 @@ def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]
 
     Tokens of a step are the mean over the training lines so far; 1 without any.
     """
-    counts = [(1.0, 1.0)]
+    counts = []
     values = {}
     for line in (*run.timing, *run.metrics):
         step = number(line.get("step"))
@@ -193,5 +181,5 @@ def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]
         value = read(line)
         if step is not None and value is not None and line.get("split", "train") == split:
             values[step] = value
-    last_step, all_tokens = max(counts[1:] or counts)
+    last_step, all_tokens = max(counts, default=(1.0, 1.0))
     return sorted((step * (all_tokens / last_step), value) for step, value in values.items())
