@@ -27,9 +27,9 @@ from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import flatten, lay, merge, read_yaml, resolve_any, select_rows, tables
-from fullrank.core.errors import FullRankError, InputError
+from fullrank.core.errors import FullRankError, InputError, RunError
 from fullrank.experiments.run_folder import default_folder
-from fullrank.training.device import is_locked
+from fullrank.training.device import lock_folder
 from research import LEDGER, build
 from research.ledger import Row, add_runs, differences, identity_of, is_committed, read_ledger, setting_of
 
@@ -155,6 +155,17 @@ def train(training: Training, ledger: Path) -> str:
         lines = output.decode("utf-8", errors="replace").splitlines()[-LAST_LINES:]
         print(f"failed: {training.name}, exit status {process.returncode}", *lines, sep="\n  ", flush=True)
     return "stopped" if stops else "failed" if process.returncode else "finished"
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process trains in `folder`."""
+    if not (folder / ".lock").is_file():
+        return False
+    try:
+        with lock_folder(folder):
+            return False
+    except RunError:
+        return True
 
 
 def main() -> None:

@@ -27,8 +27,11 @@ MOVABLE = {
 LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 
-class DamagedError(Exception):
-    """A checkpoint that cannot be trusted; the text says why."""
+class DamagedError(InputError):
+    """A checkpoint that cannot be trusted."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} is damaged: {problem}")
 
 
 class Record(NamedTuple):
@@ -76,9 +79,9 @@ def read_record(folder: Path) -> Record:
         content = document["content"]
         is_whole = document["sha256"] == digest(content)
     except (InputError, KeyError) as error:
-        raise DamagedError(f"{PLAIN}: {str(error).removeprefix(f'{folder / PLAIN}: ')}") from error
+        raise DamagedError(folder, str(error).replace(str(folder / PLAIN), PLAIN)) from error
     if not is_whole or content["format"] != FORMAT:
-        raise DamagedError(f"{PLAIN} does not match its checksum, or is of another version of fullrank")
+        raise DamagedError(folder, f"{PLAIN} does not match its checksum, or is of another version of fullrank")
     return Record(content["files"], content["run"], content["state"])
 
 
@@ -113,9 +116,9 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         try:
             trained = read_record(path).run
             break
-        except DamagedError as damage:
+        except DamagedError:
             if checkpoint is not None:
-                raise InputError(f"{path} is damaged: {damage}; take another checkpoint or train again") from damage
+                raise
     else:
         return
     if not trained:

@@ -150,7 +150,7 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     try:
         sealed = (file.parent / PLAIN).is_file()  # by a run
         if sealed and seal_file(file) != read_record(file.parent).files.get(file.name):
-            raise DamagedError("it does not match its checksum")
+            raise DamagedError(file, "it does not match its checksum")
         # in a folder of Hugging Face names begin with `model.`, which none of ours does
         return {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, DamagedError, OSError) as error:

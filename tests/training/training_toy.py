@@ -27,6 +27,7 @@ from fullrank.training import (
     make_schedule,
     parameter_groups,
 )
+from fullrank.training.device import lock_folder
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
 FIRST = TrainingPosition(step=1)
@@ -134,18 +135,19 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
     torch.manual_seed(config.seed)
     model = Toy().to(choose_device(config.device))
     batches = arguments.pop("batches", ToyBatches())
-    result = fit(
-        model,
-        objective=arguments.pop("objective", Objective)(model),
-        batches=batches,
-        evaluate=arguments.pop("evaluate", evaluate),
-        optimizer=make_optimizer(config.optimizer, parameter_groups(model, config.weight_decay), config),
-        schedule=make_schedule(config, make_plan(config, eval_config, batches).total_steps),
-        options=config,
-        eval_options=eval_config,
-        folder=folder,
-        **arguments,
-    )
+    with lock_folder(folder):
+        result = fit(
+            model,
+            objective=arguments.pop("objective", Objective)(model),
+            batches=batches,
+            evaluate=arguments.pop("evaluate", evaluate),
+            optimizer=make_optimizer(config.optimizer, parameter_groups(model, config.weight_decay), config),
+            schedule=make_schedule(config, make_plan(config, eval_config, batches).total_steps),
+            options=config,
+            eval_options=eval_config,
+            folder=folder,
+            **arguments,
+        )
     return model, result
 
 

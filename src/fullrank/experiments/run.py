@@ -230,7 +230,6 @@ def fit_run(
             folder=folder,
             seal=seal_run(folder, settings),
             observers=observers,
-            locked=True,
             until=until,
             engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
         )

@@ -19,6 +19,7 @@ hard link where the disk can do that. checkpoint.json seals the others and the r
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import time
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
-from fullrank.core.errors import ConfigError, InputError, RunError, one_line
+from fullrank.core.errors import InputError, RunError, one_line
 from fullrank.core.section import read_value
 from fullrank.files import no_room
 from fullrank.forward import load_tensors
@@ -66,7 +67,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, options: TrainConfig, total_steps: int) -> None:
-        self.first = round(options.swa_start * total_steps) if options.averaging == "swa" else None
+        self.first = round(options.swa_start * total_steps) if options.averaging == "swa" else math.inf
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.count = 0  # updates averaged so far
         self.averages: dict[str, Tensor] = {}
@@ -74,7 +75,7 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the parameters after update `step`."""
-        if self.first is None or step <= self.first:
+        if step <= self.first:
             return
         self.count += 1
         if self.count == 1:
@@ -230,10 +231,6 @@ class TrainingState:
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
-        try:
-            counters = read_value(Counters, snapshot.state, "state")
-        except ConfigError as error:
-            raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
         current = self.model.state_dict()
         weights = {name: distribute_like(tensor, current.get(name)) for name, tensor in snapshot.weights.items()}
         load_tensors(self.model, weights, path)
@@ -242,8 +239,9 @@ class TrainingState:
             kind, _, rest = name.partition(".")
             parts[kind][rest] = take_rows(tensor) if kind == "carry" else self._distribute(rest, tensor)
         device = self.running.device
-        self.counters, self.running.tokens = counters, counters.window_tokens
         try:
+            counters = self.counters = read_value(Counters, snapshot.state, "state")
+            self.running.tokens = counters.window_tokens
             self.average.restore(counters.averaged, parts["own"])
             _restore_optimizer(self.model, self.optimizer, parts["optimizer"])
             self.schedule.restore(counters.schedule)
@@ -310,17 +308,23 @@ def save_checkpoint(
     weights, training = _gather_tensors(snapshot.weights), _gather_tensors(snapshot.training)
     if rank() == 0:
         snapshot = replace(snapshot, weights=weights, training=training)
-        try:
+        with _explain_failure(folder, f"the checkpoint of step {step}"):
             _write_checkpoint(folder, snapshot, step, best, keep_weights)
-        except (OSError, SafetensorError) as error:
-            _remove_unlinked(folder)
-            why, last = "no space left on the disk" if no_room(error) else error, _read_link(folder, "last")
-            intact = f"last ({last}) is intact" if last else "there is no earlier checkpoint"
-            raise RunError(
-                f"the checkpoint of step {step} could not be written to {folder}: {why}; {intact}. Make room and run the same "
-                "command again to go on"
-            ) from error
     barrier()
+
+
+@contextmanager
+def _explain_failure(folder: Path, what: str) -> Iterator[None]:
+    """RunError for a disk that does not take `what`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        _remove_unlinked(folder)
+        why, last = "no space left on the disk" if no_room(error) else error, _read_link(folder, "last")
+        intact = f"last ({last}) is intact" if last else "there is no earlier checkpoint"
+        raise RunError(
+            f"{what} could not be written to {folder}: {why}; {intact}. Make room and run the same command again to go on"
+        ) from error
 
 
 def _gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -452,9 +456,9 @@ def _find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
     damages: list[str] = []
     for name in dict.fromkeys([last, *names] if last is not None else names):
         try:
-            state = verify_checkpoint(folder / name).state
+            state = verify_checkpoint(folder / ("last" if name == last else name)).state
         except DamagedError as damage:
-            damages.append(f"{folder / ('last' if name == last else name)} is damaged: {damage}")
+            damages.append(str(damage))
             continue
         if name != last:
             _link(folder, "last", name)
@@ -484,9 +488,9 @@ def verify_checkpoint(path: Path) -> Record:
         try:
             current = seal_file(path / name)
         except (OSError, ValueError) as error:
-            raise DamagedError(f"{name} cannot be read ({error})") from error
+            raise DamagedError(path, f"{name} cannot be read ({error})") from error
         if current != seal:
-            raise DamagedError(f"{name} does not match its checksum")
+            raise DamagedError(path, f"{name} does not match its checksum")
     return record
 
 
@@ -496,16 +500,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    _verify_or_refuse(path, "use other weights or train again")
+    verify_checkpoint(path)
     weights: dict[str, Tensor] = safetensors.torch.load_file(path / WEIGHTS)
     return weights
-
-
-def _verify_or_refuse(path: Path, advice: str) -> Record:
-    try:
-        return verify_checkpoint(path)
-    except DamagedError as damage:
-        raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
 
 
 def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
@@ -514,7 +511,7 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
     `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
     """
     for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
-        files, _, state = _verify_or_refuse(path, f"delete {source.parent}, so that it is trained again")
+        files, _, state = verify_checkpoint(path)
         target = folder / path.relative_to(source)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -531,8 +528,7 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
 
 def list_kept_checkpoints(folder: Path) -> dict[int, Path]:
     """The folders of kept weights in `folder` (a run's `checkpoints`) by their steps, the oldest first."""
-    paths = [path for path in (folder / KEPT).glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in paths))
+    return {int(path.name.removeprefix("step-")): path for path in sorted((folder / KEPT).glob("step-*"))}
 
 
 def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -552,11 +548,7 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any]) -> Path:
     """Write `weights`, the mean of those of `steps`, to `folder`/average, in place of an earlier mean; RunError as above."""
     target = folder / "average"
-    try:
-        with _replace_folder(folder, target) as fresh:
-            write_tensors(fresh / WEIGHTS, weights)
-            write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
-    except (OSError, SafetensorError) as error:
-        _remove_unlinked(folder)
-        raise RunError(f"{folder}: the average could not be written: {error}; make room and run this again") from error
+    with _explain_failure(folder, "the average"), _replace_folder(folder, target) as fresh:
+        write_tensors(fresh / WEIGHTS, weights)
+        write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
     return target

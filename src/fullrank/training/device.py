@@ -193,17 +193,6 @@ def catch_signals() -> Iterator[Signals]:
     restore()
 
 
-def is_locked(folder: Path) -> bool:
-    """True if a process trains in `folder`."""
-    if not (folder / ".lock").is_file():
-        return False
-    try:
-        with lock_folder(folder):
-            return False
-    except RunError:
-        return True
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""

@@ -46,7 +46,6 @@ from fullrank.training.device import (
     explain_failures,
     full_tensor,
     is_sharded,
-    lock_folder,
     peak_memory_mib,
     rank,
     seed_everything,
@@ -85,7 +84,6 @@ def fit(
     folder: Path,
     seal: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
-    locked: bool = False,
     until: int | None = None,
     engines: Set[str] = frozenset(),
 ) -> Counters:
@@ -93,7 +91,7 @@ def fit(
 
     The model then holds the last weights (the averaged ones when averaging); `load_weights(model, folder / "checkpoints" /
     "best")` gives the best.
-    seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
+    seal: what checkpoints state of the run (`seal.seal_run`). The caller holds the lock of the folder.
     until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
     engines: the names of the kernels that compute, filled as they are used; checkpoints keep them.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
@@ -109,8 +107,6 @@ def fit(
     average = WeightAverage(model, options, plan.total_steps)
     state = TrainingState(model, optimizer, schedule, average, RunningLoss(device_of(model)))
     with ExitStack() as stack:
-        if not locked and rank() == 0:
-            stack.enter_context(lock_folder(folder))
         loop = _Loop(
             state=state, plan=plan, engine=Engine(model, objective), batches=batches, evaluate=evaluate, options=options,
             metric=eval_options.metric, folder=folder, seal=seal or {}, observers=observers, engines=engines,
