@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullrank.config.finetune import GLUE
-from fullrank.data.invented import SIZES, WORDS, write_translation
+from fullrank.data.invented import SIZES, WORDS, write_texts
 from fullrank.data.tasks import make_examples, make_questions
 
 DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
@@ -44,8 +44,8 @@ def test_answers_stand_where_the_question_says(version):
 
 
 def test_a_translation_turns_words_and_their_order_around(tmp_path):
-    folder = write_translation(tmp_path)
-    texts = {path.name: path.read_text(encoding="utf-8").splitlines() for path in folder.iterdir()}
+    write_texts(tmp_path)
+    texts = {path.name: path.read_text(encoding="utf-8").splitlines() for path in tmp_path.iterdir()}
     assert {name: len(lines) for name, lines in texts.items()} == {
         f"{split}.{language}": count for split, count in SIZES.items() for language in ("svo", "sov")
     }

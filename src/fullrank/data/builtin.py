@@ -2,9 +2,9 @@
 
 It is the language reference, docstrings and comments of the standard library: one document per help topic and per module, split
 by a hash of the document's name, so that a module stays in its split from one Python version to the next. The text itself
-differs between versions (and between builds that strip documentation): results are comparable only with the same content hash,
-which is recorded. Left out: tests, idlelib, lib2to3, the character tables of codecs (no prose), and lines that repeat across
-documents.
+differs between versions (and between builds that strip documentation): results are comparable only with the same checksum of
+the text, which is recorded. Left out: tests, idlelib, lib2to3, the character tables of codecs (no prose), and lines that repeat
+across documents.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import sys
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fullrank.core.errors import InputError
 
-SPLITS = ("train", "valid", "test")
 _FEWEST_WORDS = 200_000  # an unstripped Python has about 550,000
 _SKIPPED = {
     "__pycache__", "_bundled", "dist-packages", "idle_test", "idlelib", "lib-dynload", "lib2to3", "pydoc_data",
@@ -162,42 +161,32 @@ def cut_sentences(text: str) -> Iterator[str]:
         yield from filter(_LETTER.search, _SENTENCE.split(" ".join(paragraph)))
 
 
-def drop_repeats(documents: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str], int]]:
-    """(name, lines, lines dropped): a line of six or more words stays only in the first document that has it."""
+def drop_repeats(documents: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """(name, lines): a line of six or more words stays only in the first document that has it."""
     seen: dict[str, str] = {}
     for name, lines in documents:
-        new = [line for line in lines if len(line.split()) < _LONG or seen.setdefault(line.casefold(), name) == name]
-        yield name, new, len(lines) - len(new)
+        yield (
+            name,
+            [line for line in lines if len(line.split()) < _LONG or seen.setdefault(line.casefold(), name) == name],
+        )
 
 
-def write_text(folder: Path) -> Mapping[str, object]:
+def write_texts(folder: Path) -> None:
     """Write `train.txt`, `valid.txt`, `test.txt` into `folder`: a sentence a line, an empty line after each document.
 
-    Returns what to record: Python version, content hash, documents per split, repeated lines dropped.
     Raises InputError where the distribution of Python ships (almost) no documentation.
     """
-    digest, dropped = hashlib.sha256(), 0
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for name, lines, repeats in drop_repeats(read_documents()):
-        dropped += repeats
+    texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for name, lines in drop_repeats(read_documents()):
         if lines:
-            split, text = choose_split(name), "".join(f"{line}\n" for line in lines) + "\n"
-            digest.update(f"{split}\0{name}\0{text}".encode())
-            texts[split].append(text)
-    words = sum(len(text.split()) for documents in texts.values() for text in documents)
+            texts[choose_split(name)] += [*lines, ""]
+    words = sum(len(line.split()) for lines in texts.values() for line in lines)
     if words < _FEWEST_WORDS or not all(texts.values()):
         raise InputError(
             f"data.name: 'builtin' reads the documentation of the running Python, and {sys.executable} (Python "
             f"{platform.python_version()}) ships almost none ({words:,} words): the distribution stripped it. "
             "Use another Python, or data.name=text with data.train=FILE"
         )
-    for split, documents in texts.items():
-        (folder / f"{split}.txt").write_text("".join(documents), encoding="utf-8", newline="\n")
-    return {
-        "python": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "content_sha256": digest.hexdigest(),
-        "documents": {split: len(documents) for split, documents in texts.items()},
-        "repeated_lines_dropped": dropped,
-        "help_topics": len(read_topics()),
-    }
+    for split, lines in texts.items():
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="\n")

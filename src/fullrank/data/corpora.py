@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import inspect
 import re
 import shutil
 import sys
@@ -24,7 +25,7 @@ import yaml
 from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask, TaskDataConfig
 from fullrank.config.run import PAIR_CORPORA, DataConfig
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
-from fullrank.data import invented
+from fullrank.data import builtin, invented
 from fullrank.files import (
     Report,
     SafeLoader,
@@ -32,6 +33,7 @@ from fullrank.files import (
     check_folder,
     create_folder,
     cut_by_lines,
+    digest,
     file_digest,
     lines,
     mended,
@@ -47,6 +49,7 @@ SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
 SQUAD_HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 _TIMEOUT = 30  # seconds without a byte
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
+_MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
 _ENCODER = "those of the model"  # that is fine-tuned
 
 
@@ -283,7 +286,7 @@ def _match_files(path: Path, key: str) -> list[Path]:
 
 def check_data(config: DataConfig | TaskDataConfig) -> None:
     """InputError for files of one's own, or a folder of a corpus, that are not there; reads no more than their names."""
-    if config.dir is not None and config.name not in (invented.TRANSLATION, "builtin"):
+    if config.dir is not None and config.name not in _MADE:
         check_folder(Path(config.dir).expanduser(), "the files of the corpus")
     if not isinstance(config, DataConfig):
         return
@@ -297,8 +300,14 @@ def check_data(config: DataConfig | TaskDataConfig) -> None:
 
 def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Path:
     """The folder with the files of a corpus, which is downloaded where no folder is named."""
-    if info.name == invented.TRANSLATION:
-        return invented.write_translation(cache)
+    if info.name in _MADE:
+        program = _MADE[info.name]
+        folder = cache / "texts" / f"{info.name}-{digest([sys.version, inspect.getsource(program)])[:16]}"
+        if not folder.is_dir():
+            report(f"{info.name}: making the text")
+            with create_folder(folder) as new:
+                program.write_texts(new)
+        return folder
     if config.dir is not None:
         folder = check_folder(Path(config.dir).expanduser(), info.file_names())
     elif info.urls:

@@ -11,11 +11,8 @@ A sentence is `the ADJECTIVE ANIMAL VERB the ADJECTIVE THING`. What is to be lea
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from random import Random
-
-from fullrank.files import create_folder
 
 ADJECTIVES = (("grey", "slow", "sad", "rough", "cold", "dull"), ("bright", "quick", "glad", "kind", "warm", "fine"))
 ANIMALS = ("cat", "dog", "horse", "bird", "fox", "hare", "goat", "mouse", "bear", "owl", "hen", "crab")
@@ -47,24 +44,15 @@ def translate(words: list[str]) -> str:
     return f"{animal} {first} {thing}m {second}m {verb}"
 
 
-def write_translation(cache: Path) -> Path:
-    """The folder in `cache` that holds a file of each split and language, `train.svo`, `train.sov`, ...; written if need be.
-
-    No source line occurs twice.
-    """
-    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # another grammar, another folder
-    folder = cache / "texts" / f"{TRANSLATION}-{key}"
-    if folder.is_dir():
-        return folder
+def write_texts(folder: Path) -> None:
+    """Write a file of each split and language into `folder`, `train.svo`, `train.sov`, ...; no source line occurs twice."""
     draw, pairs = Random(1), dict[str, str]()
     while len(pairs) < sum(SIZES.values()):
         words = draw_words(draw)
         pairs[join_words(words)] = translate(words)
     rows = iter(pairs.items())
-    with create_folder(folder) as temporary:
-        for split, count in SIZES.items():
-            lines = [next(rows) for _ in range(count)]
-            for language, side in zip(LANGUAGES, zip(*lines, strict=True), strict=True):
-                text = "".join(f"{line}\n" for line in side)
-                (temporary / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")
-    return folder
+    for split, count in SIZES.items():
+        lines = [next(rows) for _ in range(count)]
+        for language, side in zip(LANGUAGES, zip(*lines, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in side)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")

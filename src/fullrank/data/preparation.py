@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import platform
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ import tokenizers
 
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
-from fullrank.data import builtin
-from fullrank.data.corpora import SPLITS, CorpusInfo, Sources, find_text, list_sections, text_corpus
+from fullrank.data.corpora import SPLITS, CorpusInfo, Sources, find_text, text_corpus
 from fullrank.data.pairs import plan_pairs
 from fullrank.data.prepared import IDS, Built, Corpus, Plan, id_type, load_corpus, write_corpus
 from fullrank.data.tokenizers import (
@@ -69,7 +67,13 @@ def prepare(
     cache = cache_root(config.cache)
     plan = plan_pairs(config, cache, report) if config.has_pairs else plan_text(config, cache, report, tokenizer)
     folder = cache / "corpora" / plan.name_folder()
-    corpus = _open(folder, report)
+    corpus = None
+    if folder.exists():
+        try:
+            corpus = load_corpus(folder)
+        except (InputError, RunError) as error:
+            report(f"the prepared corpus cannot be used, preparing it again: {error}")
+            shutil.rmtree(folder, ignore_errors=True)
     if corpus is None:
         with create_folder(folder) as new:
             write_corpus(new, plan)
@@ -77,18 +81,6 @@ def prepare(
     if corpus.is_slice:
         _report_slice(corpus, report, allow_slice)
     return corpus
-
-
-def _open(folder: Path, report: Report) -> Corpus | None:
-    """The corpus in `folder`, which is removed where it is damaged."""
-    if not folder.exists():
-        return None
-    try:
-        return load_corpus(folder)
-    except (InputError, RunError) as error:
-        report(f"the prepared corpus cannot be used, preparing it again: {error}")
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
 
 
 def _report_slice(corpus: Corpus, report: Report, allowed: bool) -> None:
@@ -134,23 +126,10 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
     identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
     if settings.kind in ("bpe", "pretrained"):
         identity["tokenizers"] = tokenizers.__version__
-    if info.name == "builtin":
-        identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
-        identity["python"] = [sys.version, len(builtin.read_topics())]
-        sources = Sources({})  # written where the corpus is built
-    else:
-        sources = find_text(config, info, cache, report)
+    sources = find_text(config, info, cache, report)
 
     def build(folder: Path) -> Built:
-        if sources.splits:
-            return _build(folder, info, settings, sources, report, tokenizer)
-        report("builtin: reading the documentation of the running Python")
-        details = builtin.write_text(folder)
-        texts = list_sections({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
-        built = _build(folder, info, settings, texts, report, tokenizer)
-        for split in SPLITS:
-            (folder / f"{split}.txt").unlink()
-        return dataclasses.replace(built, marks=[f"Python {details['python']}", *built.marks], details=details)
+        return _build(folder, info, settings, sources, report, tokenizer)
 
     return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), sources, identity, build)
 
@@ -198,6 +177,8 @@ def _build(
         report(f"{info.name}: encoding {split}")
         counts[split] = _encode(tokenizer, sections[split], folder, settings, split, report)
     marks = []
+    if info.name == "builtin":
+        marks.append(f"Python {platform.python_version()}")
     if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in sections["train"]))
         marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))

@@ -314,12 +314,11 @@ def unigram_perplexity(corpus: Corpus, split: str) -> float:
 
 def _count_ids(corpus: Corpus, split: str) -> np.ndarray:
     """Counts of each entry in a split; (V,) int64."""
-    name = f"{split}.{IDS}.bin"
-    return _count_file(corpus.folder / name, corpus.checksums[split][name], len(corpus.tokenizer))
+    return _count_file(corpus.folder / f"{split}.{IDS}.bin", len(corpus.tokenizer))
 
 
 @lru_cache(maxsize=2)  # the training split stands behind the figures of every other
-def _count_file(path: Path, sha256: str, entries: int) -> np.ndarray:
+def _count_file(path: Path, entries: int) -> np.ndarray:
     counts = np.zeros(entries, dtype=np.int64)
     with path.open("rb") as file:  # read, not mapped: not all of it need stay in memory
         while len(ids := np.fromfile(file, id_type(entries), _COUNTED_AT_ONCE)):
