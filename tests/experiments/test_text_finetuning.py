@@ -283,7 +283,7 @@ def test_arms_differ_in_what_is_injected_alone(place):
 @pytest.mark.parametrize(
     ("section", "key", "value", "says"),
     [
-        ("data", "tokens", "word", "data.tokens: the tokens are those of"),
+        ("data", "tokens", "word", "data.tokens: for models of ours"),
         ("data", "train", None, "data.name: a text"),
         ("train", "objective", "masked", "train.objective: for models of ours"),
         ("train", "sharding", "fsdp", "train.sharding"),

@@ -8,7 +8,7 @@ evaluation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -51,13 +51,13 @@ class GlueTask:
     name: str
     title: str
     folder: str
-    sentences: tuple[str, ...]
+    sentences: Sequence[str]
     sizes: Mapping[str, int]
     licence: str
-    labels: tuple[str, ...] | None = None
-    hub_sentences: tuple[str, ...] | None = None
+    labels: Sequence[str] | None = None
+    hub_sentences: Sequence[str] | None = None
     label_column: str = "label"
-    metrics: tuple[str, ...] = ("accuracy",)
+    metrics: Sequence[str] = ("accuracy",)
 
     @property
     def outputs(self) -> int:
@@ -88,18 +88,8 @@ class GlueTask:
         raise InputError(f"{where}: the label is {label!r}; allowed: {allowed}")
 
 
-def _read_tasks() -> dict[str, GlueTask]:
-    table = yaml.load(Path(__file__).with_name("glue.yaml").read_bytes(), SafeLoader)
-    tasks = {}
-    for name, entry in table.items():
-        columns: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-        }
-        tasks[name] = GlueTask(name, **columns)
-    return tasks
-
-
-GLUE: Mapping[str, GlueTask] = _read_tasks()
+_TABLE = yaml.load(Path(__file__).with_name("glue.yaml").read_bytes(), SafeLoader)
+GLUE: Mapping[str, GlueTask] = {name: GlueTask(name, **entry) for name, entry in _TABLE.items()}
 TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD)
 _OF_SQUAD = f"name={'|'.join(SQUAD)}"
 
@@ -134,7 +124,6 @@ class PretrainedConfig(Section):
     memory_length: ClassVar[int] = 0
     same_length: ClassVar[bool] = False
     sees_future: ClassVar[bool] = False
-    has_attention_weights: ClassVar[bool] = True
     position: ClassVar[str] = "pretrained"
     pretrained: str = key("bert-base-uncased", "a folder, a name on the Hugging Face hub, minilm, or random")
     revision: str | None = key(None, "revision on the hub")
@@ -145,15 +134,10 @@ class PretrainedConfig(Section):
         if not self.pretrained:
             yield "model.pretrained: a folder or a name on the Hugging Face hub, given nothing"
 
-    def problems_of_penalties(self, train: TrainingConfig) -> Iterator[str]:
-        """Lines about penalties on attention that is not injected."""
-        attention = self.attention
-        for penalty in ("orthogonality", "overlap"):
-            if (value := getattr(train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
-                yield (
-                    f"train.{penalty}: a penalty on the attention that is injected, given {value}; set "
-                    "model.attention.mix, or leave it out"
-                )
+    @property
+    def has_attention_weights(self) -> bool:
+        """Attention weights are computed by what is injected."""
+        return (self.attention.mix, self.attention.normalize) != ("none", "softmax")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,14 +260,13 @@ class FinetuneEvalConfig(Section):
 class FinetuneConfig(Section):
     """One run of fine-tuning."""
 
-    DECIDED_BY: ClassVar = {"task": "data.name", "data.answers": "data.name"}
+    DECIDED_BY: ClassVar = {
+        "task": "data.name", "data.answers": "data.name", "model.has_attention_weights": "model.attention.mix",
+    }  # fmt: skip
     model: PretrainedConfig = key(PretrainedConfig(), "the pretrained encoder and what is injected")
     data: TaskDataConfig = key(TaskDataConfig(), "a task, and how its texts become token ids")
     train: FinetuneTrainConfig = key(FinetuneTrainConfig(), "how the encoder is fine-tuned")
     eval: FinetuneEvalConfig = key(FinetuneEvalConfig(), "how the task is evaluated")
-
-    def _faults(self) -> Iterator[str]:
-        yield from self.model.problems_of_penalties(self.train)
 
     @property
     def task(self) -> Literal["finetuning"]:
@@ -327,31 +310,29 @@ class TextTrainConfig(PretrainedTraining, TrainConfig):
         super()._resolve()
 
 
-_TOKENS = ("tokens", "lowercase", "sos", "min_count", "max_vocabulary")  # keys about tokens, which come with the model
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextFinetuneConfig(RunConfig):
     """One run of fine-tuning on a text."""
 
+    DECIDED_BY: ClassVar = {**RunConfig.DECIDED_BY, "model.has_attention_weights": "model.attention.mix"}
     model: PretrainedConfig = key(PretrainedConfig(pretrained="gpt2"), "the pretrained model")  # type: ignore[assignment]
     train: TextTrainConfig = key(TextTrainConfig(), "how the model is fine-tuned")
 
     def _faults(self) -> Iterator[str]:
-        yield from self.model.problems_of_penalties(self.train)
         if self.data.has_pairs:
             yield f"data.name: a text for a causal model, given the sentence pairs {self.data.name}; set data.train to a file"
-        for name in _TOKENS:
-            if value := getattr(self.data, name):
-                yield f"data.{name}: the tokens are those of {self.model.pretrained}, given {value!r}; leave it out"
-        if self.data.documents is not None:
-            yield f"data.documents: for models of ours, given '{self.data.documents}' for a pretrained one; leave it out"
-        train = self.train
-        ours = {"objective": "causal", "start": None, "sharding": "ddp", "embedding_rate": 1.0, "mixing_rate": 1.0}
-        for name, allowed in ours.items():
-            if (value := getattr(train, name)) != allowed:
-                yield f"train.{name}: for models of ours, given {value!r} for a pretrained one; leave it out"
-        if train.parts or any(phase.skip != "none" for phase in train.phases):
-            yield "train.parts, train.phases.skip: for models of ours; leave them out for a pretrained one"
-        if train.activation_regularization or train.temporal_regularization:
-            yield "train.activation_regularization, train.temporal_regularization: for models of ours; leave them out"
+        for path in _OURS:
+            section, name = path.split(".")
+            value, usual = (getattr(getattr(config, section), name) for config in (self, RunConfig()))
+            if value != usual:
+                yield f"{path}: for models of ours, given {value!r} for a pretrained one; leave it out"
+        if any(phase.skip != "none" for phase in self.train.phases):
+            yield "train.phases.skip: for models of ours; leave it out for a pretrained one"
+
+
+# keys of a model of ours and its training; tokens come with a pretrained model
+_OURS = (
+    *(f"data.{name}" for name in ("tokens", "lowercase", "sos", "min_count", "max_vocabulary", "documents")),
+    *(f"train.{name}" for name in ("objective", "start", "sharding", "embedding_rate", "mixing_rate", "parts")),
+    "train.activation_regularization", "train.temporal_regularization",
+)  # fmt: skip
