@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, WithoutCache, keeps, log_prob, padded
 
-from fullrank.decoding import Sequences, sample
-from fullrank.decoding.sample import Constraints, distribution
+from fullrank.core.errors import InputError
+from fullrank.decoding import Ensemble, Sequences, beam_search, sample
+from fullrank.decoding.sample import Constraints, distribution, penalize_repetition
 
 
 def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:
@@ -133,3 +135,99 @@ def test_samples_follow_the_model_among_what_is_allowed():
                 assert seen == 0
     whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
     torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
+
+
+# -- as transformers defines it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.3, 0.999, 1.0])
+def test_min_p_is_that_of_transformers(min_p):
+    transformers = pytest.importorskip("transformers")
+    scores = torch.randn(5, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    warped = transformers.MinPLogitsWarper(min_p)(None, scores / 0.7)
+    expected = torch.softmax(warped, -1)
+    given = distribution(torch.log_softmax(scores, -1), temperature=0.7, min_p=min_p)
+    torch.testing.assert_close(given, expected)
+    # after top_k and top_p, in the order of transformers
+    chain = [transformers.TopKLogitsWarper(7), transformers.TopPLogitsWarper(0.9), transformers.MinPLogitsWarper(min_p)]
+    warped = scores
+    for one in chain:
+        warped = one(None, warped)
+    given = distribution(torch.log_softmax(scores, -1), top_k=7, top_p=0.9, min_p=min_p)
+    torch.testing.assert_close(given, torch.softmax(warped, -1))
+    assert bool((given > 0).sum(-1).ge(1).all())
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_a_repetition_penalty_is_that_of_transformers(penalty):
+    transformers = pytest.importorskip("transformers")
+    draw = torch.Generator().manual_seed(2)
+    logits = torch.randn(4, 9, generator=draw, dtype=torch.float64) * 2
+    ids = torch.randint(0, 9, (4, 6), generator=draw)
+    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+    torch.testing.assert_close(penalize_repetition(logits, ids, penalty), expected)
+    counts = torch.tensor([[0, 0, 1, 1, 1, 1]] * 4)
+    masked = transformers.RepetitionPenaltyLogitsProcessor(penalty)(ids[:, 2:], logits)
+    torch.testing.assert_close(penalize_repetition(logits, ids, penalty, counts.bool()), masked)
+
+
+def test_penalized_texts_are_those_of_transformers():
+    """Greedy texts of a GPT-2, token by token; the log-probabilities are those of the model itself."""
+    transformers = pytest.importorskip("transformers")
+    from fullrank.hf.causal import CausalModel
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=23, n_embd=16, n_layer=2, n_head=2, n_positions=40, eos_token_id=None)
+    config.initializer_range = 0.6
+    theirs = transformers.GPT2LMHeadModel(config).double().eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    texts = {}
+    for penalty in (1.0, 1.2, 3.0):
+        options = {"do_sample": False, "repetition_penalty": penalty, "pad_token_id": 0}
+        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, **options)
+        drawn = sample(CausalModel(theirs), ids, max_new_tokens=16, greedy=True, repetition_penalty=penalty)
+        assert torch.equal(drawn.ids, expected[:, 5:])
+        texts[penalty] = drawn.ids.tolist()
+        whole = torch.cat((ids, drawn.ids), 1)
+        log_p = theirs(whole).logits.log_softmax(-1)[:, 4:-1].gather(2, drawn.ids[..., None])[..., 0]
+        torch.testing.assert_close(drawn.log_probs, log_p)
+    assert len({str(text) for text in texts.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_p": -0.1}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"repetition_penalty": math.inf}]
+)
+def test_cuts_and_penalties_out_of_range(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        sample(Recurrent(5), torch.tensor([[1]]), max_new_tokens=2, **options)
+
+
+# -- ensembles -----------------------------------------------------------------------------------------------------------
+
+
+def mean_log_prob(models: list[Recurrent], text: list[int]) -> torch.Tensor:
+    """log of the mean of the models' probabilities of the next token, (V,)."""
+    probs = [model(torch.tensor([text])).logits[0, -1].softmax(-1) for model in models]
+    return torch.stack(probs).mean(0).log()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_an_ensemble_takes_the_mean_of_probabilities(use_cache):
+    models = [Recurrent(7, seed=seed).eval() for seed in (3, 4, 5)]
+    ids, mask = padded(PROMPTS)
+    found = sample(Ensemble(models), ids, max_new_tokens=9, greedy=True, attention_mask=mask, use_cache=use_cache)
+    for row, prompt in enumerate(PROMPTS):
+        text = list(prompt)
+        for place in range(9):
+            log_p = mean_log_prob(models, text)
+            text.append(int(log_p.argmax()))
+            assert found.log_probs[row, place].item() == pytest.approx(float(log_p.max()), abs=1e-12)
+        assert found.ids[row].tolist() == text[len(prompt) :]
+    searched = beam_search(Ensemble(models), torch.tensor([PROMPTS[0]]), max_new_tokens=3, beams=400, n_best=3)
+    scores = {}
+    for text in itertools.product(range(7), repeat=3):
+        terms = [mean_log_prob(models, [*PROMPTS[0], *text[:place]])[text[place]] for place in range(3)]
+        scores[text] = float(sum(terms))
+    best = sorted(scores.values(), reverse=True)[:3]
+    assert searched.log_probs[0].tolist() == pytest.approx(best, abs=1e-12)
+    assert Ensemble([Recurrent(7, max_length=5), Recurrent(7, max_length=9), Recurrent(7)]).max_length == 5

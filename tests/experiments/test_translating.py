@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.data.language import build_language, find_words
 from fullrank.decoding import beam_search
 from fullrank.experiments.translation import LineTranslator, Search, replace_unknown, translate_ids
@@ -107,3 +108,53 @@ def test_a_model_with_spare_entries_translates(tmp_path):
     smaller.save(tmp_path / "tokenizer" / "target")
     lines = LineTranslator(tmp_path).translate(["ein hund schläft .", "rot"])
     assert all(set(best[0].text.split()) <= set(smaller.entries) for best in lines)
+
+
+# -- ensembles and given translations ------------------------------------------------------------------------------------
+
+TARGETS = ["a dog sleeps .", "", "the park and nothing else", "x y z"]
+
+
+def test_given_translations_are_scored_as_forced(run, tmp_path):
+    """Each token by one pass of the model over the translation, and by the search that finds it."""
+    folder, model = run
+    other = write_run(tmp_path, attention=fr.AttentionConfig(mix="position_wise"), seed=5)
+    source, target = languages()
+    sources = [*[line for line in LINES if line.strip()][:3], ""]
+    for folders, models in (([folder], [model]), ([folder, tmp_path], [model, other])):
+        translator = LineTranslator(folders, batch_size=2)
+        scored = translator.score(sources, TARGETS)
+        for line, text, nll in zip(sources, TARGETS, scored, strict=True):
+            x = torch.tensor([[*source.encode(line), source.eos_id]])
+            y = [*target.encode(text), target.eos_id]
+            probs = []
+            for one in models:
+                logits = one(x, torch.tensor([[target.eos_id, *y[:-1]]])).logits[0]
+                probs.append(logits.double().softmax(-1)[range(len(y)), y])
+            expected = -torch.stack(probs).mean(0).log()
+            assert nll == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)
+        best = translator.translate(sources[:1])[0][0]
+        if best.tokens > len(best.ids):  # ended by the model
+            words = [" ".join(target.entries[i] for i in best.ids)]
+            assert -sum(translator.score(sources[:1], words)[0]) == pytest.approx(best.log_prob, abs=1e-4)
+    with pytest.raises(InputError, match="3 translations of 4 lines"):
+        translator.score(sources, TARGETS[:3])
+    write_run(tmp_path / "short", position="learned")
+    with pytest.raises(InputError, match=r"--score: line 1 has 31 tokens with <eos>, .* at most 24"):
+        LineTranslator(tmp_path / "short").score(["rot"], ["red " * 30])
+
+
+def test_an_ensemble_of_one_run_twice_is_that_run(run, tmp_path):
+    folder, _ = run
+    once = LineTranslator(folder, Search(beams=2)).translate(LINES)
+    twice = LineTranslator([folder, folder], Search(beams=2)).translate(LINES)
+    checkpoints = LineTranslator(folder, Search(beams=2), checkpoint="best,best").translate(LINES)
+    for first, second, third in zip(once, twice, checkpoints, strict=True):
+        assert first[0].ids == second[0].ids == third[0].ids
+        assert first[0].log_prob == pytest.approx(second[0].log_prob, abs=1e-5)
+    write_run(tmp_path, seed=5)
+    both = LineTranslator([folder, tmp_path], Search(beams=2)).translate(LINES)
+    assert [best[0].log_prob for best in both] != [best[0].log_prob for best in once]
+    write_run(tmp_path / "subwords", subwords=True)
+    with pytest.raises(InputError, match="their vocabularies differ"):
+        LineTranslator([folder, tmp_path / "subwords"])

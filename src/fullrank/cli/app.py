@@ -287,6 +287,10 @@ Kernel = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
 Checkpoint = Annotated[str, typer.Option(help="Of a run: best, last, or average, as `fullrank average` makes it.")]
+Checkpoints = Annotated[str, typer.Option(metavar="A,B", help="The same; of several the mean of their probabilities.")]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="DIR", help="A run folder; of several the mean of their probabilities.")
+]
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
@@ -377,6 +381,12 @@ class SamplingOptions:
     ] = None
     top_k: Annotated[int | None, Number(help="Only the k likeliest tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that make up p.")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Only tokens with this share of the likeliest one's probability.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens of prompt and text are less likely to come again.")
+    ] = None
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
 
 

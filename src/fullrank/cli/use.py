@@ -15,12 +15,14 @@ import typer
 
 from fullrank.cli.app import (
     Checkpoint,
+    Checkpoints,
     Device,
     Json,
     Kernel,
     Number,
     Quiet,
     Run,
+    Runs,
     SamplingOptions,
     Split,
     clear_progress,
@@ -39,7 +41,7 @@ from fullrank.core.errors import InputError, count_things
 from fullrank.files import text_of
 
 if TYPE_CHECKING:
-    from fullrank.experiments.translation import Translation
+    from fullrank.experiments.translation import LineTranslator, Translation
 
 
 @verb(
@@ -129,9 +131,10 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 @verb(
     "fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9",
     "fullrank generate runs/demo/b --prompt 'if the' --beam 4",
+    "fullrank generate runs/demo/plain runs/demo/b --prompt 'if the' --min-p 0.05  # both together",
 )
 def generate(
-    run: Run,
+    runs: Runs,
     sampling: SamplingOptions,
     search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
     memory: Annotated[Any, make_options(EvalConfig, "memory_length")],
@@ -140,30 +143,36 @@ def generate(
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     number: Annotated[int, Number("--number", "-n", help="Number of texts.")] = 1,
     stop: Annotated[bool, typer.Option("--stop", help="Stop at the end of the line or text (<eos>).")] = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoints = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Continue a prompt by sampling or beam search."""
+    """Continue a prompt by sampling or beam search.
+
+    Of several runs, or several checkpoints of a run, the mean of their probabilities is taken; their vocabularies must be one.
+    """
     drawing = drop_missing(sampling) | ({"greedy": True} if greedy else {})
     if search.beams is not None:
         exclude("--beam", "searches", drawing)
     elif search.length_penalty is not None:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
-        exclude("--greedy", "always takes the likeliest token", drawing.keys() - {"greedy", "seed"})
+        exclude(
+            "--greedy", "always takes the likeliest token", drawing.keys() - {"greedy", "seed", "repetition_penalty"}
+        )
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
     from fullrank.experiments.run_folder import open_any
 
-    open_any(run)
+    for run in runs:
+        open_any(run)
 
     from fullrank.experiments.generation import write
 
     content = write(
-        run,
+        runs,
         prompt,
         **drawing,
         **drop_missing(search),
@@ -256,9 +265,11 @@ _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "m
 @verb(
     "fullrank translate runs/mine < source.de > target.en",
     "fullrank translate runs/mine --n-best 3 --json < source.de",
+    "fullrank translate runs/seed1 runs/seed2 --checkpoint average < source.de  # an ensemble",
+    "fullrank translate runs/mine --score target.en < source.de",
 )
 def translate(
-    run: Run,
+    runs: Runs,
     search: Annotated[Any, make_options(EvalConfig, *_SEARCH)],
     source: Annotated[
         Path | None,
@@ -266,9 +277,15 @@ def translate(
             "--input", metavar="FILE", exists=True, dir_okay=False, help="Read this file instead of the standard input."
         ),
     ] = None,
+    score: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TARGETS", exists=True, dir_okay=False, help="Score these translations of the lines instead."
+        ),
+    ] = None,
     n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
     batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoints = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     quiet: Quiet = False,
@@ -280,14 +297,17 @@ def translate(
 
     Lines of a pipe or a terminal are translated as they come.
     An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
+    Several runs or checkpoints translate by the mean of their probabilities; their vocabularies must be one.
+    --score prints for each line the log-probability of its translation in nats and nats per token, <eos> included.
     """
     from fullrank.experiments.translation import LineTranslator, Search, open_translation_run
 
-    settings = dataclasses.replace(
-        Search.from_config(open_translation_run(run).eval), **drop_missing(search), n_best=n_best
-    )
+    chosen = drop_missing(search)
+    if score is not None:
+        exclude("--score", "searches nothing", [*chosen, *(["n_best"] if n_best > 1 else [])])
+    settings = dataclasses.replace(Search.from_config(open_translation_run(runs[0]).eval), **chosen, n_best=n_best)
     translator = LineTranslator(
-        run,
+        runs,
         settings,
         checkpoint=checkpoint,
         batch_size=batch_size,
@@ -305,6 +325,9 @@ def translate(
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
         if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
+        if score is not None:
+            _score_lines(translator, stream, score, as_lines=as_lines)
+            return
         for lines in read_lines(stream):
             translations = translator.translate(lines, first=done + 1, progress=show)
             clear_progress()
@@ -315,6 +338,21 @@ def translate(
             sys.stdout.buffer.flush()
     if not quiet:
         say(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
+
+
+def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *, as_lines: bool) -> None:
+    """Print the log-probability of each translation in a file, of the line of the stream beside it."""
+    sources = [line for lines in read_lines(stream) for line in lines]
+    with FileIO(targets) as file:
+        given = [line for lines in read_lines(file) for line in lines]
+    for number, (target, scored) in enumerate(zip(given, translator.score(sources, given), strict=True), start=1):
+        log_prob, mean = -sum(scored), sum(scored) / len(scored)
+        if as_lines:
+            content = {"line": number, "source": sources[number - 1], "target": target, "tokens": len(scored)}
+            text = json.dumps({**content, "log_prob": log_prob, "nll": mean, "nlls": scored}, ensure_ascii=False)
+        else:
+            text = f"{log_prob:.6f}\t{mean:.6f}"
+        sys.stdout.buffer.write(f"{text}\n".encode())
 
 
 def format_line(number: int, source: str, best: Sequence[Translation], style: str) -> list[str]:

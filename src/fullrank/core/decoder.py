@@ -169,6 +169,8 @@ class LanguageModel(Layers):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
         greedy: bool = False,
         beams: int | None = None,
         length_penalty: float = 1.0,
@@ -180,7 +182,8 @@ class LanguageModel(Layers):
     ) -> Tensor:
         """input_ids (B, N), padded on the left, and what the model writes after them -> (B, N + T), read with a cache.
 
-        Tokens are drawn from p^(1/temperature) cut to `top_k` and `top_p`; `greedy` takes the likeliest, `beams` searches so
+        Tokens are drawn from p^(1/temperature) cut to `top_k`, `top_p` and to `min_p` of the likeliest; `repetition_penalty`
+        makes tokens that were there less likely; `greedy` takes the likeliest, `beams` searches so
         many texts at a time (score: log p / length^length_penalty). The same `seed` gives the same text. A row ends with
         `eos_id` or after `max_new_tokens`, and is filled with `eos_id`.
         window: the most tokens W that are read at once. Where a text grows longer, the model reads its last W / 2 tokens
@@ -190,7 +193,8 @@ class LanguageModel(Layers):
         return engine.generate(
             self, input_ids, beams=beams, length_penalty=length_penalty, window=window, attention_mask=attention_mask,
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, no_repeat_ngram_size=no_repeat_ngram_size,
-            temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed, eos_id=eos_id,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            greedy=greedy, seed=seed, eos_id=eos_id,
         )  # fmt: skip
 
     def nll(

@@ -16,6 +16,7 @@ from fullrank.core.memory import Memory
 from fullrank.core.model import ModelOutput, longest
 from fullrank.decoding.beam import Hypotheses as Hypotheses
 from fullrank.decoding.beam import beam_search as beam_search
+from fullrank.decoding.sample import Ensemble as Ensemble
 from fullrank.decoding.sample import Sequences as Sequences
 from fullrank.decoding.sample import sample as sample
 
@@ -55,7 +56,10 @@ def window_of(model: LanguageModel, window: int | None = None) -> int | None:
     return longest(window, model.max_length)
 
 
-_DRAWING = {"temperature": 1.0, "top_k": None, "top_p": None, "greedy": False, "seed": None}  # and their defaults
+_DRAWING = {  # and their defaults
+    "temperature": 1.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": 1.0, "greedy": False,
+    "seed": None,
+}  # fmt: skip
 
 
 def generate(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
@@ -52,6 +54,8 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     greedy: bool = False,
     eos_id: int | None = None,
     seed: int | None = None,
@@ -62,7 +66,10 @@ def sample(
     """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
 
     Tokens come from p(v)^(1/temperature), cut to the `top_k` most probable, then to the smallest set of the most probable
-    ones with `top_p` of what remains. `greedy`, and temperature 0, take the most probable token, the first of equal ones.
+    ones with `top_p` of what remains, then to those with `min_p` of the probability of the likeliest (Nguyen et al. 2024).
+    repetition_penalty: divides the logits above 0 of all tokens of prompt and text, and multiplies those below (Keskar et al.
+    2019), before all else; padding does not count. `greedy`, and temperature 0, take the most probable token, the first of
+    equal ones.
     Draws come from a generator of this call alone: the same `seed` gives the same text, and the global one is untouched.
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
@@ -70,7 +77,7 @@ def sample(
     window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
-    _check_options(temperature, top_k, top_p)
+    _check_options(temperature, top_k, top_p, min_p, repetition_penalty)
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     greedy = greedy or temperature == 0
     generator = torch.Generator(prompt_ids.device)
@@ -95,10 +102,17 @@ def sample(
                 log_probs = log_probs.masked_fill(ended[:, None], 0.0)  # any token will do there
                 if ended.all():
                     break
+            scores = log_probs
+            if repetition_penalty != 1:
+                written = torch.cat((prompt_ids, ids), dim=1)
+                is_token = None if attention_mask is None else F.pad(attention_mask.bool(), (0, length), value=True)
+                penalized = log_normalized(penalize_repetition(reading.logits, written, repetition_penalty, is_token))
+                scores = penalized.masked_fill(log_probs == -math.inf, -math.inf)
+                scores = scores.masked_fill(ended[:, None], 0.0)
             if greedy:
-                token = log_probs.argmax(dim=-1)
+                token = scores.argmax(dim=-1)
             else:
-                p = distribution(log_probs, temperature=temperature, top_k=top_k, top_p=top_p)
+                p = distribution(scores, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
                 token = torch.multinomial(p, 1, generator=generator).squeeze(1)
             token = token.masked_fill(ended, filler)
             here = log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)
@@ -113,35 +127,72 @@ def sample(
     return Sequences(ids, chosen, lengths)
 
 
+def penalize_repetition(logits: Tensor, ids: Tensor, penalty: float, is_token: Tensor | None = None) -> Tensor:
+    """Logits (B, V) with z / penalty (z above 0) or z * penalty (below) for tokens among ids (B, N); see `sample`."""
+    occurs = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
+    counts = torch.ones_like(ids) if is_token is None else is_token.long()
+    occurs.scatter_add_(1, ids, counts)
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(occurs > 0, penalized, logits)
+
+
 def distribution(
-    log_probs: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    log_probs: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
 ) -> Tensor:
     """The probabilities that tokens are drawn with: log_probs (..., V) -> (..., V), float64, sums of one.
 
-    Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest; of equal tokens the first are kept.
+    Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest, then `min_p`; of equal tokens the
+    first are kept.
     """
-    scores, index = log_probs, None
+    shape, index = log_probs.shape, None
     if top_k is not None or top_p is not None:
-        scores, index = log_probs.sort(dim=-1, descending=True, stable=True)
-        scores, index = scores[..., :top_k], index[..., :top_k]
+        log_probs, index = _sort_largest(log_probs, top_k or shape[-1])
+    scores = log_probs.double()
     # the largest becomes 0 first, so that the division can only overflow towards -inf, probability 0
-    scores = scores.double()
-    probs = torch.softmax((scores - scores.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
+    probs = torch.softmax(scores, dim=-1)
     if top_p is not None and top_p < 1:
         before = probs.cumsum(dim=-1) - probs
         before[..., 0] = 0.0
         probs = probs.masked_fill(before >= top_p, 0.0)
+    if min_p is not None:
+        probs = probs.masked_fill(probs < min_p * probs.amax(dim=-1, keepdim=True), 0.0)
+    if (top_p or 1) < 1 or min_p is not None:
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    return probs if index is None else probs.new_zeros(log_probs.shape).scatter(-1, index, probs)
+    return probs if index is None else probs.new_zeros(shape).scatter(-1, index, probs)
 
 
-def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _sort_largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of scores (..., V), largest first, and their places; of equal ones the first."""
+    if count < scores.shape[-1]:
+        largest, index = scores.topk(count, dim=-1)
+        chosen = (scores >= largest[..., -1:]).sum(dim=-1)
+        if bool((chosen == count).all()):  # no equal ones are parted
+            index = index.sort(dim=-1).values
+            ordered, order = scores.gather(-1, index).sort(dim=-1, descending=True, stable=True)
+            return ordered, index.gather(-1, order)
+    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    return ordered[..., :count], index[..., :count]
+
+
+def _check_options(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, repetition_penalty: float
+) -> None:
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise InputError(f"temperature: zero or more, given {temperature}")
     if top_k is not None and top_k < 1:
         raise InputError(f"top_k: one or more tokens, given {top_k}; leave it out to keep all")
     if top_p is not None and not 0 < top_p <= 1:
         raise InputError(f"top_p: a share above 0 and at most 1, given {top_p}")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise InputError(f"min_p: a share from 0 to 1 of the likeliest token's probability, given {min_p}")
+    if not (repetition_penalty > 0 and math.isfinite(repetition_penalty)):
+        raise InputError(f"repetition_penalty: above 0, where 1 changes nothing, given {repetition_penalty}")
 
 
 @dataclass(frozen=True)
@@ -159,6 +210,7 @@ class Reading:
     mask: Tensor | None
     cache: Any
     window: int | None = None
+    logits: Any = None  # (B, V), of the next token, as the model gives them
 
     def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
         """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
@@ -183,6 +235,7 @@ class Reading:
             ids=self.ids.index_select(0, index),
             mask=None if self.mask is None else self.mask.index_select(0, index),
             cache=None if self.cache is None else self.cache.reorder(index),
+            logits=None,
         )
 
     def read(self, new: Tensor, new_mask: Tensor | None) -> tuple[Tensor, Reading]:
@@ -194,7 +247,8 @@ class Reading:
         else:
             out = self.model(new, cache=self.cache, attention_mask=mask)
             cache = out.cache
-        return log_normalized(out.logits[:, -1]), replace(self, ids=ids, mask=mask, cache=cache)
+        logits = out.logits[:, -1]
+        return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=cache, logits=logits)
 
 
 def read_prompts(
@@ -305,3 +359,51 @@ class Constraints:
             limits = torch.where(repeated, -math.inf, math.inf).to(log_probs.dtype)
             log_probs.scatter_reduce_(1, last, limits, reduce="amin")
         return log_probs
+
+
+class EnsembleCache:
+    """The caches of all models of an ensemble."""
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self.caches = caches
+
+    def reorder(self, index: Tensor) -> EnsembleCache:
+        return EnsembleCache([cache.reorder(index) for cache in self.caches])
+
+
+@dataclass(frozen=True)
+class EnsembleOutput:
+    """logits (B, N, V): log-probabilities; the cache of the next call."""
+
+    logits: Tensor
+    cache: EnsembleCache | None
+
+
+class Ensemble:
+    """Models of one vocabulary, decoded as one, by the mean of their probabilities (fairseq).
+
+    p(v) = 1/K sum_k p_k(v)
+    """
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        self.models = models
+
+    @property
+    def max_length(self) -> int | None:
+        return min((model.max_length for model in self.models if model.max_length is not None), default=None)
+
+    def modules(self) -> Iterator[Any]:
+        for model in self.models:
+            yield from model.modules()
+
+    def new_cache(self) -> EnsembleCache:
+        return EnsembleCache([model.new_cache() for model in self.models])
+
+    def __call__(
+        self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: EnsembleCache | None = None
+    ) -> EnsembleOutput:
+        caches = [{}] * len(self.models) if cache is None else [{"cache": one} for one in cache.caches]
+        pairs = zip(self.models, caches, strict=True)
+        outs = [model(input_ids, attention_mask=attention_mask, **options) for model, options in pairs]
+        mean = torch.stack([log_normalized(out.logits) for out in outs]).logsumexp(0) - math.log(len(outs))
+        return EnsembleOutput(mean, None if cache is None else EnsembleCache([out.cache for out in outs]))

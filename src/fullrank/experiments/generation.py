@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
+from fullrank.core.model import longest
 from fullrank.data import Tokenizer
-from fullrank.decoding import beam_search, reader_of, sample, window_of
+from fullrank.decoding import Ensemble, beam_search, reader_of, sample, window_of
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import with_newlines
 from fullrank.kernels import kernel
@@ -19,7 +20,7 @@ from fullrank.models import LoadedModel, TransformersModel, open_model
 
 
 def generate(
-    model: LoadedModel | LanguageModel | str | Path,
+    model: LoadedModel | LanguageModel | str | Path | Sequence[Any],
     prompt: str = "",
     *,
     tokenizer: Tokenizer | None = None,
@@ -36,7 +37,7 @@ def generate(
 
 
 def write(
-    model: LoadedModel | LanguageModel | str | Path,
+    model: LoadedModel | LanguageModel | str | Path | Sequence[Any],
     prompt: str,
     *,
     tokenizer: Tokenizer | None = None,
@@ -55,51 +56,70 @@ def write(
 ) -> dict[str, Any]:
     """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
 
-    By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, greedy and seed, as in
-    `fullrank.decoding.sample`. With `stop` a text ends at <eos>. window: as in `LanguageModel.generate`; say: told where it
-    slides. A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
+    By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, min_p,
+    repetition_penalty, greedy and seed, as in `fullrank.decoding.sample`. Of several models, and of several checkpoints
+    (`best,last`), the mean of their probabilities; their vocabularies must be one. With `stop` a text ends at <eos>. window:
+    as in `LanguageModel.generate`; say: told where it slides.
+    A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
-    run = str(model) if isinstance(model, str | Path) else None
-    if run is not None:
-        open_causal(Path(run))
-    loaded = open_model(model, checkpoint=checkpoint, device=device_name, causal=True)
-    tokenizer, reads = tokenizer or loaded.tokenizer, loaded.own
-    if isinstance(loaded, TransformersModel):
-        from fullrank.hf.causal import CausalModel
-
-        loaded.require({"step"}, "generate")
-        reads = CausalModel(loaded.module)
-    if not isinstance(tokenizer, Tokenizer) or reads is None:
+    if beams is not None and drawing:
+        raise InputError(f"beams: a search draws nothing; leave out {', '.join(drawing)}, or beams")
+    names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    run = ", ".join(map(str, names)) if all(isinstance(name, str | Path) for name in names) else None
+    opened = [pair for name in names for pair in _open_readers(name, checkpoint, device_name)]
+    tokenizers = [words for words in (tokenizer, *(loaded.tokenizer for loaded, _ in opened)) if words is not None]
+    if not tokenizers or not isinstance(tokenizers[0], Tokenizer):
         raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
-    if memory_length is not None:
-        reads = reads.with_memory(memory_length)
-    reader, window = reader_of(reads), window_of(reads, window)
+    if len({words.fingerprint for words in tokenizers}) > 1:
+        raise InputError(f"{run}: their vocabularies differ; several models write together if they have one vocabulary")
+    tokenizer, readers, windows = tokenizers[0], [], []
+    for _, reads in opened:
+        remembering = reads if memory_length is None else reads.with_memory(memory_length)
+        readers.append(reader_of(remembering))
+        windows.append(window_of(remembering, window))
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = torch.tensor([[start, *prompt_ids]], device=loaded.device)
+    ids = torch.tensor([[start, *prompt_ids]], device=opened[0][0].device)
+    reader: Any = readers[0] if len(readers) == 1 else Ensemble(readers)
+    window = longest(*windows)
     if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
         say(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
         )
-    limits = {
-        "max_new_tokens": max_new_tokens,
-        "eos_id": tokenizer.eos_id if stop else None,
-        "window": window,
-        **drawing,
-    }
+    limits: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None, "window": window,
+    }  # fmt: skip
     with kernel(kernel_name), torch.no_grad():
         if beams is not None:
             found = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
             new, lengths, scores = found.ids[0], found.lengths[0], found.log_probs[0]
         else:
-            drawn = sample(reader, ids.expand(number, -1), **limits)
+            drawn = sample(reader, ids.expand(number, -1), **drawing, **limits)
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
     texts = [
         {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}
         for row, length, score in zip(new.tolist(), lengths.tolist(), scores.tolist(), strict=True)
     ]
     return {"run": run, "prompt": prompt, "texts": texts}
+
+
+def _open_readers(name: Any, checkpoint: str, device_name: str) -> Iterator[tuple[LoadedModel, Any]]:
+    """A model for each checkpoint, and what is decoded: a LanguageModel, or a model of transformers that is read as one."""
+    is_named = isinstance(name, str | Path)
+    if is_named:
+        open_causal(Path(name))
+    for one in checkpoint.split(",") if is_named else [checkpoint]:
+        loaded = open_model(name, checkpoint=one.strip(), device=device_name, causal=True)
+        reads: Any = loaded.own
+        if isinstance(loaded, TransformersModel):
+            from fullrank.hf.causal import CausalModel
+
+            loaded.require({"step"}, "generate")
+            reads = CausalModel(loaded.module)
+        elif not isinstance(reads, LanguageModel):
+            raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
+        yield loaded, reads
 
 
 def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:

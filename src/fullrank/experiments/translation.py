@@ -20,7 +20,8 @@ from fullrank.core.model import longest
 from fullrank.core.translator import Translator
 from fullrank.data import Corpus, Language, Pairs, load_language, prepare
 from fullrank.data.padded_batches import PairBatch, PairBatches, batches_by_length, pad_sentences
-from fullrank.decoding import beam_search
+from fullrank.decoding import Ensemble, beam_search
+from fullrank.decoding.sample import log_normalized
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_scores
 from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
@@ -107,8 +108,20 @@ class Translation:
     text: str = ""
 
 
+def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]], source_eos: int) -> Any:
+    """A writer of translations of sentences (ids without <eos>): of several models an ensemble."""
+    ids, mask = pad_sentences(sentences, source_eos)
+    readers = []
+    for model in models:
+        device = device_of(model)
+        with evaluating(model):  # no dropout in the source either
+            encoded = model.encode(ids.to(device), None if mask is None else mask.to(device))
+            readers.append(model.of_source(encoded))
+    return readers[0] if len(readers) == 1 else Ensemble(readers)
+
+
 def translate_ids(
-    model: Translator,
+    model: Translator | Sequence[Translator],
     sentences: Sequence[Sequence[int]],
     search: Search,
     *,
@@ -123,15 +136,14 @@ def translate_ids(
     Sentences of like lengths are translated together, at most batch_size, the longest first; `progress` is called with the
     number that is done. Neither their order nor batch_size changes a translation, but for rounding.
     """
-    device = device_of(model)
+    models = [model] if isinstance(model, Translator) else model
+    device = device_of(models[0])
     hypotheses = [[Translation((), 0, 0.0, 0.0)] for _ in sentences]
     filled = [i for i, sentence in enumerate(sentences) if len(sentence)]
     done = len(sentences) - len(filled)
     for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
         batch = [filled[position] for position in positions]
-        ids, mask = pad_sentences([sentences[i] for i in batch], source_eos)
-        with evaluating(model):  # no dropout in the source either
-            reader = model.of_source(model.encode(ids.to(device), None if mask is None else mask.to(device)))
+        reader = read_sources(models, [sentences[i] for i in batch], source_eos)
         most_tokens = [search.longest(len(sentences[i]) + 1, reader.max_length) for i in batch]
         best = beam_search(
             reader,
@@ -144,12 +156,13 @@ def translate_ids(
             eos_id=target_eos,
             no_repeat_ngram_size=search.no_repeat_ngram_size,
         )
-        columns = (best.ids.tolist(), best.lengths.tolist(), best.log_probs.tolist(), best.scores.tolist())
-        for i, *of_sentence in zip(batch, *columns, strict=True):
+        columns = (best.ids.tolist(), best.log_probs.tolist(), best.lengths.tolist())
+        for i, texts, log_probs, lengths in zip(batch, *columns, strict=True):
             hypotheses[i] = []
-            for text, length, log_prob, score in zip(*of_sentence, strict=True):
+            for text, log_prob, length in zip(texts, log_probs, lengths, strict=True):
                 if length:
                     words = text[: length - 1] if text[length - 1] == target_eos else text[:length]
+                    score = log_prob / length**search.length_penalty
                     hypotheses[i].append(Translation(tuple(words), length, log_prob, score))
         done += len(batch)
         if progress is not None:
@@ -374,18 +387,18 @@ def open_translation_run(folder: Path) -> RunConfig:
 
 
 class LineTranslator:
-    """The run in `folder` as a translator of lines.
+    """The run in `folder` as a translator of lines; of several runs or checkpoints (`best,last`) the mean of probabilities.
 
         LineTranslator(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
 
-    search: None: that of the run's eval section. `warn` is called for lines that are too long. `config`, `model`, `source` and
-    `target` may be read.
-    Raises InputError for a folder without a translation run, RunError for damaged files.
+    search: None: that of the first run's eval section. `warn` is called for lines that are too long. `config`, `model` (the
+    first), `models`, `source` and `target` may be read.
+    Raises InputError for a folder without a translation run and for vocabularies that differ, RunError for damaged files.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | Sequence[Path],
         search: Search | None = None,
         *,
         checkpoint: str = "best",
@@ -394,17 +407,25 @@ class LineTranslator:
         kernel_name: str = "auto",
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.config = open_translation_run(folder)
-        self.source, self.target = load_language(folder / SOURCE), load_language(folder / TARGET)
+        folders = [folder] if isinstance(folder, Path) else list(folder)
+        self.config, *_ = map(open_translation_run, folders)
+        languages = [(load_language(one / SOURCE), load_language(one / TARGET)) for one in folders]
+        self.source, self.target = languages[0]
+        if len({(source.fingerprint, target.fingerprint) for source, target in languages}) > 1:
+            listed = ", ".join(map(str, folders))
+            raise InputError(f"{listed}: their vocabularies differ; several runs translate together if they have one")
         device = choose_device(device_name, "--device")
-        self.model = Translator.load(folder, checkpoint).to(device)
+        names = [name.strip() for name in checkpoint.split(",")]
+        self.models = [Translator.load(one, name).to(device) for one in folders for name in names]
+        self.model = self.models[0]
         self.search = Search.from_config(self.config.eval) if search is None else search
         self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
 
     @property
     def longest_source(self) -> int:
         """The most tokens of a line that the model reads, <eos> included."""
-        return longest(self.config.model.max_position_embeddings, self.model.max_source_length) or 1
+        limits = [model.max_source_length for model in self.models]
+        return longest(self.config.model.max_position_embeddings, *limits) or 1
 
     def translate(
         self, lines: Sequence[str], *, first: int = 1, progress: Callable[[int], None] | None = None
@@ -417,7 +438,7 @@ class LineTranslator:
         encoded = [self.encode(line, first + i) for i, line in enumerate(lines)]
         with kernel(self.kernel_name):
             translations = translate_ids(
-                self.model,
+                self.models,
                 encoded,
                 self.search,
                 source_eos=self.source.eos_id,
@@ -426,6 +447,38 @@ class LineTranslator:
                 progress=progress,
             )
         return [[self._decode(one) for one in best] for best in translations]
+
+    def score(self, lines: Sequence[str], translations: Sequence[str]) -> list[list[float]]:
+        """-log p in nats of every token of the translation of each line, <eos> the last: forced decoding.
+
+        Raises InputError for other numbers of lines, and for a translation longer than the model writes.
+        """
+        if len(lines) != len(translations):
+            raise InputError(
+                f"--score: {len(translations):,} translations of {len(lines):,} lines; give one of each line"
+            )
+        sources = [self.encode(line, number) for number, line in enumerate(lines, start=1)]
+        targets = [self.target.encode(line) for line in translations]
+        scores: dict[int, list[float]] = {}
+        with kernel(self.kernel_name), torch.no_grad():
+            for batch in batches_by_length([len(target) + 1 for target in targets], self.batch_size, usual=_LONG):
+                reader = read_sources(self.models, [sources[i] for i in batch], self.source.eos_id)
+                ids, _ = pad_sentences([targets[i] for i in batch], self.target.eos_id)
+                if reader.max_length is not None and ids.shape[1] > reader.max_length:
+                    raise InputError(
+                        f"--score: line {batch[0] + 1} has {ids.shape[1]:,} tokens with <eos>, and the model writes at most "
+                        f"{reader.max_length:,}; shorten it"
+                    )
+                inputs = ids.roll(1, dims=1)
+                inputs[:, 0] = self.target.eos_id
+                device = device_of(self.model)
+                with evaluating(reader):
+                    out = reader(inputs.to(device), attention_mask=None, cache=reader.new_cache())
+                log_p = log_normalized(out.logits)
+                nll = -log_p.double().gather(2, ids.to(device)[..., None])[..., 0]
+                for row, i in enumerate(batch):
+                    scores[i] = nll[row, : len(targets[i]) + 1].tolist()
+        return [scores[i] for i in range(len(lines))]
 
     def _decode(self, translation: Translation) -> Translation:
         """With its text, a single line, whatever the model wrote."""
