@@ -11,11 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
-from fullrank.config import register
 from fullrank.config.load import resolve
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
-from fullrank.core.registry import unregister
 from fullrank.kernels import multilinear as engine
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
@@ -256,24 +254,6 @@ def test_states_of_optimizers(options, states):
     """The number that is known without an optimizer, and what an optimizer holds after an update."""
     config = TrainConfig(steps=1, **options)
     assert optimizer_states(config) == states == count_states(config)
-
-
-def test_states_of_an_optimizer_of_ones_own():
-    register("optimizer", "three")(lambda groups, options: Three(groups, {"lr": options.learning_rate}))
-    try:
-        config = TrainConfig(steps=1, optimizer="three")
-        assert optimizer_states(config) == 3
-    finally:
-        unregister("optimizer", "three")
-
-
-class Three(torch.optim.Optimizer):
-    """Holds three numbers for each parameter."""
-
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {"all": torch.zeros(3, *parameter.shape)}
 
 
 def count_states(options: TrainConfig) -> float:

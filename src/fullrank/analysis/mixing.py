@@ -36,9 +36,7 @@ class LayerMixing:
     @property
     def variation(self) -> float | None:
         """Root of the mean over entries of their variance over positions."""
-        if self.deviation is None:
-            return None
-        return float(np.sqrt(np.square(self.deviation).mean()))
+        return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
 
 
 def mixing(
@@ -76,16 +74,10 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     together = torch.cat(matrices) if over_positions else matrices[0][None]
     m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
-    distances = torch.linalg.matrix_norm(m - identity)
-    products = m.mT @ m
-    orthogonalities = (products - identity).square().sum((1, 2))
-    deviation = None
-    if over_positions:
-        deviation = m.std(0, correction=0).numpy()
-    mean = m.mean(0).numpy()
-    distance = float(distances.mean())
-    orthogonality = float(orthogonalities.mean())
-    return LayerMixing(number, mean, distance, orthogonality, deviation)
+    distance = torch.linalg.matrix_norm(m - identity).mean()
+    orthogonality = (m.mT @ m - identity).square().sum((1, 2)).mean()
+    deviation = m.std(0, correction=0).numpy() if over_positions else None
+    return LayerMixing(number, m.mean(0).numpy(), float(distance), float(orthogonality), deviation)
 
 
 @measurement(
@@ -109,17 +101,12 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
     A run is read at every checkpoint that it has kept (train.keep_checkpoints), the best and the last one.
     """
     rows = text.rows()
-    steps = {}
-    if model.source == "run" and model.folder is not None:
-        steps = checkpoint_steps(model.folder)
-    if not steps:
+    if model.source != "run" or model.folder is None:
         yield from _layer_records(mixing(model, rows), {}, last=True)
+        return
+    steps = find_checkpoints(model.folder)
     for step, checkpoint in steps.items():
-        saved = open_model(
-            str(model.folder),
-            checkpoint=checkpoint,
-            device=str(model.device),
-        )
+        saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
         yield from _layer_records(mixing(saved, rows), {"step": step}, last=step == max(steps))
 
 
@@ -131,16 +118,10 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            place = {
-                **of_layer,
-                "from head": source,
-                "to head": target,
-                "last": last,
-            }
-            yield Record(place, "mixing", value)
+            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
 
 
-def checkpoint_steps(folder: Path) -> dict[int, str]:
+def find_checkpoints(folder: Path) -> dict[int, str]:
     """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
     checkpoints = folder / "checkpoints"
     names = {step: f"kept/{path.name}" for step, path in list_kept_checkpoints(checkpoints).items()}

@@ -165,16 +165,17 @@ def describe_output(model: LoadedModel) -> OutputLayer:
         exempt = f"a soft-cap of {capped:g} on the logits is not linear" if capped else None
         return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)
     out = model.own.config.output
-    is_mixture = isinstance(out, MixtureConfig) and out.mixtures != 1
-    kind = "adaptive softmax" if isinstance(out, AdaptiveConfig) else "softmax"
-    if isinstance(out, MixtureConfig):
-        kind = f"mixture of {out.mixtures} softmaxes" if is_mixture else "softmax of a latent state"
-    exempt = None
-    if out.kind not in ("softmax", "adaptive", "mixture_of_softmaxes"):
+    mixtures = out.mixtures if isinstance(out, MixtureConfig) else None
+    kind, exempt = "softmax", None
+    if isinstance(out, AdaptiveConfig):
+        kind = "adaptive softmax"
+    elif mixtures is not None:
+        kind = f"mixture of {mixtures} softmaxes" if mixtures != 1 else "softmax of a latent state"
+    elif out.kind != "softmax":
         kind, exempt = out.kind, f"no bound is known for output layers of kind '{out.kind}'"
-    elif is_mixture:
+    if mixtures not in (None, 1):
         exempt = "the logarithm of a sum of softmaxes is not linear in their logits"
-    elif out.normalize == "sigsoftmax":
+    elif exempt is None and out.normalize == "sigsoftmax":
         exempt = "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
     if out.normalize == "sigsoftmax":
         kind = kind.replace("softmax", "sigsoftmax")

@@ -29,7 +29,6 @@ from fullrank.core.stages import ProjectedMixing, Projection
 from fullrank.core.translator import Translator
 from fullrank.core.vector_mixers import Gate
 from fullrank.kernels.multilinear import Size, multiply_adds
-from fullrank.training.optimizer import make_optimizer
 
 SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
 Model = TypeVar("Model")
@@ -48,8 +47,7 @@ _PARTS = (  # first match wins
 
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
     """Parameters, bytes, FLOPs and memory of the model of a run; `length`: the training segment's, of translations 25."""
-    if not length:
-        length = SENTENCE if run.translates else run.train.segment_length
+    length = length or (SENTENCE if run.translates else run.train.segment_length)
     rows = run.train.batch_size
     if run.translates:
         rows = max(1, (run.train.batch_tokens or 1) // SENTENCE)
@@ -91,9 +89,7 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
         numbers += stacks[-1].num_hidden_layers * 6 * width
     if run.train.activation_checkpointing:
         numbers = layers * width + numbers // layers
-    number_bytes = 4
-    if run.train.precision == "bf16":
-        number_bytes = 2
+    number_bytes = 2 if run.train.precision == "bf16" else 4
     memory = {
         "parameters": 4 * parameters,
         "gradients": 4 * parameters,
@@ -104,24 +100,10 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
 
 
 def optimizer_states(options: TrainConfig) -> float:
-    """Numbers that the optimizer holds for each parameter. Those of an optimizer of one's own are counted after an update.
-
-    To make an optimizer imports torch's compiler, which takes longer than torch itself.
-    """
-    velocities = 1.0 if options.momentum else 0.0
-    known = {"sgd": velocities, "nag": velocities, "adam": 2.0, "adamw": 2.0, "muon": 2.0}
-    if options.optimizer in known:
-        return known[options.optimizer]
-    parameter = nn.Parameter(torch.zeros(1000))
-    parameter.grad = torch.zeros(1000)
-    groups = [{"params": [parameter]}]
-    optimizer = make_optimizer(options.optimizer, groups, options)
-    optimizer.step()
-    numbers = 0
-    for state in optimizer.state[parameter].values():
-        if isinstance(state, torch.Tensor) and state.ndim:
-            numbers += state.numel()
-    return numbers / parameter.numel()
+    """Numbers that the optimizer holds for each parameter; of an optimizer of one's own 2, as for Adam."""
+    if options.optimizer in ("sgd", "nag"):
+        return 1.0 if options.momentum else 0.0
+    return 2.0
 
 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -135,17 +117,11 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     keys: float = config.memory_length
     if not config.same_length:
         keys += (length + 1) / 2
-    layers = [block.attention for block in model.blocks]
-    stack = _Stack(config, layers, keys)
-    linear: float = 2 * _matrices(model)
-    linear += model.embedding.flops_per_token()
-    linear += model.output.flops_per_token()
-    of_memory = _memory_flops(model, length)
-    flops = _flops([stack], length, batch, linear, of_memory)
+    stack = _Stack(config, [block.attention for block in model.blocks], keys)
+    linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
+    flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
     memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
-    cache = _count_cache(stack.layers)
-    cache["memory_per_text_fp32"] = memory
-    return _document(model, length, flops, cache)
+    return _document(model, length, flops, {**_count_cache(stack.layers), "memory_per_text_fp32": memory})
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -157,14 +133,10 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    layers = [block.attention for block in encoder.blocks]
-    stack = _Stack(encoder.config, layers, length, causal=False)
+    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
     of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _matrices(encoder)
-    linear += encoder.embedding.flops_per_token()
-    linear += share * of_output
-    flops = _flops([stack], length, batch, linear)
-    return _document(model, length, flops)
+    linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token() + share * of_output
+    return _document(model, length, _flops([stack], length, batch, linear))
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -179,9 +151,9 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     model = _build_on_meta(Translator, config)
     encoder = model.encoder
     decoder = cast(Any, model.decoder)
-    of_decoder = [block.attention for block in decoder.blocks]
     of_cross = [block.cross_attention for block in decoder.blocks]
     of_encoder = [block.attention for block in encoder.blocks]
+    of_decoder = [block.attention for block in decoder.blocks]
     encoding = _Stack(config.get_encoder_config(), of_encoder, length, causal=False)
     decoding = _Stack(config.get_decoder_config(), of_decoder, (length + 1) / 2)
     crossing = _Stack(config.get_cross_config(), of_cross, length, causal=False)
@@ -195,8 +167,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     flops = {name: source[name] + target[name] for name in source}
     of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
     cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
-    by_side = {**flops, "source": source, "target": target}
-    return _document(model, length, by_side, cache)
+    return _document(model, length, {**flops, "source": source, "target": target}, cache)
 
 
 def _document(
@@ -206,11 +177,7 @@ def _document(
     total = parts["total"]
     return {
         "parameters": parts,
-        "bytes": {
-            "weights_fp32": 4 * total,
-            "training_adam_fp32": 16 * total,
-            **(cache or {}),
-        },
+        "bytes": {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total, **(cache or {})},
         "flops_per_token": {"length": length, **flops},
     }
 

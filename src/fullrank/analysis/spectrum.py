@@ -60,12 +60,7 @@ class AttentionSpectrum:
                 for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
                     yield Record(labels, measure, ranks.mean(), protocol=self.weights)
                     for head, rank in enumerate(ranks):
-                        yield Record(
-                            {**labels, "head": head},
-                            measure,
-                            rank,
-                            protocol=self.weights,
-                        )
+                        yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
                 curve = values.curves.mean(0)
                 for k, share in enumerate(curve, start=1):
                     place = {**labels, "share": k / len(curve)}
