@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -24,23 +25,42 @@ _QUICK_ROUNDS = 3
 _MAX_LENGTH = 2**20
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+Size = Annotated[int | None, typer.Option(min=1, max=2**20, metavar="N", help="The benchmark's own if not given.")]
+
+
+@app.command()
 def bench(
-    name: str | None,
-    *,
-    listing: bool,
-    lengths: str | None,
-    rounds: int | None,
-    heads: int | None,
-    head_dim: int | None,
-    batch: int | None,
-    dtype: str,
-    device: str,
-    threads: int,
-    compiled: bool | None,
-    plot: Path | None,
-    json: bool,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A benchmark (--list); all of them in small, if not given.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="N,N,..", help="Tokens of a text; the benchmark's own.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=2, max=10_000, help="Number of timings of every candidate.")] = None,
+    heads: Size = None,
+    head_dim: Size = None,
+    batch: Size = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "cpu",
+    threads: Annotated[
+        int, typer.Option(min=1, max=1024, help="With one, the clock is CPU time; with more, wall-clock time.")
+    ] = 1,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")] = False,
 ) -> None:
-    """Measure the benchmark `name`, or all of them in small; `listing` only names them. Options: `fullrank bench --help`."""
+    """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory.
+
+    A ratio is ours / peer, the median over rounds of two times of the same round; below 1 ours is faster, or needs less.
+    Growth: the exponent p of cost = c n^p over the upper half of the lengths.
+    Peers that are not installed are skipped by name, with the command that installs them.
+    Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
+    """
     chosen_lengths = None if lengths is None else _lengths(lengths)
     if plot is not None:
         _check_plot(plot)

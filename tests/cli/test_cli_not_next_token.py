@@ -103,7 +103,7 @@ def test_eval(runs):
     folder, kept = runs["published"], result(runs["published"])["final"]["test"]
     _, text, _ = called("eval", folder, "--device", "cpu")
     assert NOT_NEXT_TOKEN in text
-    assert f"at last positions    {kept['last_position']['perplexity']:.4f} " in text
+    assert f"at last positions        {kept['last_position']['perplexity']:.4f} " in text
     found = json.loads(called("eval", folder, "--device", "cpu", "--json", "--context", 7, "--stride", 1)[1])
     assert found["protocol_settings"]["next_token"] is True
     assert "next-token" not in found["protocol"]

@@ -97,6 +97,6 @@ def test_figures_per_word_character_and_byte(plain, xl):
     words = len(content.replace("\n", " <eos> ").split())
     assert found["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
     out = on_cpu("eval", xl)[1]
-    first = f"  bits per byte        {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
+    first = f"  bits per byte            {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
     assert out.splitlines()[1] == first
     assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown

@@ -201,15 +201,20 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
 
 
-def verb(*commands: str, name: str | None = None, group: typer.Typer = app) -> Callable[[Verb], Verb]:
+def verb(
+    *commands: str, name: str | None = None, group: typer.Typer = app, passes_options: bool = False
+) -> Callable[[Verb], Verb]:
     """Make a function a verb of the command line, with commands as examples for its help page.
 
-    A parameter that is a bundle of options stands for them.
+    A parameter that is a bundle of options stands for them. passes_options: options are left to another command line.
     """
+    context = {"ignore_unknown_options": True, "allow_extra_args": True} if passes_options else None
 
     def register(function: Verb) -> Verb:
         words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
-        group.command(name, help=words, epilog=examples(*commands))(expand(function))
+        group.command(
+            name, help=words, epilog=examples(*commands), context_settings=context, add_help_option=not passes_options
+        )(expand(function))
         return function
 
     return register

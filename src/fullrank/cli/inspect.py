@@ -172,19 +172,21 @@ def validate_config(choice: Choice, json: Json = False) -> None:
 def describe_size(size: dict[str, Any]) -> list[str]:
     """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
-    content: dict[str, Any] = {"parameters": {part: count for part, count in size["parameters"].items() if count}}
-    content["the paper"] = size["paper"]
-    if "encoder" in size:
-        content |= {key: size[key] for key in ("task", "encoder", "model", "attention")}
-        return [f"{size['recipe']}{row}", *describe(content)]
-    content["FLOPs per token"] = size["flops_per_token"]
-    content["memory of training in MiB"] = {part: count / 2**20 for part, count in size["memory"].items()}
-    content["memory of decoding in KiB"] = {
-        part.removesuffix("_fp32"): count / 2**10
-        for part, count in size["bytes"].items()
-        if count and part not in ("weights_fp32", "training_adam_fp32")
+    memory, decoding = size.get("memory", {}), size.get("bytes", {})
+    content = {
+        "parameters": {part: count for part, count in size["parameters"].items() if count},
+        "the paper": size["paper"],
+        **{key: size.get(key) for key in ("task", "encoder", "model", "attention")},
+        "FLOPs per token": size.get("flops_per_token"),
+        "memory of training in MiB": {part: count / 2**20 for part, count in memory.items()},
+        "memory of decoding in KiB": {
+            part.removesuffix("_fp32"): count / 2**10
+            for part, count in decoding.items()
+            if count and part not in ("weights_fp32", "training_adam_fp32")
+        },
+        "remark": size.get("remark"),
     }
-    return [f"{size['recipe']}{row}", *describe(content), *filter(None, [size["remark"]])]
+    return [f"{size['recipe']}{row}", *describe(content)]
 
 
 # -- corpora -----------------------------------------------------------------------------------------------------------
@@ -265,42 +267,14 @@ def _read_task(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
 
 
-@verb("fullrank bench", "fullrank bench mixing --plot mixing.png", "fullrank bench relative --lengths 128,512 --json")
-def bench(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A benchmark (--list); all of them in small, if not given.")
-    ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
-    lengths: Annotated[
-        str | None, typer.Option("--lengths", metavar="N,N,..", help="Tokens of a text; the benchmark's own.")
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=2, max=10_000, help="Number of timings of every candidate.")
-    ] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1, max=1024, help="Attention heads; 8.")] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, max=4096, help="Size of a head; 64.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, max=2**20, help="Texts in a batch.")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")] = "cpu",
-    threads: Annotated[
-        int, typer.Option("--threads", min=1, max=1024, help="With one, the clock is CPU time; with more, wall-clock time.")
-    ] = 1,
-    compiled: Annotated[
-        bool | None,
-        typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw time and memory against length.")
-    ] = None,
-    json: Json = False,
-) -> None:  # fmt: skip
-    """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory.
-
-    A ratio is ours / peer, the median over rounds of two times of the same round; below 1 ours is faster, or needs less.
-    Growth: the exponent p of cost = c n^p over the upper half of the lengths.
-    Peers that are not installed are skipped by name, with the command that installs them.
-    Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
-    """
+@verb(
+    "fullrank bench --help",
+    "fullrank bench mixing --plot mixing.png",
+    "fullrank bench relative --lengths 128,512 --json",
+    passes_options=True,
+)
+def bench(context: typer.Context) -> None:
+    """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory."""
     if not (BENCHMARKS / "bench.py").is_file():
         raise InputError(
             "bench: the benchmarks are in the folder benchmarks/ of the source of fullrank, not in the installed package; "
@@ -308,7 +282,6 @@ def bench(
         )
     if str(BENCHMARKS) not in sys.path:
         sys.path.insert(0, str(BENCHMARKS))
-    importlib.import_module("bench").bench(
-        name, listing=listing, lengths=lengths, rounds=rounds, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
-        device=device, threads=threads, compiled=compiled, plot=plot, json=json,
-    )  # fmt: skip
+    typer.main.get_command(importlib.import_module("bench").app)(
+        context.args, prog_name="fullrank bench", standalone_mode=False
+    )

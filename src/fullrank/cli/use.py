@@ -86,46 +86,23 @@ def evaluate(
         run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel, say=say
     )
     first = choose([read_run(run)]).key
-    tell(figures, _lines(figures, first, masked=config.masks), json=json)
+    tell(figures, _describe_figures(figures, first), json=json)
 
 
-_FIGURES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "tokenised_bleu": "tokenised BLEU",
-    "length_ratio": "length ratio",
-    "perplexity": "perplexity per token",
-    "accuracy_percent": "accuracy in %",
-    "perplexity_without_sos": "... without <sos>",
-    "perplexity_per_word": "perplexity per word",
-    "bits_per_character": "bits per character",
-    "bits_per_byte": "bits per byte",
-    "nll": "nats per token",
-}
-_MASKED_FIGURES = {"perplexity": "masked-token perplexity", "nll": "nats per masked token"}
-
-
-def _lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iterator[str]:
-    """The lines of `eval`; the figure `first` is that of the task."""
-    count = f"{figures['tokens']:,} {'masked tokens' if masked else 'tokens'}"
-    if "sentences" in figures:
-        count = f"{figures['sentences']:,} sentences, {count}"
-    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {count}"
-    yield from _figure_lines(figures, first, masked=masked)
+def _describe_figures(figures: Mapping[str, Any], first: str) -> Iterator[str]:
+    """The lines of `eval`: numbers by their names in JSON, with their signatures; that of the task comes first."""
+    counts = [f"{figures[unit]:,} {unit}" for unit in ("sentences", "tokens") if unit in figures]
+    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {', '.join(counts)}"
+    names = [name for name, value in figures.items() if isinstance(value, float)]
+    for name in sorted(names, key=lambda name: name != first):
+        signature = figures.get(f"{name}_signature") or figures.get(f"{name}_label", "")
+        yield f"  {name.replace('_', ' '):<24} {figures[name]:.4f}   {signature}".rstrip()
     if "perplexity" in (last := figures.get("last_position", {})):
         yield (
-            f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
+            f"  {'at last positions':<24} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
             "segment does not hold)"
         )
     yield f"  {figures['protocol']}"
-
-
-def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = False) -> Iterator[str]:
-    names = _FIGURES | _MASKED_FIGURES if masked else _FIGURES
-    for key, words in sorted(names.items(), key=lambda item: item[0] != first):
-        if figures.get(key) is not None:
-            signature = figures.get(f"{key}_signature") or figures.get(f"{key}_label", "")
-            yield f"  {words:<20} {figures[key]:.4f}   {signature}".rstrip()
 
 
 @verb(
