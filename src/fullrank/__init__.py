@@ -19,8 +19,9 @@ if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # the mo
 
 import importlib
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fullrank.core import engine as _engine
 
@@ -32,25 +33,15 @@ _HOMES = {name: module for module, name in _NAMES}
 __all__ = ["__version__", *_HOMES]
 
 
-def _import_engines() -> _engine.Engines:
-    from fullrank import kernels
-
-    return kernels
-
-
-def _import_storage() -> Any:
-    from fullrank import storage
-
-    return storage
-
-
 def _generate(*arguments: Any, **options: Any) -> Any:
     from fullrank import decoding
 
     return decoding.generate(*arguments, **options)
 
 
-_engine.load, _engine.load_storage, _engine.generate = _import_engines, _import_storage, _generate
+_engine.load = partial(cast(Any, importlib.import_module), "fullrank.kernels")
+_engine.load_storage = partial(importlib.import_module, "fullrank.storage")
+_engine.generate = _generate
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from fullrank.core.errors import InputError, RunError, one_line
-from fullrank.core.section import read_value
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
 # the end of the name of what is being written: the process, a draw of letters
@@ -210,21 +209,20 @@ def parse_json(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=lambda constant: None)
 
 
-def convert_to_record(kind: Any, text: str | bytes, where: object) -> Any:
-    """JSON as the type `kind` has it, a TypedDict or `dict[str, Any]` (see `core.section`).
-
-    Keys that a TypedDict does not have stay. InputError names `where`, the key, what is allowed there and what was given.
-    """
+def parse_mapping(text: str | bytes, where: object) -> dict[str, Any]:
+    """A JSON object; InputError names `where` it stands and what is wrong with it."""
     try:
-        return read_value(kind, parse_json(text), "")
+        content = parse_json(text)
     except ValueError as error:
-        reason = one_line(error).removeprefix(": ")
-        raise InputError(f"{where}: damaged ({reason})") from None
+        raise InputError(f"{where}: damaged ({one_line(error)})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: damaged (an object of JSON is needed, given {type(content).__name__})")
+    return content
 
 
-def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
-    """The content of a JSON file as the type `kind` has it; InputError names file and key (`convert_to_record`)."""
-    return convert_to_record(kind, _read_bytes(path), path)
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; InputError if it is no object or cannot be read."""
+    return parse_mapping(_read_bytes(path), path)
 
 
 def digest(content: Any) -> str:
@@ -238,7 +236,7 @@ def write_checked(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """The content that `write_checked` wrote; ValueError if it was changed since."""
-    content: dict[str, Any] = read_json(path)
+    content = read_json(path)
     if content.pop("sha256", None) != digest(content):
         raise ValueError("it does not match its checksum")
     return content

@@ -101,8 +101,7 @@ def is_run(folder: Path) -> bool:
 
 def read_identity(folder: Path) -> dict[str, Any]:
     """The run record (run.json), which is written once, when a training begins; InputError if it is damaged."""
-    identity: dict[str, Any] = read_json(folder / "run.json")
-    return identity
+    return read_json(folder / "run.json")
 
 
 def check_run(folder: Path, checkpoint: str | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fullrank.config.load import flatten, is_of_task, read_yaml
 from fullrank.config.run import PAIR_CORPORA
 from fullrank.core.errors import InputError
-from fullrank.files import convert_to_record, read_json, sha256_of
+from fullrank.files import parse_mapping, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
 from fullrank.render.blocks import format_value
 from fullrank.seal import check_run, is_run
@@ -222,7 +222,7 @@ def _read_lines(problems: list[str], path: Path) -> list[Mapping[str, Any]]:
     for line in path.read_bytes().split(b"\n"):
         try:
             if line.strip():
-                lines.append(convert_to_record(dict[str, Any], line, path))
+                lines.append(parse_mapping(line, path))
         except InputError:
             damaged += 1
     if damaged:
