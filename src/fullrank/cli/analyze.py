@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from fullrank.experiments.analyze import Measured
     from fullrank.render.blocks import Grid
 
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures into this folder, PNG and SVG.")]
+Out = Annotated[Path | None, Option(metavar="DIR", help="Draw the figures into this folder, PNG and SVG.")]
 
 
 class MeasurementGroup(TyperGroup):
@@ -99,7 +100,7 @@ def _option_type(name: str, annotation: Any) -> Any:
         raise InputError(f"measurement: its parameter {name} needs a type, such as {name}: int = 1")
     if get_origin(annotation) is Annotated:
         kind, note = get_args(annotation)
-        return Annotated[kind, typer.Option(help=note)] if isinstance(note, str) else annotation
+        return Annotated[kind, Option(help=note)] if isinstance(note, str) else annotation
     return annotation
 
 
@@ -133,7 +134,7 @@ def show_measured(
 def check(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
             "export or an injected model; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
@@ -144,7 +145,7 @@ def check(
     row: Row = None,
     scale: Scale = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Check a configuration at its own sizes instead of tiny ones; can take long.")
+        bool, Option("--full", help="Check a configuration at its own sizes instead of tiny ones; can take long.")
     ] = False,
     checkpoint: Checkpoint = "best",
     length: Annotated[int | None, Number(min=3, help="Tokens of the texts, about 67 by default.")] = None,
@@ -152,11 +153,11 @@ def check(
         int | None, Number(min=2, help="Token ids that it knows, where a model does not say it.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Without compiling, training and rare code paths: a second or two.")
+        bool, Option("--quick", help="Without compiling, training and rare code paths: a second or two.")
     ] = False,
     scoring: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MODULE:FUNCTION",
             help="In place of a model: is the perplexity true that is made of this function, which returns the nll of a text? "
             "It gets random token ids (--vocab-size).",
@@ -223,7 +224,7 @@ def diagnose(
     name: Model,
     texts: TextOptions,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
+        Path | None, Option(metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -23,6 +23,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
+from typer import Argument, Option
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Section, hints_of
@@ -230,15 +231,11 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error; anywhere on the line.")] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--import",
             metavar="MODULE",
             help="Import a module of yours first, with its stages, measurements or corpora; anywhere on the line. Repeatable.",
@@ -257,7 +254,7 @@ def load() -> typer.Typer:
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
-Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
+Number = partial(Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
 
 
 def suggest_recipes(incomplete: str) -> list[str]:
@@ -271,58 +268,54 @@ def suggest_recipes(incomplete: str) -> list[str]:
 
 Config = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="CONFIG",
         help="A recipe (`fullrank recipes list`), a YAML file or a run folder.",
         autocompletion=suggest_recipes,
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000")
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000")
 ]
-Row = Annotated[str | None, typer.Option(help="The row of the recipe's table; the first one if not given.")]
-Scale = Annotated[str | None, typer.Option(help="paper, small or tiny; the recipe's largest if not given.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+Row = Annotated[str | None, Option(help="The row of the recipe's table; the first one if not given.")]
+Scale = Annotated[str | None, Option(help="paper, small or tiny; the recipe's largest if not given.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Kernel = Annotated[
     str,
-    typer.Option(
+    Option(
         help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, blocks, native, triton or "
         "multilinear."
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
-Checkpoint = Annotated[str, typer.Option(help="Of a run: best, last, or average, as `fullrank average` makes it.")]
-Checkpoints = Annotated[str, typer.Option(metavar="A,B", help="The same; of several the mean of their probabilities.")]
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="DIR", help="A run folder; of several the mean of their probabilities.")
-]
-Source = Annotated[
-    str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
-]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")]
+Checkpoint = Annotated[str, Option(help="Of a run: best, last, or average, as `fullrank average` makes it.")]
+Checkpoints = Annotated[str, Option(metavar="A,B", help="The same; of several the mean of their probabilities.")]
+Runs = Annotated[list[Path], Argument(metavar="DIR", help="A run folder; of several the mean of their probabilities.")]
+Source = Annotated[str | None, Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")]
 Reuse = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),
+    Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress.")]
+Run = Annotated[Path, Argument(metavar="DIR", help="A run folder.")]
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
     ),
 ]
 Models = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
     ),
 ]
 TextFile = Annotated[
-    Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
+    Path | None, Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
 ]
-Split = Annotated[str, typer.Option(help="train, valid, test or another one of the corpus.")]
+Split = Annotated[str, Option(help="train, valid, test or another one of the corpus.")]
 
 
 # -- bundles: a parameter of a verb that is one of these stands for its options ---------------------------------------
@@ -353,7 +346,7 @@ class Choice:
 class RunOptions:
     """A run that is trained: its folder, its kernel, and what is told of it."""
 
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None
+    out: Annotated[Path | None, Option(help="The run folder; runs/... if not given.")] = None
     reuse: Reuse = None
     kernel: Kernel = "auto"
     quiet: Quiet = False
@@ -382,17 +375,17 @@ class SamplingOptions:
 
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."),
+        Option(min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."),
     ] = None
     top_k: Annotated[int | None, Number(help="Only the k likeliest tokens.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that make up p.")] = None
-    min_p: Annotated[
-        float | None, typer.Option(help="Only tokens with this share of the likeliest one's probability.")
-    ] = None
+    top_p: Annotated[float | None, Option(help="Only the likeliest tokens that make up p.")] = None
+    min_p: Annotated[float | None, Option(help="Only tokens with this share of the likeliest one's probability.")] = (
+        None
+    )
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: tokens of prompt and text are less likely to come again.")
+        float | None, Option(help="Above 1: tokens of prompt and text are less likely to come again.")
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
 
 
 def make_options(section: type[Section], *keys: str) -> Any:
@@ -405,7 +398,7 @@ def make_options(section: type[Section], *keys: str) -> Any:
     for key in keys:
         kind, least = _read_type(hints_of(section)[key])
         word = name_option(key)
-        option = typer.Option(
+        option = Option(
             f"{word}/--no-{word[2:]}" if kind is bool else word,
             metavar="N" if kind is int else None,
             min=least,

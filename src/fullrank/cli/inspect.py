@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fullrank.cli.app import (
     Choice,
@@ -109,7 +110,7 @@ def list_recipes(json: Json = False) -> None:
 
 @verb("fullrank recipes show mixhead/table1-vanilla", name="show", group=recipes)
 def show_recipe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.", autocompletion=suggest_recipes)],
+    name: Annotated[str, Argument(metavar="NAME", help="A recipe.", autocompletion=suggest_recipes)],
     json: Json = False,
 ) -> None:
     """One recipe: what it is, its rows with the paper's figures, and its settings."""
@@ -133,7 +134,7 @@ def show_config(choice: Choice, json: Json = False) -> None:
 
 @verb("fullrank config schema > fullrank.schema.json", name="schema", group=config)
 def show_schema(
-    finetune: Annotated[bool, typer.Option("--finetune", help="That of fine-tuning instead.")] = False,
+    finetune: Annotated[bool, Option("--finetune", help="That of fine-tuning instead.")] = False,
 ) -> None:
     """The JSON schema of a configuration, for editors."""
     from fullrank.config.schema import finetune_schema, json_schema
@@ -212,11 +213,11 @@ def list_data(json: Json = False) -> None:
     group=data,
 )
 def prepare_data(
-    name: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus (`fullrank data list`).")],
+    name: Annotated[str, Argument(metavar="CORPUS", help="A corpus (`fullrank data list`).")],
     overrides: Overrides = None,
     source: Source = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
+        Path | None, Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from fullrank.cli.app import (
     Choice,
@@ -44,11 +45,9 @@ if TYPE_CHECKING:
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
 def demo(
-    minutes: Annotated[
-        float, typer.Option(metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")
-    ] = 5.0,
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of every model.")] = 1,
+    minutes: Annotated[float, Option(metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")] = 5.0,
+    out: Annotated[Path, Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
+    seed: Annotated[int, Option(help="Seed of every model.")] = 1,
     json: Json = False,
 ) -> None:
     """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
@@ -68,25 +67,23 @@ def demo(
 def init(
     texts: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TEXT", help="Text files, folders or patterns; for translation a prefix of two files, or both."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("my.yaml"),
-    task: Annotated[Literal["lm", "translation"], typer.Option(help="What is trained.")] = "lm",
+    out: Annotated[Path, Option(help="The file to write.")] = Path("my.yaml"),
+    task: Annotated[Literal["lm", "translation"], Option(help="What is trained.")] = "lm",
     tokens: Annotated[
-        Literal["character", "word", "bpe", "byte"] | None, typer.Option(help="By the amount of text if not given.")
+        Literal["character", "word", "bpe", "byte"] | None, Option(help="By the amount of text if not given.")
     ] = None,
     size: Annotated[
         Literal["tiny", "small", "medium", "large"] | None,
-        typer.Option(help="The largest that the time can train if not given."),
+        Option(help="The largest that the time can train if not given."),
     ] = None,
-    minutes: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Of training on this machine, with evaluation.")
-    ] = 5.0,
-    source: Annotated[str | None, typer.Option(help="Translation: suffix of the source files.")] = None,
-    target: Annotated[str | None, typer.Option(help="Translation: suffix of the target files.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    minutes: Annotated[float, Option(metavar="MINUTES", help="Of training on this machine, with evaluation.")] = 5.0,
+    source: Annotated[str | None, Option(help="Translation: suffix of the source files.")] = None,
+    target: Annotated[str | None, Option(help="Translation: suffix of the target files.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a configuration with comments for your own text: size, rate, batch, dropout and steps by rules.
 
@@ -114,7 +111,7 @@ def train(
     options: RunOptions,
     from_run: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
+        Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
     ] = None,
     procs: Annotated[int, Number(help="Processes that train together on this machine.")] = 1,
     until: Annotated[
@@ -251,30 +248,28 @@ def _train_together(context: typer.Context) -> NoReturn:
 def reproduce(
     table: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TABLE",
             help="A table, with all of its backbones, a figure, or a recipe with rows.",
             autocompletion=suggest_recipes,
         ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[str | None, typer.Option(metavar="A,B", help="These rows, one after another.")] = None,
-    paper_rows: Annotated[bool, typer.Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
+    rows: Annotated[str | None, Option(metavar="A,B", help="These rows, one after another.")] = None,
+    paper_rows: Annotated[bool, Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
     scale: Scale = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="Seeds 1 to N, or a list (1,5; one alone as 26,). If not given, the paper's at paper scale, else one.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs and the report; runs/TABLE if not given.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Folder of the runs and the report; runs/TABLE if not given.")] = None,
     source: Source = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
-    list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished.")] = False,
+    list_only: Annotated[bool, Option("--list", help="Only list what is finished.")] = False,
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours.
@@ -372,16 +367,16 @@ def finetune(
     options: RunOptions,
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="Train a causal model, which CONFIG names, on this text."),
+        Option("--text", metavar="FILE", help="Train a causal model, which CONFIG names, on this text."),
     ] = None,
     peft: Annotated[
         Literal["lora"] | None,
-        typer.Option("--peft", help="Train an adapter in place of all parameters (train.adapter)."),
+        Option("--peft", help="Train an adapter in place of all parameters (train.adapter)."),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain/--no-plain", help="With --text: train the model without what is injected, too.")
+        bool, Option("--plain/--no-plain", help="With --text: train the model without what is injected, too.")
     ] = True,
-    seeds: Annotated[str | None, typer.Option(metavar="N", help="With --text: seeds 1 to N, or a list.")] = None,
+    seeds: Annotated[str | None, Option(metavar="N", help="With --text: seeds 1 to N, or a list.")] = None,
 ) -> None:
     """Fine-tune a pretrained model, with our attention injected: an encoder on GLUE or SQuAD, a causal model on your text.
 

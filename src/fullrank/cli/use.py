@@ -11,7 +11,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from fullrank.cli.app import (
     Checkpoint,
@@ -57,7 +57,7 @@ def evaluate(
     protocol: Annotated[Any, make_options(EvalConfig, *PROTOCOL_KEYS, "batch_size")],
     search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
     split: Split = "test",
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
+    text: Annotated[Path | None, Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -115,11 +115,11 @@ def generate(
     sampling: SamplingOptions,
     search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
     memory: Annotated[Any, make_options(EvalConfig, "memory_length")],
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    prompt: Annotated[str, Option(help="The text to continue.")] = "",
     max_new_tokens: Annotated[int, Number(help="Number of new tokens.")] = 100,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    greedy: Annotated[bool, Option("--greedy", help="Always the likeliest token.")] = False,
     number: Annotated[int, Number("--number", "-n", help="Number of texts.")] = 1,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop at the end of the line or text (<eos>).")] = False,
+    stop: Annotated[bool, Option("--stop", help="Stop at the end of the line or text (<eos>).")] = False,
     checkpoint: Checkpoints = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -167,9 +167,9 @@ def generate(
 
 @verb("fullrank report runs/demo/* --out comparison.html")
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option(help="The page; report.html in the only run, or here.")] = None,
-    title: Annotated[str | None, typer.Option(help="Headline of the page.")] = None,
+    runs: Annotated[list[Path], Argument(metavar="DIR", help="Run folders.")],
+    out: Annotated[Path | None, Option(help="The page; report.html in the only run, or here.")] = None,
+    title: Annotated[str | None, Option(help="Headline of the page.")] = None,
     json: Json = False,
 ) -> None:
     """Write one self-contained HTML page: table, curves, differences between the runs, environment.
@@ -188,7 +188,7 @@ def report(
 
 @verb("fullrank average runs/mine --last 5", "fullrank eval runs/mine --checkpoint average")
 def average(
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
+    run: Annotated[Path, Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[int | None, Number(help="Number of kept checkpoints, the newest ones; all if not given.")] = None,
     json: Json = False,
 ) -> None:
@@ -213,9 +213,9 @@ def average(
     "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
 )
 def export(
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or one that model.save wrote.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face.")] = "hf",
+    run: Annotated[Path, Argument(metavar="DIR", help="A run folder, or one that model.save wrote.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face.")] = "hf",
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
@@ -250,15 +250,13 @@ def translate(
     search: Annotated[Any, make_options(EvalConfig, *_SEARCH)],
     source: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--input", metavar="FILE", exists=True, dir_okay=False, help="Read this file instead of the standard input."
         ),
     ] = None,
     score: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TARGETS", exists=True, dir_okay=False, help="Score these translations of the lines instead."
-        ),
+        Option(metavar="TARGETS", exists=True, dir_okay=False, help="Score these translations of the lines instead."),
     ] = None,
     n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
     batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
@@ -267,7 +265,7 @@ def translate(
     kernel: Kernel = "auto",
     quiet: Quiet = False,
     as_lines: Annotated[
-        bool, typer.Option("--json", help="JSON lines: one object for each line, with scores and log-probabilities.")
+        bool, Option("--json", help="JSON lines: one object for each line, with scores and log-probabilities.")
     ] = False,
 ) -> None:
     """Translate lines of text, one sentence a line, in order: `fullrank translate DIR < source > target`.
