@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -279,30 +280,16 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
     spread is always over different seeds. So does a run that was measured on another text.
     """
-    rows: list[list[Run]] = []
+    rows: dict[tuple[str, int], list[Run]] = {}
+    repeats: Counter[tuple[str, int | None]] = Counter()
     for run in runs:
-        row = next((row for row in rows if _is_another_seed(run, row)), None)
-        if row is None:
-            rows.append([run])
-        else:
-            row.append(run)
-    return [tuple(row) for row in rows]
-
-
-def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
-    if run.seed is None or any(run.seed == other.seed for other in row):
-        return False
-    if _read_settings(run) != _read_settings(row[0]):
-        return False
-    text = identify_text(run)
-    return not any(compare_texts(identify_text(other), text) for other in row)
-
-
-def _read_settings(run: Run) -> dict[str, Any]:
-    settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-    for key in ("scale", "recipe", "row"):
-        settings[key] = run.get(key)
-    return settings
+        settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
+        training = str(
+            [sorted(settings.items()), [run.get(key) for key in ("scale", "recipe", "row")], identify_text(run)]
+        )
+        rows.setdefault((training, repeats[training, run.seed]), []).append(run)
+        repeats[training, run.seed] += 1
+    return [tuple(row) for row in rows.values()]
 
 
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
