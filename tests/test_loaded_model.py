@@ -194,11 +194,11 @@ def test_saved_models(tmp_path):
     module.save(tmp_path / "ours")
     build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
     tiny.save(tiny.gpt2(), tmp_path / "gpt2")
-    ours, gpt2 = fr.open_model(tmp_path / "ours"), fr.open_model(str(tmp_path / "gpt2"), dtype=torch.float64)
+    ours, gpt2 = fr.open_model(tmp_path / "ours"), fr.open_model(str(tmp_path / "gpt2"))
     assert (ours.source, ours.folder, ours.has) == ("saved model", tmp_path / "ours", ALL)
     assert (gpt2.source, gpt2.folder, gpt2.has) == ("Hugging Face", tmp_path / "gpt2", ALL)
     assert (gpt2.max_length, gpt2.vocab_size) == (32, 47)
-    assert gpt2.logits(IDS).dtype == torch.float64
+    assert gpt2.logits(IDS).dtype == torch.float32
     torch.testing.assert_close(ours.logits(IDS), module(IDS).logits)
     without = fr.open_model(tmp_path / "gpt2", tokenizer=False)
     with pytest.raises(InputError, match="has no tokenizer"):

@@ -388,7 +388,6 @@ def open_model(
     x: Any,
     *,
     checkpoint: str = "best",
-    dtype: torch.dtype | None = None,
     device: str = "auto",
     causal: bool = False,
     tokenizer: bool = True,
@@ -398,7 +397,7 @@ def open_model(
     Names are a run folder, a folder written by `save` or `save_pretrained`, a name on the Hugging Face hub,
     `hf:TYPE` (small and untrained) and `python:MODULE:FUNCTION` (what the function returns). Of a translation run the encoder
     is opened.
-    checkpoint: of a run. dtype and device: of a named model; None is fp32 for one of transformers, and as saved for ours.
+    checkpoint: of a run. device: of a named model, which has fp32 if it is one of transformers, else the saved dtype.
     causal: a language model is needed. tokenizer: False leaves it out.
     Raises InputError for a name without a model, and for other values.
     """
@@ -408,7 +407,7 @@ def open_model(
     if isinstance(x, nn.Module):
         return _adapt(x).describe(type(x).__name__, "module")
     if isinstance(x, str | Path):
-        model = _open_named(str(x), checkpoint, dtype, causal, tokenizer)
+        model = _open_named(str(x), checkpoint, causal, tokenizer)
         model.module.to(choose_device(device, "--device"))
         return model
     if callable(x):
@@ -416,7 +415,7 @@ def open_model(
     raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
 
 
-def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: bool, tokenizer: bool) -> LoadedModel:
+def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> LoadedModel:
     kind = model_kind(name)
     folder = Path(name).expanduser()
     match kind:
@@ -432,15 +431,13 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
                 raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
-            loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
+            loaded = load_named(name, torch.float32, causal=causal, tokenizer=tokenizer)
             model, words = _adapt(loaded.module), loaded.tokenizer
             if tokenizer and words is None:
                 model.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
             home = folder if folder.is_dir() else None
             return model.describe(name, "Hugging Face", folder=home, tokenizer=words, inputs=loaded.inputs)
     module = _load_own(folder, checkpoint, causal)
-    if dtype is not None:
-        module.to(dtype)
     model, words = _adapt(module), None
     if tokenizer:
         try:
