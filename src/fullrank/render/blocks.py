@@ -45,8 +45,12 @@ class Grid:
     @property
     def groups(self) -> list[tuple[str, int]]:
         """Headings above columns, with the number of neighbouring columns that share each; empty if there are none."""
-        spans = [(name, len(list(shared))) for name, shared in groupby(self.headings, key=lambda one: one.group)]
-        return spans if any(name for name, _ in spans) else []
+        spans = []
+        for name, shared in groupby(self.headings, key=lambda one: one.group):
+            spans.append((name, len(list(shared))))
+        if any(name for name, _ in spans):
+            return spans
+        return []
 
 
 @dataclass(frozen=True)
@@ -170,8 +174,11 @@ def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
         return True
     if isinstance(table.columns, str):
         return table.measure in ("", record.measure) and table.columns in record.labels
-    fitting = [column for column in table.columns if _fits(column, record)]
-    return any(record.labels.keys() <= {*rows, *_ALWAYS_ROWS, *column.where} for column in fitting)
+    for column in table.columns:
+        allowed = {*rows, *_ALWAYS_ROWS, *column.where}
+        if _fits(column, record) and record.labels.keys() <= allowed:
+            return True
+    return False
 
 
 def _fits(column: Column, record: Record) -> bool:
@@ -185,11 +192,19 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
         return [Column(measure, format=table.format) for measure in measures]
     if not isinstance(table.columns, str):
         return [column for column in table.columns if any(_fits(column, record) for record in records)]
-    label, columns = table.columns, {}
+    label = table.columns
+    columns = {}
     for record in records:
         value = record.labels[label]
+        measure = table.measure or record.measure
         heading = f"{label} {format_label(value)}"
-        columns[value] = Column(table.measure or record.measure, heading, {label: value}, table.format, interval=False)
+        columns[value] = Column(
+            measure,
+            heading,
+            {label: value},
+            table.format,
+            interval=False,
+        )
     return list(columns.values())
 
 
@@ -239,7 +254,12 @@ def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[t
 
 def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple[str, ...]:
     names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
-    return tuple(name for name in names if len({record.labels.get(name) for record in records}) > 1)
+    differing = []
+    for name in names:
+        values = {record.labels.get(name) for record in records}
+        if len(values) > 1:
+            differing.append(name)
+    return tuple(differing)
 
 
 # -- values as text ----------------------------------------------------------------------------------------------------

@@ -99,10 +99,22 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> byte
     """The file of a plot with its title. kind: `png` or `svg`."""
     with _style():
         figure = draw_plot(plot, records)
-        beginning: dict[str, Any] = {"x": 0.02, "ha": "left"}
-        figure.suptitle(clean_text(plot.title), color=INK, fontweight="bold", fontsize=12, **beginning)
+        figure.suptitle(
+            clean_text(plot.title),
+            x=0.02,
+            ha="left",
+            color=INK,
+            fontweight="bold",
+            fontsize=12,
+        )
         if plot.subtitle:
-            figure.supxlabel(clean_text(plot.subtitle), color=MUTED, fontsize=8, **beginning)
+            figure.supxlabel(
+                clean_text(plot.subtitle),
+                x=0.02,
+                ha="left",
+                color=MUTED,
+                fontsize=8,
+            )
         return _to_bytes(figure, kind)
 
 
@@ -126,14 +138,25 @@ def _style(salt: str = "fullrank") -> Iterator[None]:
 
 
 def _to_bytes(figure: Figure, kind: str) -> bytes:
-    is_svg = kind == "svg"
-    metadata: dict[str, str | None] = {"Date": None, "Creator": "fullrank"} if is_svg else {"Software": "fullrank"}
+    background = "none"
+    metadata: dict[str, str | None] = {"Date": None, "Creator": "fullrank"}
+    if kind == "png":
+        background = "white"
+        metadata = {"Software": "fullrank"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
-        figure.savefig(buffer, format=kind, dpi=150, facecolor="none" if is_svg else "white", metadata=metadata)
+        figure.savefig(
+            buffer,
+            format=kind,
+            dpi=150,
+            facecolor=background,
+            metadata=metadata,
+        )
     # the text of a point inside its group, which browsers show on hover
-    return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue()) if is_svg else buffer.getvalue()
+    if kind == "svg":
+        return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue())
+    return buffer.getvalue()
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -153,17 +176,24 @@ def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figur
 def find_points(plot: Plot, records: Records) -> list[Record]:
     """The records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
     if isinstance(plot, HeatMap):
-        labels, wanted, marks = {plot.x, plot.y}, plot.measure, set[str]()
+        labels = {plot.x, plot.y}
     else:
-        labels, wanted, marks = {plot.x}, plot.y, {measure for _, measure in plot.marks}
-    return [
-        record
-        for record in records
-        if is_finite(record.value)
-        and (wanted == record.measure or (wanted == "value" and record.measure not in marks))
-        and labels <= record.labels.keys()
-        and record.has(plot.where)
-    ]
+        labels = {plot.x}
+    points = []
+    for record in records:
+        is_measured = is_finite(record.value) and _is_measured(plot, record.measure)
+        is_placed = labels <= record.labels.keys() and record.has(plot.where)
+        if is_measured and is_placed:
+            points.append(record)
+    return points
+
+
+def _is_measured(plot: Plot, measure: str) -> bool:
+    if isinstance(plot, HeatMap):
+        return measure == plot.measure
+    if plot.y != "value":
+        return measure == plot.y
+    return measure not in [mark for _, mark in plot.marks]
 
 
 def clean_text(text: str) -> str:
@@ -190,12 +220,16 @@ def _name_group(labels: Sequence[str], key: Sequence[Label], separator: str) -> 
 
 
 def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slots: Slots) -> None:
-    labels = find_differing_labels(points, {plot.x, plot.band}) if plot.series is None else plot.series
+    labels = plot.series
+    if labels is None:
+        labels = find_differing_labels(points, {plot.x, plot.band})
     series = group_records(points, labels)
     first_free = len(slots) or 1
     for number, (key, of_series) in enumerate(series.items(), start=first_free):
         name = _name_group(labels, key, " ")
-        _draw_series(axes, plot, of_series, name, SERIES[slots.get(name, number) % len(SERIES)])
+        slot = slots.get(name, number)
+        color = SERIES[slot % len(SERIES)]
+        _draw_series(axes, plot, of_series, name, color)
     _set_scales(axes, plot)
     measures = dict.fromkeys(record.measure for record in points)
     x_title = plot.x_title or plot.x.replace("_", " ")
@@ -207,7 +241,13 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
         marked = [record for record in records if record.measure == measure and is_finite(record.value)]
         for place in sorted(set(map(_value, marked))):
             label = clean_text(f"{measure} {format_value(place)}")
-            draw(place, color=MUTED, linewidth=1, linestyle="dashed", label=label)
+            draw(
+                place,
+                color=MUTED,
+                linewidth=1,
+                linestyle="dashed",
+                label=label,
+            )
     _, names = axes.get_legend_handles_labels()
     if not slots and len(names) > 1:  # with slots the page has a legend
         axes.legend()
@@ -231,12 +271,26 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
     x, mean, deviation = _average(points, plot.x, plot.band)
     axes.plot(x, mean, color=color, label=name or None)
     if deviation.any():
-        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.16, linewidth=0)
+        axes.fill_between(
+            x,
+            mean - deviation,
+            mean + deviation,
+            color=color,
+            alpha=0.16,
+            linewidth=0,
+        )
     if len(x) > _MOST_LABELLED:
         return
     for place, value in zip(x, mean, strict=True):
         text = f"{name} {format_value(place)}: {format_value(value)}"
-        axes.plot([place], [value], "o", color=color, markersize=4, gid=HOVER + text.strip())
+        axes.plot(
+            [place],
+            [value],
+            "o",
+            color=color,
+            markersize=4,
+            gid=HOVER + text.strip(),
+        )
 
 
 def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -250,12 +304,17 @@ def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray
     shared, _ = curves[0]
     shared = shared[(shared >= first) & (shared <= last)]
     spanned = np.stack([np.interp(shared, xs, ys) for xs, ys in curves])
-    deviation = spanned.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
+    if len(curves) > 1:
+        deviation = spanned.std(0, ddof=1)
+    else:
+        deviation = np.zeros(len(shared))
     return shared, spanned.mean(0), deviation
 
 
 def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
-    labels = find_differing_labels(points, {plot.x, plot.y}) if plot.panels is None else plot.panels
+    labels = plot.panels
+    if labels is None:
+        labels = find_differing_labels(points, {plot.x, plot.y})
     panels = group_records(points, labels)
     columns = list(dict.fromkeys(record.labels[plot.x] for record in points))
     rows = list(dict.fromkeys(record.labels[plot.y] for record in points))
@@ -268,7 +327,9 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
     for axes, (key, of_panel) in zip(panel_axes, panels.items(), strict=False):
         cells = np.full((len(rows), len(columns)), np.nan)
         for record in of_panel:
-            cells[rows.index(record.labels[plot.y]), columns.index(record.labels[plot.x])] = _value(record)
+            row = rows.index(record.labels[plot.y])
+            column = columns.index(record.labels[plot.x])
+            cells[row, column] = _value(record)
         image = axes.imshow(cells, **colors)
         axes.set_title(_name_group(labels, key, ", "))
         _name_cells(axes.xaxis, plot.x, columns)
@@ -293,7 +354,9 @@ def _make_panels(count: int, rows: int, columns: int) -> tuple[Figure, list[Axes
     beside = min(count, max(1, 48 // max(columns, 6)))
     down = math.ceil(count / beside)
     cell = max(0.09, min(0.42, 13 / (beside * columns)))  # inches
-    figure = Figure(figsize=(1.6 + beside * (cell * columns + 0.4), 1.1 + down * (cell * rows + 0.6)))
+    width = 1.6 + beside * (cell * columns + 0.4)
+    height = 1.1 + down * (cell * rows + 0.6)
+    figure = Figure(figsize=(width, height))
     panels = list(figure.subplots(down, beside, squeeze=False).flat)
     for unused in panels[count:]:
         unused.set_visible(False)

@@ -55,8 +55,15 @@ def _address(section: Section) -> str:
     return words.strip("-")
 
 
-def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
-    return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
+def build_figure(
+    plot: Plot,
+    records: list[Record],
+    slots: Slots | None = None,
+    *,
+    wide: bool = False,
+) -> Figure:
+    svg = draw_svg(plot, records, slots)
+    return Figure(svg, plot.title, plot.subtitle, wide)
 
 
 _MOST_LINES = 20  # of a table of a measurement that stands open on the page

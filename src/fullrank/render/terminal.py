@@ -80,22 +80,35 @@ def print_grid(grid: Grid, console: Console | None = None) -> None:
 
 
 def _measure_width(table: Table, console: Console) -> int:
-    return console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    options = console.options.update(max_width=_WIDEST)
+    measured = console.measure(table, options=options)
+    return measured.maximum
 
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
-    title = Text(visible(grid.title)) if grid.title else None
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    title = None
+    if grid.title:
+        title = Text(visible(grid.title))
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+    )
     table.pad_edge = False
     table.padding = (0, 1, 0, 0)
     headings = [_heading_lines(grid.headings[index]) for index in columns]
     tallest = max(map(len, headings), default=0)
     for index, lines in zip(columns, headings, strict=True):
         above = [""] * (tallest - len(lines))  # headings stand at the bottom, cells at the top
-        justify: Literal["left", "right"] = "left" if grid.headings[index].left else "right"
-        table.add_column(Text("\n".join(above + lines)), justify=justify, no_wrap=True)
+        justify: Literal["left", "right"] = "right"
+        if grid.headings[index].left:
+            justify = "left"
+        heading = Text("\n".join(above + lines))
+        table.add_column(heading, justify=justify, no_wrap=True)
     for row in grid.rows:
-        table.add_row(*(_write_cell(row[index]) for index in columns))
+        cells = [_write_cell(row[index]) for index in columns]
+        table.add_row(*cells)
     return table
 
 
@@ -106,6 +119,9 @@ def _heading_lines(heading: Heading) -> list[str]:
 
 
 def _write_cell(cell: Cell) -> Text:
-    text = f"{cell.text} ({cell.badge})" if cell.badge else cell.text
+    text = cell.text
+    if cell.badge:
+        text += f" ({cell.badge})"
     lines = [visible(line) for line in (text, *cell.lines)]
-    return Text("\n".join(lines), "bold" if cell.strong else "")
+    style = "bold" if cell.strong else ""
+    return Text("\n".join(lines), style)
