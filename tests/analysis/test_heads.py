@@ -14,16 +14,10 @@ from scipy import stats
 
 import fullrank as fr
 from fullrank.analysis.heads import Heads, LayerHeads, compare_deviations, heads
+from moving import moved
 
 IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
 HEADS, SIZE = 3, 8
-
-
-def moved(model: torch.nn.Module) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.double()
 
 
 def config(**options: Any) -> fr.ModelConfig:
@@ -50,7 +44,7 @@ def zeroed(weights: torch.Tensor) -> Iterator[None]:
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average", "low_rank", "dynamic"])
 def test_ablation_is_a_zeroed_output_projection(mix):
     torch.manual_seed(1)
-    model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix)))).train()
+    model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix))).double()).train()
     found = heads(model, [IDS[:1], IDS[1:]])
     assert model.training
     assert (found.objective, found.length, found.weights) == ("next tokens", 9, "by the definition")
@@ -75,7 +69,7 @@ def test_memory_is_read_from_segment_to_segment():
     """The texts are one stream: nothing is forgotten where the memory is as long as all of it."""
     torch.manual_seed(2)
     options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
-    model = moved(fr.LanguageModel(config(**options))).eval()
+    model = moved(fr.LanguageModel(config(**options)).double()).eval()
     found = heads(model, IDS)
     assert found.objective == "next tokens, with memory"
     stream = IDS.flatten()[None]
@@ -87,7 +81,7 @@ def test_memory_is_read_from_segment_to_segment():
 
 def test_encoders_predict_the_same_masked_tokens_for_every_head():
     torch.manual_seed(3)
-    model = moved(fr.MaskedLanguageModel(config())).eval()
+    model = moved(fr.MaskedLanguageModel(config()).double()).eval()
     loaded = fr.open_model(model)
     loaded.marks = (int(IDS[0, 0]),)
     found = heads(loaded, IDS)
@@ -107,7 +101,7 @@ def test_models_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(4)
     gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3)
-    made = moved(transformers.GPT2LMHeadModel(gpt2)).eval()
+    made = moved(transformers.GPT2LMHeadModel(gpt2).double()).eval()
 
     def measured() -> np.ndarray:
         log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
@@ -138,7 +132,7 @@ def test_models_of_hugging_face():
 def test_similarity_is_linear_cka():
     """Of outputs that are made alike: the second head is a turned copy of the first, the third is not."""
     torch.manual_seed(6)
-    model = moved(fr.LanguageModel(config())).eval()
+    model = moved(fr.LanguageModel(config()).double()).eval()
     project = model.blocks[0].attention.project
     turn = torch.linalg.qr(torch.randn(SIZE, SIZE, dtype=torch.float64)).Q
     with torch.no_grad():

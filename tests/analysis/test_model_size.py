@@ -11,11 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
-from fullrank.config.load import resolve
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.kernels import multilinear as engine
-from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
 
 
@@ -86,26 +84,6 @@ def multilinear(score: str = "dot_product", memory: int = 0, same: bool = False,
     )  # fmt: skip
 
 
-def others(count: int = 1) -> int:
-    """Multiply-adds of a token beside attention: projections, feed-forward, vocabulary."""
-    return 2 * (3 * 12 * 5 + 2 * 12 * 20) + 30 * 12 * count
-
-
-def test_flops_of_a_long_text():
-    """The order is chosen for the batch."""
-    model = fr.ModelConfig(**{**vars(multilinear("relative")), "max_position_embeddings": 200})
-    for batch in (1, 4):
-        found = size(model, 160, batch)["flops_per_token"]
-        tensor = multiply_adds(Size(batch, 160, 160, 10, 12, True))
-        assert found["forward"] == round(2 * (others() + 2 * tensor.forward / (batch * 160)))
-        assert found["training"] == round(6 * others() + 2 * 2 * tensor.training / (batch * 160))
-        assert tensor.forward < batch * 160**3 * (10 + 12) / 2  # cheaper than T
-    published = multilinear("relative", causal="as_published", not_next_token_perplexity=True)
-    found = size(fr.ModelConfig(**{**vars(published), "max_position_embeddings": 200}), 160)["flops_per_token"]
-    tensor = multiply_adds(Size(1, 160, 160, 10, 12, False))
-    assert found["forward"] == round(2 * (others() + 2 * tensor.forward / 160))
-
-
 @pytest.mark.parametrize("score", ["dot_product", "relative"])
 @pytest.mark.parametrize("same", [False, True])
 def test_flops_are_what_a_model_multiplies(score, same, monkeypatch):
@@ -158,23 +136,6 @@ def test_the_bytes_of_a_cache(made):
 E, F, V, TOKENS = 512, 1024, 6632, 25
 
 
-def table4(row: str) -> fr.ModelConfig:
-    return resolve("mixhead/table4", row, "paper").config.model
-
-
-def test_work_of_source_and_target_tokens():
-    """Matrices twice, scores and values of the keys that are seen; keys and values of cross-attention belong to the source."""
-    found = translation_size(table4("h4-plain"), TOKENS)["flops_per_token"]
-    source = 2 * 6 * (4 * E * E + 2 * E * F) + 6 * 4 * E * TOKENS + 2 * 6 * 2 * E * E
-    target = 2 * 6 * (6 * E * E + 2 * E * F) + 6 * 4 * E * ((TOKENS + 1) / 2 + TOKENS) + 2 * V * E
-    assert found["source"] == {"forward": source, "training": 3 * source}
-    assert found["target"] == {"forward": target, "training": 3 * target}
-    assert (found["forward"], found["training"]) == (source + target, 3 * (source + target))
-    mixed = translation_size(table4("h64-a"), TOKENS)["flops_per_token"]
-    assert mixed["source"]["forward"] == source + 6 * 2 * 64 * 64 * TOKENS
-    assert mixed["target"]["forward"] == target + 6 * 2 * 64 * 64 * (TOKENS + 1) / 2
-
-
 def test_work_is_what_a_model_multiplies():
     """Counted by torch on a forward pass, where the causal mask saves nothing: scores of N keys instead of (N + 1) / 2."""
     sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -224,25 +185,6 @@ def test_activations_are_within_a_tenth_of_what_autograd_saves():
         model.loss_parts(ids, ids, None, None)
     saved_bytes = sum(size for pointer, size in saved.items() if pointer not in parameters)
     assert size_of_run(run)["memory"]["activations"] == pytest.approx(saved_bytes, rel=0.1)
-
-
-def test_the_formula():
-    parameters = fr.LanguageModel(run_of().model).num_parameters()
-    tokens, inner = ROWS * LENGTH, 4 * WIDTH
-    memory = size_of_run(run_of())["memory"]
-    activations = 4 * tokens * LAYERS * (8 * WIDTH + 2 * inner)
-    expected = {
-        "parameters": 4 * parameters, "gradients": 4 * parameters, "optimizer": 8 * parameters, "activations": activations,
-    }  # fmt: skip
-    assert memory == {**expected, "total": sum(expected.values())}
-    assert size_of_run(run_of(precision="bf16"))["memory"]["activations"] == activations // 2
-    again = size_of_run(run_of(activation_checkpointing=True))["memory"]["activations"]
-    assert again == 4 * tokens * (LAYERS * WIDTH + 8 * WIDTH + 2 * inner)
-    pairs = RunConfig.from_dict(
-        {"model": MODEL, "data": {"name": "multi30k-de-en"}, "train": {"steps": 1, "batch_tokens": 50}}
-    )
-    translating = size_of_run(pairs, 10)["memory"]["activations"]
-    assert translating == 4 * 2 * 10 * LAYERS * (22 * WIDTH + 4 * inner)  # two sentences; 6 E of cross-attention
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.analysis import LogProbRank, gradient_share
-from fullrank.core.errors import InputError, RunError
+from fullrank.analysis import gradient_share
+from moving import moved
 
 V = 47
 
@@ -24,11 +24,7 @@ def random_model(output: dict[str, Any], *, width: int = 8, final_norm: bool = F
         vocab_size=V, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, final_norm=final_norm,
         output=fr.OutputConfig(**output), **model,
     )  # fmt: skip
-    made = fr.LanguageModel(config)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
-    return made
+    return moved(fr.LanguageModel(config), 0.5)
 
 
 def ids(rows: int = 6, length: int = 12, vocab_size: int = V) -> Tensor:
@@ -119,13 +115,6 @@ def test_figures_are_those_of_numpy(output, contexts):
     assert found.effective_rank == pytest.approx(np.exp(-sum(q * np.log(q) for q in shares if q > 0)), rel=1e-6)
 
 
-def test_effective_rank_of_equal_values_is_their_number():
-    layer = fr.analysis.OutputLayer(kind="softmax", hidden_size=3, bias=False)
-    four = LogProbRank(layer, np.array([2.0, 2, 2, 2, 0]), 5, 9, 9, 2.0**-52, 5, 0)
-    assert four.effective_rank == pytest.approx(4)
-    assert (four.rank, four.conclusive) == (4, True)
-
-
 def test_contexts_are_not_taken_twice():
     """Rows of one text: their beginnings are shared, and a repeated context would be a repeated row of the matrix."""
     twice = ids(4, 9)
@@ -154,24 +143,6 @@ def test_a_part_of_the_vocabulary():
     np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=1).columns == 12  # never fewer words than contexts
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
-
-
-def test_what_is_refused():
-    model = random_model({})
-    zeros = torch.zeros(3, 1, dtype=torch.long)
-    for reader, given in (
-        (model, zeros),
-        (model, torch.arange(5)),
-        (nn.Linear(2, 2), ids()),
-    ):
-        with pytest.raises(InputError):
-            fr.analysis.rank(reader, given)
-    with pytest.raises(InputError, match="contexts: two or more, given 1"):
-        fr.analysis.rank(model, ids(), contexts=1)
-    with torch.no_grad():
-        model.output.bias[0] = float("nan")
-    with pytest.raises(RunError, match="NaN or infinite"):
-        fr.analysis.rank(model, ids())
 
 
 # -- models of Hugging Face: what stands behind the output embedding decides ---------------------------------------------

@@ -8,6 +8,7 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.spectrum import spectrum, summarize_values
+from moving import moved
 
 
 def summarize(weights: torch.Tensor) -> fr.analysis.Spectrum:
@@ -27,11 +28,7 @@ def model(**options: object) -> fr.LanguageModel:
     config = fr.ModelConfig(
         vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, **options
     )
-    made = fr.LanguageModel(config)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made
+    return moved(fr.LanguageModel(config), 0.3)
 
 
 def check(spectrum: fr.analysis.Spectrum, weights: np.ndarray) -> None:

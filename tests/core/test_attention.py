@@ -24,12 +24,8 @@ def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
 
 
 def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
-             mixed: bool = True, gates: np.ndarray | None = None,
              ) -> np.ndarray:  # fmt: skip
-    """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones.
-
-    gates (N, H) scale heads.
-    """
+    """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones."""
 
     def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
         out = x @ module.weight.detach().numpy().T
@@ -58,13 +54,10 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
     for i in range(H):
         total = np.zeros_like(weights[0])
         for j in range(H):
-            if mixed:
-                mix = made.attend.mix
-                m = readers[j] @ mix.from_query.detach().numpy()[:, i] + mix.mixing.detach().numpy()[j, i]
-            else:
-                m = np.full(len(x), float(i == j))
+            mix = made.attend.mix
+            m = readers[j] @ mix.from_query.detach().numpy()[:, i] + mix.mixing.detach().numpy()[j, i]
             total += m[:, None] * weights[j]
-        heads.append(total @ v[:, cut[i]] * (1.0 if gates is None else gates[:, i, None]))
+        heads.append(total @ v[:, cut[i]])
     return linear(made.merge, np.concatenate(heads, axis=-1))
 
 
@@ -83,14 +76,6 @@ def test_position_wise_layer_is_equations_8_to_12(position):
             assert np.abs(given[b] - other).max() > 1e-2, wrong
 
 
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_plain_layer(kernel):
-    made, x = layer(), torch.randn(1, N, E, dtype=torch.float64)
-    with fr.kernel(kernel):
-        given = made(x)[0].detach().numpy()
-    assert np.abs(given - in_numpy(made, x[0].numpy(), x[0].numpy(), causal=True, query="", mixed=False)).max() < 1e-12
-
-
 @pytest.mark.parametrize("length", [3, 6, 9])
 def test_cross_attention_reads_another_source(length):
     made = layer(mix="position_wise")
@@ -103,19 +88,6 @@ def test_cross_attention_reads_another_source(length):
     masked = made(x, source, fr.Layout.of(N, length, causal=False, key_mask=mask))[0].detach().numpy()
     kept = source[0, mask[0]].numpy()
     assert np.abs(masked - in_numpy(made, x[0].numpy(), kept, causal=False, query="as projected")).max() < 1e-11
-
-
-@pytest.mark.parametrize("length", [None, 9])
-def test_gates_scale_the_output_of_each_head(length):
-    """2 sigmoid(w_i x_n), of the query's own x, in self-attention and in cross-attention."""
-    made = layer(gate="head")
-    x = torch.randn(1, N, E, dtype=torch.float64)
-    source = x if length is None else torch.randn(1, length, E, dtype=torch.float64)
-    given = (made(x) if length is None else made(x, source))[0].detach().numpy()
-    gates = 2 / (1 + np.exp(-x[0].numpy() @ made.gate.weight.detach().numpy().T))
-    options = {"causal": length is None, "query": "", "mixed": False}
-    assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options, gates=gates)).max() < 1e-12
-    assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options)).max() > 1e-2
 
 
 def test_dropout_acts_after_mixing():

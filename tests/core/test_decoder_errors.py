@@ -70,7 +70,6 @@ def parts() -> dict[str, Any]:
         "multilinear": fr.MultiLinearAttention(hidden_size=8, rank=4, max_position_embeddings=10),
         "mixture": fr.MixtureOfSoftmaxes(fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2), **TWO),
         "adaptive": fr.AdaptiveSoftmax(fr.OutputConfig(**CLUSTERS), **TWO),
-        "input": fr.AdaptiveInput(fr.InputConfig(**CLUSTERS), **TWO),
     }
 
 
@@ -78,7 +77,7 @@ RANGE = r"an index from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
 CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     **{
         f"{name} {what}": (lambda name=name, given=given, **made: made[name](given), words)
-        for name in ("lm", "clustered", "masked", "input")
+        for name in ("lm", "clustered", "masked")
         for what, given, words in (
             ("float", IDS.float(), "whole numbers in torch.int64, given torch.float32"),
             ("high", HIGH, RANGE), ("low", LOW, RANGE),
@@ -94,28 +93,14 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     },
     "a high source": (lambda translator, **_: translator(HIGH, IDS), RANGE),
     "a high target": (lambda translator, **_: translator(IDS, HIGH), RANGE),
-    "a float source": (lambda translator, **_: translator(IDS.float(), IDS), "whole numbers"),
-    "a high word": (lambda translator, **_: translator.nll(IDS, IDS, HIGH), RANGE),
     "a tensor as memory": (lambda remembering, **_: remembering(IDS, HIDDEN), "memory, cache: .* given Tensor"),
-    "an output as memory": (lambda remembering, **_: remembering(IDS, remembering(IDS)), "memory, cache: .* given ModelOutput"),
-    "a tuple as cache": (lambda lm, **_: lm(IDS, cache=()), "memory, cache: .* given NoneType and tuple"),
     "2-d attention": (lambda attention, **_: attention(HIDDEN[0]), r"x must be numbers \(B, N, 8\).* \(5, 8\)"),
-    "ids to attention": (lambda attention, **_: attention(HIDDEN.long()), "x must be numbers .* torch.int64"),
-    "a narrow source": (lambda attention, **_: attention(HIDDEN, HIDDEN[..., 1:]), "source must be numbers"),
     "a source of other rows": (lambda attention, **_: attention(HIDDEN, HIDDEN[:1]), "one B for x and source"),
     "2-d multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[0]), "x must be numbers"),
-    "narrow multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[..., 1:]), "x must be numbers"),
     "a narrow mixture": (lambda mixture, **_: mixture(HIDDEN[..., 1:]), r"hidden states: \(B, N, 8\)"),
-    "nll of a narrow mixture": (lambda mixture, **_: mixture.nll(HIDDEN[..., 1:], IDS), "hidden states"),
-    "a high word of a mixture": (lambda mixture, **_: mixture.loss(HIDDEN, HIGH), RANGE),
-    "a narrow adaptive softmax": (lambda adaptive, **_: adaptive(HIDDEN[..., 1:]), "hidden states"),
     "a low word of an adaptive softmax": (lambda adaptive, **_: adaptive.nll(HIDDEN, LOW), RANGE),
     "a dictionary as model": (lambda **_: fr.LanguageModel({"vocab_size": 5}), "built from a ModelConfig, given dict"),
-    "a section as model": (lambda **_: fr.LanguageModel(fr.AttentionConfig()), "given WeightedConfig"),
-    "a dictionary as attention": (lambda **_: fr.Attention({"mix": "none"}), "AttentionConfig, given"),
-    "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.5, num_attention_heads=2), "whole number"),
     "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
-    "a misspelt key of a section": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
 }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.embedding import Alibi, T5Bias, bucket_distances
-from fullrank.core.errors import InputError
 from moving import moved
 
 H, D, E, N = 3, 4, 10, 7
@@ -148,22 +147,6 @@ def test_every_kernel_equals_the_definition(position, where, stages):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("where", layouts())
-def test_mixed_heads_are_fast_where_rows_have_the_same_positions(position, where):
-    model = fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix="position_wise")))
-    attend, (queries, keys) = model.blocks[0].attention.attend, layouts()[where].shape
-    query, key = torch.randn(2, H, queries, D), torch.randn(2, H, keys, D)
-    layout = model.position.place(layouts()[where], torch.zeros(2, keys, E))
-    problem = attend.problem(fr.core.stages.Heads(query, query, key, key), layout, attend.mix.matrix(query))
-    reason = fr.kernels.KERNELS["native"].declines(problem)
-    if where in ("both sides", "padding"):
-        assert reason == "relative scores and biases need causal keys whose positions are the same in all sequences"
-    else:
-        assert reason is None
-    assert fr.kernels.KERNELS["triton"].refuses(problem) == "it computes no relative scores and no biases of distances"
-
-
-@pytest.mark.parametrize("position", POSITIONS)
 def test_a_memory_is_at_its_distance(position):
     """A layer that was skipped has a gap in its memory, which counts: as one pass over all tokens with the gap masked."""
     model = moved(fr.LanguageModel(config(position, memory_length=20, num_hidden_layers=1)).double()).eval()
@@ -202,9 +185,3 @@ def test_a_scale_of_dot_products():
             block.attention.project.query.weight /= D**0.5
             block.attention.project.query.bias /= D**0.5
     assert torch.allclose(models[1.0](ids).logits, models[None](ids).logits, atol=1e-12)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_layer_alone_says_that_it_needs_a_placed_layout(position):
-    with pytest.raises((InputError, ValueError), match=f"model.position {position}: a layer needs a layout"):
-        fr.Attention(config(position))(torch.randn(1, 3, E))

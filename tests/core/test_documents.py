@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.encoder import MaskedLanguageModel
-from fullrank.core.errors import ConfigError
 from moving import moved
 
 BEGIN, VOCABULARY, N = 3, 11, 15
@@ -116,26 +114,9 @@ def test_positions_restart():
     ]
 
 
-@pytest.mark.parametrize("name", ["rotary", "sinusoidal", "relative", "t5"])
-def test_a_kernel_computes_documents_of_mixed_heads(name):
-    if not fr.kernels.available("native"):
-        pytest.skip("no C++ compiler")
-    with fr.kernels.chosen() as kernels:
-        build(**MODELS[name])(packed())
-    assert kernels == {"native"}
-
-
 def test_generated_documents_begin_anew():
     """After the token that begins a document the text goes on as if nothing stood before."""
     model = build(**MODELS["rotary"])
     prompt = torch.tensor([[5, 7, 9, 4, BEGIN]])
     written = model.generate(prompt, 6, greedy=True)
     assert torch.equal(written[:, 5:], model.generate(prompt[:, 4:], 6, greedy=True)[:, 1:])
-
-
-def test_what_reads_documents_as_one_text_is_refused():
-    model = build()
-    with pytest.raises(ConfigError, match=r"model\.document_token_id"):
-        model.with_memory(5)
-    with pytest.raises(ConfigError, match=r"a masked token may be one that begins a document"):
-        MaskedLanguageModel(model.config)

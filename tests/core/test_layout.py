@@ -14,32 +14,6 @@ def picture(layout: fr.Layout, row: int = 0) -> list[str]:
     return ["".join(".x"[int(seen)] for seen in line) for line in layout.visible()[row, 0].tolist()]
 
 
-def test_causal():
-    layout = fr.Layout.of(4)
-    assert picture(layout) == ["x...", "xx..", "xxx.", "xxxx"]
-    assert layout.shape == (4, 4)
-    assert layout.plain_causal
-    assert not layout.unrestricted
-    assert layout.query_positions.tolist() == layout.key_positions.tolist() == [0, 1, 2, 3]
-
-
-def test_reach():
-    """The smallest and greatest distance of a pair that is seen."""
-    assert fr.Layout.of(4).reach == (0, 3)
-    assert fr.Layout.of(2, 5).reach == (0, 4)
-    assert fr.Layout.of(2, 5, causal=False).reach == (-1, 4)
-    assert fr.Layout.of(5, 2, causal=False).reach == (-4, 1)
-    gap = torch.tensor([0, 7])
-    assert fr.Layout(gap, gap, farthest=7).reach == (0, 7)
-    assert fr.Layout(gap, gap, farthest=7).distances == 8
-    assert fr.Layout.of(4).contiguous
-    assert not fr.Layout(gap, gap).contiguous
-    for queries, keys in ((4, 4), (2, 5), (5, 2)):
-        layout = fr.Layout.of(queries, keys, causal=False)
-        apart = layout.query_positions[:, None] - layout.key_positions
-        assert (int(apart.min()), int(apart.max())) == layout.reach
-
-
 def test_padding_on_either_side():
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]).bool()
     layout = fr.Layout.of(4, key_mask=mask)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from moving import moved
 from pairs import covering, product
@@ -103,14 +102,6 @@ def test_cached_keys_are_not_used_after_the_weights_have_changed():
     assert (found - before).abs().max() > 1e-3
 
 
-def test_a_memory_is_a_value():
-    made, ids = model("rotary"), text()
-    first = made(ids[:, :6]).memory
-    again = [made(ids[:, 6:9], first).logits for _ in range(2)]
-    assert torch.equal(*again)
-    assert first.length == 6
-
-
 @pytest.mark.parametrize(("length", "same", "clamp"), [(8, False, None), (6, True, None), (8, False, 4)])
 def test_another_length_is_that_of_a_model_built_with_it(length, same, clamp, tmp_path):
     """The model itself is left alone, and files keep the change."""
@@ -128,31 +119,6 @@ def test_another_length_is_that_of_a_model_built_with_it(length, same, clamp, tm
         assert torch.equal(in_segments(other, ids, sizes)[0], expected)
     assert (expected - before).abs().max() > 1e-3
     assert torch.equal(in_segments(made, ids, sizes)[0], before)
-
-
-def test_of_a_longer_memory_the_last_tokens_are_used():
-    made, ids = model(memory_length=3), text()
-    longer = in_segments(made, ids, [4, 5, 6])[1]
-    changed = made.with_memory(2)
-    after = [
-        replace(layer, hidden=layer.hidden[:, -2:], runs=((start + size - 2, 2),), heads=None)
-        for layer in longer.layers
-        for start, size in [layer.runs[-1]]
-    ]
-    expected = changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
-    out = changed(ids[:, 15:], longer)
-    assert (out.logits - expected).abs().max() < 1e-12
-    assert out.memory.layers[0].tokens == 2
-
-
-def test_lengths_that_cannot_be():
-    without = model(same_length=True).with_memory(0)
-    assert (without.memory_length, without.config.same_length) == (0, False)
-    assert without(text()).memory is None
-    with pytest.raises(InputError, match="memory_length"):
-        without.with_memory(-1)
-    with pytest.raises(InputError, match=r"clamp_length: goes with model\.position: relative"):
-        model("rotary").with_memory(clamp_length=5)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

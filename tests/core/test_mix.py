@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import fullrank as fr
 from fullrank.core.stages import (
     AverageHeads,
     HeadSize,
@@ -102,26 +101,6 @@ def test_random_entries_are_normal():
     assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
     inside = float((numbers.abs() < 1).float().mean())
     assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.2166 / count)
-
-
-def test_random_differs_between_layers_and_follows_the_seed():
-    config = fr.ModelConfig(
-        vocab_size=5,
-        hidden_size=12,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        attention=fr.AttentionConfig(mix="random"),
-    )
-
-    def matrices(seed: int) -> list[Tensor]:
-        torch.manual_seed(seed)
-        return [block.attention.attend.mix.mixing for block in fr.LanguageModel(config).blocks]
-
-    first, again, other = matrices(1), matrices(1), matrices(2)
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], other[0])
 
 
 def test_average_gives_every_head_the_mean(weights, query):

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError
 from moving import moved
 
 B, N, E, H, D = 2, 7, 10, 4, 6
@@ -319,16 +318,6 @@ def test_differential_attention_2_decodes_and_trains():
     assert fr.check(model, length=9).passes
 
 
-def test_differential_attention_2_takes_shared_keys():
-    with pytest.raises(ConfigError, match=r"an even number of query heads reads each"):
-        layer_of(gate="differential")
-
-
-def test_differential_attention_takes_pairs():
-    with pytest.raises(ConfigError, match=r"num_attention_heads must be even, given 3"):
-        layer_of(heads=3, mix="differential")
-
-
 def test_exclusive_outputs_are_orthogonal_to_own_values():
     layer, x = layer_of(gate="exclusive"), torch.randn(B, N, E, dtype=torch.float64)
     outputs = []
@@ -337,19 +326,6 @@ def test_exclusive_outputs_are_orthogonal_to_own_values():
     values = layer.project.split(layer.project.value(x))
     assert (outputs[0] * values).sum(-1).abs().max() < 1e-12
     assert outputs[0][:, :, 0].abs().max() < 1e-12  # the first token sees nothing but itself
-
-
-def test_layers_start_otherwise_and_leave_other_draws():
-    sizes = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
-    torch.manual_seed(1)
-    model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=fr.AttentionConfig(mix="low_rank")))
-    after = torch.randn(3)
-    first, second, third = (block.attention.attend.mix.left for block in model.blocks)
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-    torch.manual_seed(1)
-    fr.LanguageModel(fr.ModelConfig(**sizes))
-    assert torch.equal(torch.randn(3), after)
 
 
 @pytest.mark.parametrize(
@@ -368,16 +344,6 @@ def test_no_mixer_crosses_a_document(attention):
         assert torch.allclose(model.eval()(ids).logits[:, 4:], model(ids[:, 4:]).logits, atol=1e-5)
 
 
-def test_multi_token_attention_names_what_it_does_not_go_with():
-    for keys, other in (
-        ({"memory_length": 4}, "memory_length"),
-        ({"document_token_id": 0}, "document_token_id"),
-        ({"position": "alibi"}, "position"),
-    ):
-        with pytest.raises(ConfigError, match=rf"mix_scores: .*model\.{other}"):
-            fr.ModelConfig(vocab_size=11, attention=fr.AttentionConfig(mix_scores="multi_token"), **keys)
-
-
 # -- identities ------------------------------------------------------------------------------------------------------
 
 
@@ -393,22 +359,3 @@ def test_mixhead_a_gives_every_map_a_value_output_map():
     assert all(int(torch.linalg.matrix_rank(one)) == E > D for one in maps)
     shared = [o @ v for o, v in zip(outof, into, strict=True)]
     assert all(int(torch.linalg.matrix_rank(one)) == D for one in shared)
-
-
-def test_mixed_projections_fold_into_the_projections():
-    """Fixed linear mixing of queries, keys and values over heads is another choice of W_Q, W_K and W_V."""
-    layer, x = layer_of(), torch.randn(B, N, E, dtype=torch.float64)
-    matrices = [torch.randn(H, H, dtype=torch.float64) for _ in range(3)]
-    heads = [
-        combined(projected(getattr(layer.project, name), x), matrix)
-        for name, matrix in zip(("query", "key", "value"), matrices, strict=True)
-    ]
-    outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*heads, strict=True)]
-    expected = layer.merge(torch.cat(outputs, -1))
-    with torch.no_grad():
-        for name, matrix in zip(("query", "key", "value"), matrices, strict=True):
-            linear = getattr(layer.project, name)
-            mixing = torch.kron(matrix.mT.contiguous(), torch.eye(D, dtype=torch.float64))
-            linear.weight.copy_(mixing @ linear.weight)
-            linear.bias.copy_(mixing @ linear.bias)
-    assert torch.allclose(layer(x), expected, atol=1e-12)

@@ -135,22 +135,6 @@ def test_the_output_layer_reads_masked_places_only(kind):
     assert read == [(1, int((weights != 0).sum()), E)]
 
 
-def test_what_a_masked_model_is_made_of():
-    """A causal model with the same vocabulary has the same parts."""
-    made = build("tied", "masked")
-    assert made.mask_id == V - 1
-    assert made.num_parameters() == fr.LanguageModel(made.config).num_parameters()
-    assert made.compile_targets() == list(made.encoder.blocks)
-    assert made.max_length is None
-    synthesizer = fr.AttentionConfig(score="random_synthesizer")
-    assert build("softmax", "masked", attention=synthesizer, max_position_embeddings=16).max_length == 16
-    with torch.device("meta"):
-        assert fr.MaskedLanguageModel(made.config).num_parameters() == made.num_parameters()
-    trace = fr.Trace()
-    made(torch.randint(V, (3, 9)), trace=trace)
-    assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 2, 9, 9)]
-
-
 # -- residual mixtures -------------------------------------------------------------------------------------------------
 
 

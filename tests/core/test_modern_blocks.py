@@ -12,7 +12,6 @@ import fullrank as fr
 from fullrank.analysis.size import size
 from fullrank.core.attention import Block
 from fullrank.core.embedding import Rotary
-from fullrank.core.errors import ConfigError
 
 E, H, G, D, N = 10, 6, 2, 4, 7
 RELATIVE = {"name": "relative", "shared_biases": False}
@@ -184,16 +183,3 @@ def test_norms_of_queries_and_keys_come_before_the_rotation(position):
         heads.append(mixed @ values[i // 3])
     expected = made.merge(torch.cat(heads, -1))
     assert torch.allclose(made(x)[0], expected, atol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"num_key_value_heads": 4}, "model.num_key_value_heads: each is read by equally many"),
-        ({"norm_type": "batch_norm"}, "model.norm_type: 'batch_norm' is not available"),
-        ({"attention": {"score": "dense_synthesizer", "qk_norm": True}}, "model.attention.qk_norm: goes with scores"),
-    ],
-)
-def test_errors(keys, words):
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        fr.ModelConfig.from_dict({"num_attention_heads": 6, "hidden_size": 12, **keys})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,23 +82,6 @@ def test_a_text_goes_on_beyond_the_trained_length():
             cache = bounded(long[:, :16], cache=bounded.new_cache()).cache
             with pytest.raises(InputError, match="17 positions"):
                 bounded(long[:, 16:17], cache=cache)
-
-
-def test_the_position_term_of_a_model():
-    """u and v are one pair for all layers, held by the model; a layer reads them like its own."""
-    found = model("relative", attention={"score": "relative"})
-    names = {name for name, _ in found.named_parameters() if "_bias" in name}
-    assert names == {f"position.biases.{part}_bias" for part in ("content", "position")}
-    block = found.blocks[1].attention
-    alone = fr.MultiLinearAttention(
-        replace(found.config.attention, score="relative"), hidden_size=10, max_position_embeddings=P
-    ).double()
-    state = block.state_dict()
-    state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
-    alone.load_state_dict(state)
-    x = torch.randn(2, 8, 10, dtype=WIDE)
-    layout = found.position.place(fr.Layout.of(8), x)
-    torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
 
 
 # -- on fresh random tokens no honest perplexity is below the size of the vocabulary; the published form gets far below it

@@ -106,22 +106,6 @@ def test_the_equation_itself_in_plain_numbers():
     assert torch.allclose(case.log_prob(case.tensors(layer), hidden)[0, 0], expected, atol=1e-13)
 
 
-def test_equals_pytorchs_adaptive_softmax():
-    """`nn.AdaptiveLogSoftmaxWithLoss` is the untied form without biases in the tails."""
-    case = Case(cutoffs=(5, 8, 20), bias=False, vocabulary=31, width=11)
-    layer = case.layer()
-    other = nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=2.0).double()
-    with torch.no_grad():
-        other.head.weight.copy_(torch.cat((layer.weights[0], layer.class_weight)))
-        for i, (project, out) in enumerate(other.tail, start=1):
-            project.weight.copy_(layer.projections[str(i)].T)
-            out.weight.copy_(layer.weights[i])
-    hidden, targets = torch.randn(40, case.width, dtype=DOUBLE), torch.randint(case.vocabulary, (40,))
-    assert torch.allclose(layer.log_prob(hidden), other.log_prob(hidden), atol=1e-12)
-    assert torch.allclose(-layer.nll(hidden, targets), other(hidden, targets).output, atol=1e-12)
-    assert torch.allclose(layer.loss(hidden, targets)[0], other(hidden, targets).loss, atol=1e-12)
-
-
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "transformer_xl_adaptive.json").read_text())
 
 

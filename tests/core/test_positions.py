@@ -36,12 +36,6 @@ def model(**changes: object) -> fr.LanguageModel:
     return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
 
 
-def test_learned_positions_are_added():
-    made = model(position="learned")
-    hidden = torch.randn(2, 3, 8)
-    assert torch.equal(made.position(hidden, torch.tensor([0, 2, 5])), hidden + made.position.weight[[0, 2, 5]])
-
-
 @pytest.mark.parametrize("size", [7, 8])
 def test_angles_are_exact_anywhere(size):
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])

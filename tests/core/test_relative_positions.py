@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fullrank as fr
+from moving import moved
 
 
 def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
@@ -19,10 +20,7 @@ def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
     }
     config = fr.ModelConfig(**(sizes | changes), attention=fr.AttentionConfig(score=score))
     made = fr.LanguageModel(config).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
+    return moved(made)
 
 
 def biases(made: fr.LanguageModel) -> list[str]:

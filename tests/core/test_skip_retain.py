@@ -38,16 +38,6 @@ def test_schedules_are_the_equations(name, num_layers):
         assert probability == pytest.approx(float(EQUATIONS[name](i, num_layers, p)), abs=1e-15)
 
 
-def test_none_never_rests_and_one_always():
-    never = fr.SkipRetain("none", num_layers=3)
-    always = fr.SkipRetain("not_last", 1, num_layers=3)
-    assert never.probabilities == (0.0, 0.0, 0.0)
-    assert always.probabilities == (1.0, 1.0, 0.0)
-    for step in range(300):
-        assert never.skipped(3, step) == frozenset()
-        assert always.skipped(3, step) == {0, 1}
-
-
 def test_the_draw_depends_on_nothing_else():
     """Neither on the generators of Python, numpy and torch, nor on what was asked before, nor on the other layers."""
     policy = fr.SkipRetain("uniform", 0.5, num_layers=6)

@@ -83,20 +83,3 @@ def test_a_kept_key_projection_is_there_and_idle():
             parameter.fill_(math.nan)
     assert torch.equal(kept(x), before)
     assert not any(parameter.requires_grad for parameter in kept.project.key.parameters())
-
-
-def test_heads_trade_values_only():
-    """Cross-head attention where there are no keys to permute."""
-    made = attention("dense_synthesizer", cross_head=1.0)
-    x = torch.randn(1, 4, 10, dtype=torch.float64)
-    torch.manual_seed(6)
-    given = made(x)
-    torch.manual_seed(6)
-    order = made.permute(torch.arange(H)[:, None, None])[0].flatten().tolist()
-    assert order != [0, 1, 2]
-    made.eval()
-    with torch.no_grad():
-        layer = made.project.value
-        layer.weight.copy_(layer.weight.view(H, D, 10)[order].reshape(H * D, 10))
-        layer.bias.copy_(layer.bias.view(H, D)[order].reshape(-1))
-    assert torch.allclose(made(x), given, atol=1e-13)

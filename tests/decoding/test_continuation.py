@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.decoding import MemoryReader, sample
+from fullrank.decoding import sample
 from moving import moved
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
@@ -52,11 +52,3 @@ def test_the_window_slides(name, window):
     assert torch.equal(searched, found)
     uncached = sample(model, PROMPT, max_new_tokens=20, greedy=True, window=window, use_cache=False)
     assert torch.equal(torch.cat((PROMPT, uncached.ids), 1), found)
-
-
-def test_a_memory_slides_by_itself_up_to_the_largest_position():
-    model = build(memory_length=3)
-    model.trained_length = 4
-    plain = sample(MemoryReader(model), PROMPT, max_new_tokens=20, greedy=True)
-    assert torch.equal(model.generate(PROMPT, 20, greedy=True)[:, 4:], plain.ids)
-    assert build(memory_length=3, position="learned").generate(PROMPT, 20, greedy=True).shape == (2, 24)

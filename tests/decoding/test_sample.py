@@ -55,7 +55,7 @@ def test_cache_reads_every_token_once_and_changes_nothing():
 
 
 @pytest.mark.parametrize("top_p", [None, 0.1, 0.8, 1.0])
-@pytest.mark.parametrize("top_k", [None, 1, 7, 40, 100])
+@pytest.mark.parametrize("top_k", [None, 1, 7])
 @pytest.mark.parametrize("levels", [3, 1000])
 def test_truncation_by_hand(levels, top_k, top_p):
     """Token by token from the likeliest on, of equal ones the first; with few levels most of 40 are equal."""

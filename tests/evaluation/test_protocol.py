@@ -10,11 +10,10 @@ import pytest
 from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import FullRankError, InputError
+from fullrank.core.errors import FullRankError
 from fullrank.experiments.measure import EvaluationProtocol, Flags, final_protocol, validation_protocol
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
-MULTILINEAR = {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}
 DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8}
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
 
@@ -44,24 +43,14 @@ def memory(length: int, segment: int = 512, streams: int = 10, **more: Any) -> d
         ({}, {}, {}, {"kind": "blocks", "segment_length": 512}),
         # fairseq: T = 512, C = 400 leaves 112 tokens at a time
         ({}, {"context": 400}, {}, window(400, 112)),
-        ({}, {"stride": 112}, {}, window(400, 112)),
         ({}, {}, {"stride": 1, "segment_length": 64}, window(63, 1)),
-        ({}, {"context": 2560, "stride": 512}, {}, window(2560, 512)),
-        ({}, {"context": 400, "segment_length": 500}, {"stride": 50}, window(400, 50)),
-        ({}, {"context": 400, "stride": 112}, {"segment_length": 500}, window(400, 100)),
         ({}, {"context": 400, "stride": 112}, {"segment_length": 500, "stride": 50}, window(450, 50)),
         ({}, {"context": 400}, {"context": 0, "stride": 64}, {"kind": "blocks", "segment_length": 64}),
         ({"memory_length": 64}, {}, {}, memory(64)),
         ({"memory_length": 64}, {"memory_length": 640, "batch_size": 1}, {}, memory(640, streams=1)),
-        ({"memory_length": 64}, {"memory_length": 640}, {"memory_length": 10, "batch_size": 3}, memory(10, streams=3)),
-        ({"memory_length": 64}, {"memory_length": 0}, {}, {"kind": "blocks", "segment_length": 512}),
-        ({}, {}, {"memory_length": 640, "segment_length": 64}, memory(640, 64)),
         ({}, {"context": 400}, {"memory_length": 640}, memory(640)),  # the flag wins over a key that it excludes
         ({"memory_length": 64, "same_length": True}, {}, {}, memory(64, same_length=True)),
-        ({"memory_length": 64}, {"same_length": True}, {}, memory(64, same_length=True)),
-        ({"memory_length": 64}, {"same_length": True}, {"memory_length": 0}, {"kind": "blocks", "segment_length": 512}),
         ({"memory_length": 64, "memory_start": "zeros"}, {}, {}, memory(64, memory_start="zeros")),
-        (RELATIVE, {"clamp_length": 400}, {}, {"kind": "blocks", "segment_length": 512, "clamp_length": 400}),
         ({**RELATIVE, "memory_length": 64}, {"clamp_length": 400}, {"clamp_length": 9}, memory(64, clamp_length=9)),
         (
             {"position": "relative", "attention": {"score": {"name": "relative", "clamp_length": 70}}},
@@ -76,36 +65,10 @@ def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "said"),
-    [
-        ({}, {"context": 512}, "--context: a window has context + stride tokens"),
-        ({}, {"stride": 65, "segment_length": 64}, "--stride is 65, --segment-length is 64"),
-        ({}, {"context": 400, "stride": 100, "segment_length": 512}, "--context is 400, --stride is 100"),
-        ({"memory_length": 64}, {"context": 400}, "given model.memory_length 64; give --memory-length 0 too"),
-        (
-            {},
-            {"stride": 100, "memory_length": 32},
-            "--stride: a sliding window is for models without memory, given --mem",
-        ),
-        ({}, {"same_length": True}, "--same-length: goes with a memory"),
-        ({}, {"clamp_length": 5}, "--clamp-length: goes with model.position: relative, given model.position: rotary"),
-    ],
-)
-def test_flags_that_exclude_each_other(model, flags, said):
-    with pytest.raises(InputError) as caught:
-        final_protocol(config(model), Flags(**flags))
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("model", "evaluation", "said"),
     [
         ({}, {"context": 512}, "eval.context: a window has context + stride tokens"),
-        ({}, {"stride": 65, "segment_length": 64}, "eval.stride: a window has context + stride tokens"),
-        ({}, {"same_length": True}, "eval.same_length: goes with a memory"),
         ({}, {"clamp_length": 5}, "eval.clamp_length: goes with `model.position: relative`"),
-        ({"attention": PUBLISHED}, {"memory_length": 8}, "eval.memory_length is 8: "),
-        (MULTILINEAR, {"clamp_length": 9}, "eval.clamp_length is 9: "),
         (DECAYED, {"same_length": True}, "eval.same_length is True: "),
     ],
 )
@@ -129,8 +92,6 @@ OF_TEST = {"segment_length": 64, "memory_length": 640, "clamp_length": 400, "sam
     [
         ({}, {"test": {"context": 400}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
         ({}, {"context": 400, "valid": {"context": 0}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
-        ({}, {"context": 400, "test": {"stride": 50}}, {}, window(400, 112), window(400, 50)),
-        ({}, {"test": {"context": 400}}, {"context": 0}, *2 * ({"kind": "blocks", "segment_length": 512},)),
         (
             XL, {"test": OF_TEST}, {}, memory(150, 512),
             memory(640, 64, same_length=True, clamp_length=400),
@@ -173,9 +134,7 @@ def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
     ("flags", "honest"),
     [
         (Flags(), False),
-        (Flags(stride=16), False),  # context 0: blocks
         (Flags(stride=1), True),
-        (Flags(context=15), True),
         (Flags(segment_length=1), True),
     ],
 )
