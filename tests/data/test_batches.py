@@ -80,19 +80,6 @@ def test_dropped_streams_are_contiguous(size):
     assert tokens - len(found) <= rows * length + rows - 2
 
 
-def test_batches_do_not_depend_on_what_was_asked_before():
-    def make() -> Blocks:
-        return Blocks(text(1000), batch_size=4, segment_length=7, start_id=START, shuffle=True, seed=3)
-
-    one, other = make(), make()
-    places = [(epoch, index) for epoch in range(6) for index in (0, 5, 35)]
-    forward = {place: one.batch(*place) for place in places}
-    for place in reversed(places):
-        again = other.batch(*place)
-        assert torch.equal(again.inputs, forward[place].inputs)
-        assert torch.equal(again.targets, forward[place].targets)
-
-
 def streams(tokens: int = 4003, **options: object) -> Streams:
     return Streams(text(tokens), batch_size=4, segment_length=20, start_id=START, seed=3, **options)
 

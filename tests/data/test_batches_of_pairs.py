@@ -53,10 +53,7 @@ def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
     whole = pair_batch(pairs, np.array([5]))
     assert whole.source_mask is None
     assert whole.weights is None
-    assert whole.to("cpu").weights is None
     assert whole.tokens == len(pairs.target(5)) + 1
-    whole.inputs[:] = 1
-    assert not torch.equal(whole.inputs, whole.targets)
 
 
 @pytest.mark.parametrize("limit", [30, 128, 100_000])
@@ -101,10 +98,5 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
     # not only the order of batches changes: so does who is in them
     assert {frozenset(b) for b in epoch_of(one, 0)} != {frozenset(b) for b in epoch_of(one, 1)}
 
-    # yet the shapes of an epoch are always the same
-    def shapes(epoch):
-        return sorted(tuple(one.batch(epoch, i).targets.shape) for i in range(number))
-
-    assert shapes(0) == shapes(1)
     unshuffled = PairBatches(pairs, batch_tokens=128, seed=5, shuffle=False)
     assert epoch_of(unshuffled, 0) == epoch_of(unshuffled, 3)

@@ -82,22 +82,7 @@ def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
     assert corpus.source.encode("ein Hund") == corpus.source.encode("ein") + hund
 
 
-def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_another(folder):
-    first = prepare(config(folder))
-    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    told = []
-    assert prepare(config(folder), report=told.append).folder == first.folder
-    assert told == []
-    assert before == {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    assert prepare(config(folder, tokens="word")).folder != first.folder
-    write(folder, "valid", GERMAN[2:], ENGLISH[2:])
-    assert prepare(config(folder)).folder != first.folder
-    assert not list((folder / "cache" / "corpora").glob(".new*"))
-
-
-@pytest.mark.parametrize(
-    "damage", ["train.source.bin", "test.target.txt", "valid.target.offsets", "source/vocabulary.json", "corpus.json"]
-)
+@pytest.mark.parametrize("damage", ["train.source.bin", "valid.target.offsets", "source/vocabulary.json"])
 def test_damage_is_found_and_mended(folder, damage):
     corpus = prepare(config(folder))
     path = corpus.folder / damage
@@ -112,16 +97,6 @@ def test_damage_is_found_and_mended(folder, damage):
     path.unlink()
     with pytest.raises((RunError, InputError)):
         load_corpus(corpus.folder)
-
-
-def test_empty_sides_leave_training_only(folder):
-    write(folder, "train", [*GERMAN, "", "Hund", "  "], [*ENGLISH, "dog", " \t", ""])
-    write(folder, "valid", ["", "Hund"], ["dog", ""])
-    corpus = prepare(config(folder))
-    assert corpus.details["cleaning"] == {"given": 7, "kept": 4, "empty": 3, "too_long": 0, "ratio": 0, "valid": 0}
-    assert [corpus.splits[split]["pairs"] for split in ("train", "valid", "test")] == [4, 2, 3]
-    assert corpus.pairs("valid").references() == ["dog", ""]
-    assert corpus.pairs("valid").source(0).tolist() == []
 
 
 def test_cleaning_by_length_and_ratio(folder):

@@ -31,7 +31,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import fullrank as fr
 from fullrank.core.config import EncoderConfig
-from fullrank.core.embedding import bucket_distances
 
 VOCABULARY, E, LAYERS, INNER, N = 19, 18, 3, 11, 13
 Tensors = dict[str, Tensor]
@@ -143,7 +142,7 @@ def from_llama(theirs: Tensors, names: dict[str, str] = LLAMA) -> Tensors:
     return ours
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_llama(groups, kernel):
     theirs = start(LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=groups)))
@@ -262,11 +261,3 @@ def test_t5():
         lambda model: model(source, IDS),
     ]
     compare(theirs, ours, from_t5, calls)
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["decoder", "encoder"])
-@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (10, 9), (7, 100)])
-def test_t5_buckets(causal, buckets, longest):
-    distances = torch.arange(-300, 301)
-    theirs = T5Attention._relative_position_bucket(-distances, not causal, buckets, longest)
-    assert torch.equal(bucket_distances(distances, buckets, longest, causal), theirs)

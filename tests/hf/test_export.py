@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import errno
 import json
 import os
 import re
@@ -19,11 +18,9 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
-from fullrank.cli import main
 from fullrank.config.load import to_yaml
 from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core import registry
@@ -31,7 +28,6 @@ from fullrank.core.errors import InputError
 from fullrank.core.registry import register, unregister
 from fullrank.core.stages import AverageHeads
 from fullrank.data import build_words
-from fullrank.hf import export
 from fullrank.hf.export import code_files, export_run
 from moving import moved
 
@@ -120,14 +116,6 @@ def write_language_run(
 def run(tmp_path) -> Path:
     write_language_run(tmp_path / "run", figures(), {"mix": "position_wise"})
     return tmp_path / "run"
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    code = stopped.value.code
-    return (code if isinstance(code, int) else 0), said.out, " ".join(said.err.split())
 
 
 MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
@@ -255,42 +243,7 @@ def test_it_is_read_as_a_model_of_ours(run, tmp_path):
     assert not (out / "generation_config.json").exists()
 
 
-def test_the_configuration_says_what_tools_ask_for(run, tmp_path):
-    out = export_run(run, tmp_path / "out")
-    config = json.loads((out / "config.json").read_text())
-    assert config["model_type"] == "fullrank"
-    assert config["architectures"] == ["FullRankForCausalLM"]
-    assert config["auto_map"] == {
-        "AutoConfig": "configuration_fullrank.FullRankConfig",
-        "AutoModelForCausalLM": "modeling_fullrank.FullRankForCausalLM",
-    }
-    assert (config["vocab_size"], config["hidden_size"], config["dtype"]) == (len(WORDS), 16, "float64")
-    assert config["fullrank"]["attention"]["mix"] == "position_wise"
-    assert json.loads((out / "generation_config.json").read_text())["bos_token_id"] == 0
-    assert os.stat(out).st_mode & 0o777 == 0o755
-
-
 # -- what is refused ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["save_file", "_write_tokenizer", "_write_configuration", "_make_card"])
-def test_a_full_disk_leaves_nothing_that_looks_whole(place, run, tmp_path, monkeypatch, capsys):
-    """Said by the system, by safetensors or by tokenizers."""
-    errors = {
-        "save_file": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        "_write_tokenizer": Exception("No space left on device (os error 28)"),
-    }
-
-    def full(*given: Any, **options: Any) -> None:
-        raise errors.get(place, OSError(errno.ENOSPC, "No space left on device"))
-
-    monkeypatch.setattr(export, place, full)
-    folder = tmp_path / "exports"
-    (folder / f".out.{99**9}.half_way").mkdir(parents=True)  # of an export that was killed
-    code, _, err = call(capsys, "export", run, folder / "out")
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert "no space left" in err
-    assert list(folder.iterdir()) == []
 
 
 def test_a_stage_of_ones_own_is_refused():

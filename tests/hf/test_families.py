@@ -332,17 +332,3 @@ def test_the_tables_name_every_class_that_calls_the_interface(monkeypatch):
                 wrong.append(f"{module}.{name}: calls {calls}")
     assert not wrong
     assert count > 300
-
-
-def test_a_class_of_its_user_is_recognised_by_name_projection_and_file(monkeypatch):
-    def recognises(name: str, projection: str, *names: str) -> bool:
-        monkeypatch.setitem(sys.modules, "own_file", SimpleNamespace(**dict.fromkeys(names)))
-        module = type(name, (torch.nn.Module,), {"__module__": "own_file", "forward": lambda self: None})()
-        setattr(module, projection, torch.nn.Identity())
-        return families.is_attention(module)
-
-    interface = ("ALL_ATTENTION_FUNCTIONS", "eager_attention_forward")
-    assert recognises("OwnAttention", "q_proj", *interface)
-    assert not recognises("OwnAttention", "q_proj", interface[0])
-    assert not recognises("OwnAttention", "inner", *interface)
-    assert not recognises("OwnLayer", "q_proj", *interface)

@@ -105,17 +105,6 @@ def test_a_text_read_in_pieces_is_one_text(config):
         torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
 
 
-def test_a_memory_as_long_as_the_text_makes_pieces_one_pass():
-    hf_model, own = pair(small(memory_length=12, **XL))
-    read = tokens(2, 12)
-    with torch.no_grad():
-        expected = own.with_memory(0)(read).logits
-        for name in ("past_key_values", "cache"):  # before and from transformers 5.24
-            past = fr.FullRankCache()
-            parts = [hf_model(piece, **{name: past}).logits for piece in read.split(5, dim=1)]
-            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5, msg=name)
-
-
 def test_memory_stays_on_whatever_use_cache_says():
     """Trainer sets config.use_cache to False and saves it so."""
     hf_model, _ = pair(small(memory_length=5, **XL))

@@ -12,20 +12,12 @@ LENGTH = 67
 KINDS = [  # model type, class, settings that it must have
     ("llama", None, {"num_attention_heads": 4, "num_key_value_heads": 4}),
     ("mistral", None, {"sliding_window": 8, "num_key_value_heads": 2}),
-    ("gemma3_text", None, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}),
-    ("qwen2", None, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}),
     ("llama4_text", None, {"attention_chunk_size": 8}),
-    ("mixtral", None, {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ("deepseek_v3", None, {"kv_lora_rank": 16, "first_k_dense_replace": 1}),
     ("jamba", None, {"attn_layer_period": 2, "attn_layer_offset": 1}),
     ("mamba", None, {}),
-    ("roberta", None, {"is_decoder": True}),
-    ("gemma3n_text", None, {"num_kv_shared_layers": 2}),
-    ("xlnet", None, {"attn_type": "uni"}),
     ("qwen2_audio", None, {}),
-    ("bart", "BartForCausalLM", {}),
     ("bart", "BartForConditionalGeneration", {"is_encoder_decoder": True}),
-    ("t5", None, {}),
 ]
 
 

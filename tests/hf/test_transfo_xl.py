@@ -63,16 +63,6 @@ def test_nll_is_that_of_the_old_code(tmp_path, mix):
     assert any(".mix." in key for key in model.state_dict()) == (mix != "none")
 
 
-def test_it_writes_on(tmp_path):
-    """Greedy tokens are those of whole texts within the memory."""
-    model = load_transfo_xl(write_folder(tmp_path, OLD["cases"]["zeros"]))
-    ids = TENSORS["text"][:1, :4]
-    written = model.generate(ids, max_new_tokens=2, temperature=0.0)
-    with torch.no_grad():
-        assert int(model(ids).logits[0, -1].argmax()) == int(written[0, -2])
-    assert model.with_memory(3).memory_length == 3
-
-
 def test_the_layout_is_that_of_the_published_model():
     shapes = PUBLISHED["shapes"]
     layers = {

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import product
-from typing import Any
-
 import pytest
 import torch
+from test_vocabulary import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullrank as fr
 from fullrank.core import multilinear as definition
 from fullrank.core.engine import Pairs, Tokens
 from fullrank.kernels import multilinear as engine
-from fullrank.kernels.multilinear import Size
 
 NAMES = ("query", "keys", "values", "weight")
 
@@ -123,56 +118,15 @@ def test_who_computes():
     assert [by_engine(*case) for case in cases] == [False, True, False, True]
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that a tensor has."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
-
-
 @pytest.mark.parametrize(("way", "tokens"), [("causal", 200), ("full", 140), ("visible", 140)])
 def test_nothing_of_size_n_cubed(way, tokens):
     leaves = [leaf.detach() for leaf in leaves_of(1, tokens, tokens, rank=4, width=4, dtype=torch.float32)]
     seen = seen_by(way, tokens, tokens) if way == "visible" else None
     arguments = (*leaves, seen, way == "causal", torch.float32)
-    with Largest() as largest:
+    with Watch() as watch:
         out, states = engine._forward(*arguments)
         engine._backward(out, states, True, *arguments)
-    assert tokens * tokens * 4 <= largest.numbers < tokens**3 / 4
-
-
-@pytest.mark.parametrize("size", [
-    Size(1, 40, 40, 40, 256, True), Size(4, 130, 130, 4, 8, True), Size(8, 7, 90, 16, 32, True, half=True),
-    Size(4, 90, 90, 8, 64, False), Size(1, 20, 30, 40, 256, False, True),
-])  # fmt: skip
-@pytest.mark.parametrize("by_state", [False, True])
-def test_every_query_meets_every_pair_once(size, by_state):
-    """Each query meets each pair that it may see once, directly or by the state; pairs it may not see are masked."""
-    if size.masked and by_state:
-        size = size._replace(masked=False)
-    past, stored = size.keys - size.queries, Counter[tuple[int, int]]()
-    met = Counter()
-    for step in engine.steps(size, by_state):
-        if step.reads:
-            assert not size.causal or all(max(pair) < past + step.first for pair in stored)
-            met.update(dict.fromkeys(range(step.first, step.last), sum(stored.values())))
-        pairs = [p for j0, j1, m0, m1 in step.rectangles for p in product(range(j0, j1), range(m0, m1))]
-        assert len(pairs) == step.pairs
-        if step.into_state:
-            stored.update(pairs)
-        times = torch.tensor([max(pair) for pair in pairs])
-        for i in range(step.first, step.last):
-            seen = int((times <= past + i).sum()) if size.causal else len(pairs)
-            assert seen == len(pairs) or i < step.masked
-            met[i] += seen
-    assert met == {i: (past + i + 1) ** 2 if size.causal else size.keys**2 for i in range(size.queries)}
-    assert not stored or max(stored.values()) == 1
+    assert tokens * tokens * 4 <= watch.largest < tokens**3 / 4
 
 
 # -- decayed sums -----------------------------------------------------------------------------------------------------

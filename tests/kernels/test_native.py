@@ -24,6 +24,13 @@ def _compiled():
     needs_compiler()
 
 
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
     before = keys - queries
     first, second = before // 3, before // 2
@@ -87,19 +94,9 @@ def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
         (64, 49, 2, 17, False, "sigsoftmax", "none", "cross, empty", SINGLE),
     ],
 )
-def test_equals_the_equation(
-    queries, keys, heads, size, relative, normalize, mixing, where,
-    dtype,
-):  # fmt: skip
-    problem = call(
-        layout(where, queries, keys),
-        mixing,
-        relative=relative,
-        normalize=normalize,
-        heads=heads,
-        size=size,
-        dtype=dtype,
-    )
+def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):
+    options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
+    problem = call(layout(where, queries, keys), mixing, **options)
     assert KERNELS["native"].reason(problem) is None
     out = attend(problem)
     assert out.dtype == dtype
@@ -120,26 +117,14 @@ def test_equals_the_equation(
     ],
 )
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.usefixtures("_threads")
 def test_mixed_scores_equal_the_equation(
-    queries, keys, heads, size, relative, normalize, mixing, where,
-    dtype, threads,
-):  # fmt: skip
-    problem = call(
-        layout(where, queries, keys),
-        mixing,
-        relative=relative,
-        normalize=normalize,
-        heads=heads,
-        size=size,
-        dtype=dtype,
-        scoring=True,
-    )
-    before = torch.get_num_threads()
+    queries, keys, heads, size, relative, normalize, mixing, where, dtype, threads
+):
+    options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
+    problem = call(layout(where, queries, keys), mixing, **options, scoring=True)
     torch.set_num_threads(threads)
-    try:
-        check(problem, attend(problem), 5e-6 if dtype == SINGLE else 1e-12)
-    finally:
-        torch.set_num_threads(before)
+    check(problem, attend(problem), 5e-6 if dtype == SINGLE else 1e-12)
 
 
 @pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
@@ -170,13 +155,6 @@ def test_scores_far_from_zero(normalize, offset):
     )
     for ours, expected in zip(*both, strict=True):
         assert float((ours - expected).abs().max()) <= 1e-14 * abs(offset) * max(1.0, float(expected.abs().max()))
-
-
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -211,23 +189,22 @@ def test_sees_nothing_ahead(relative, changed):
     assert not torch.equal(before[:, :, changed], after[:, :, changed])
 
 
-class TestAutograd:
-    @pytest.mark.parametrize("mixing", ["none", "A", "B"])
-    def test_no_weights_are_kept(self, mixing):
-        """Nothing of N M numbers, for inputs of which none has as many."""
-        problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
+@pytest.mark.parametrize("mixing", ["none", "B"])
+def test_no_weights_are_kept(mixing):
+    """Nothing of N M numbers, for inputs of which none has as many."""
+    problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
 
-        def packed(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.numel())
-            return tensor
+    def packed(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
-            attend(problem)
-        assert 0 < max(sizes) < 90 * 100
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        attend(problem)
+    assert 0 < max(sizes) < 90 * 100
 
 
 @pytest.mark.parametrize("mixing", ["none", "B"])
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize(("size", "dtype"), [(41, SINGLE), (48, SINGLE), (29, DOUBLE)])
 def test_keys_of_a_cache_are_read_in_place(size, dtype, batch, heads, mixing, monkeypatch):
     """A window of the last 30 keys, amid others; the same bits as from copies."""
@@ -249,12 +226,3 @@ def test_keys_of_a_cache_are_read_in_place(size, dtype, batch, heads, mixing, mo
 def refuse_keys(tensor: Tensor) -> Tensor:
     assert tensor.shape[2] != 30
     return READY(tensor)
-
-
-def test_numbers_of_others_behind_keys_are_not_read():
-    problem = call(fr.Layout.of(7, 30), size=41, dtype=SINGLE)
-    with torch.no_grad():
-        wide = [torch.full((2, 3, 30, 48), torch.nan) for _ in range(2)]
-        for room, tensor in zip(wide, (problem.keys, problem.values), strict=True):
-            room[..., :41] = tensor
-        assert torch.equal(attend(replace(problem, keys=wide[0][..., :41], values=wide[1][..., :41])), attend(problem))

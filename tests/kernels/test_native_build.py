@@ -95,10 +95,7 @@ assert build.library() is not None
 """
 FAULTS = {
     "fails": ('echo "mixed.cpp:3:1: error: nothing works" >&2; exit 1', "mixed.cpp:3:1: error: nothing works"),
-    "fails silently": ("exit 3", "ended with status 3"),
-    "fails half way": ('head -c 1000 "$compiled" > "$out"; exit 1', "ended with status 1"),
     "says strange letters": (r"printf 'error: \377\376 of wood\n' >&2; exit 1", "of wood"),
-    "writes nothing": ("exit 0", "No such file"),
 }
 
 
@@ -127,10 +124,8 @@ def test_compiler_with_a_fault(fault, workshop, caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-@pytest.mark.parametrize("variable", ["CXX", "PATH"])
-def test_no_compiler(variable, workshop, caplog):
-    workshop.patch.delenv("CXX", raising=False)
-    workshop.patch.setenv(variable, "no-such-compiler")
+def test_no_compiler(workshop, caplog):
+    workshop.patch.setenv("CXX", "no-such-compiler")
     names, right = computed()
     assert "native" not in names
     assert right

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from calls import LAYOUTS, call
+from calls import LAYOUTS
 from torch import Tensor
 
-from fullrank.kernels.native import VisibleKeys, find_visible_keys, fits
+from fullrank.kernels.native import VisibleKeys, find_visible_keys
 
 
 def mask(visible: VisibleKeys, keys: int) -> Tensor:
@@ -36,18 +34,3 @@ def test_visible_keys_equal_the_mask(name):
     visible = find_visible_keys(layout)
     assert visible is not None
     assert torch.equal(mask(visible, layout.shape[1]), layout.visible()[:, 0])
-
-
-def test_fits():
-    problem = call(LAYOUTS["past"], "B", relative=True)
-    assert fits(problem)
-    assert problem.distances is not None
-    assert problem.mixing is not None
-    for wrong in (
-        replace(problem, keys=problem.keys[:, :, 1:]),
-        replace(problem, values=problem.values[..., 1:]),
-        replace(problem, mixing=problem.mixing[:1]),
-        replace(problem, distances=replace(problem.distances, keys=problem.distances.keys[:, 1:])),
-        replace(problem, layout=LAYOUTS["past and padding"]),
-    ):
-        assert not fits(wrong)

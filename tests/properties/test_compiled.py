@@ -89,17 +89,6 @@ def whole_graph_equals_eager(combination: Combination, layouts: list[fr.Layout])
     compare(block, compiled, 1e-6, layouts)
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS[:1], ids=str)
-def test_randomness_breaks_no_graph(combination):
-    torch._dynamo.reset()
-    block = Block(combination.config(**combinations.noisy(combination))).train()
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    x = torch.randn(2, 5, WIDTH)
-    first, second = compiled(x, fr.Layout.of(5)), compiled(x, fr.Layout.of(5))
-    assert first.isfinite().all()
-    assert not torch.equal(first, second)  # drawn anew, not frozen into the graph
-
-
 @pytest.mark.parametrize(
     "score",
     [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]],
@@ -118,34 +107,6 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score):
     assert abs(float(losses[0].detach() - losses[1].detach())) < 1e-6
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-5), name
-
-
-@pytest.mark.parametrize("score", ["dot_product", pytest.param("relative", marks=pytest.mark.full)])
-@pytest.mark.full
-def test_a_compiled_model_with_memory(score):
-    """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
-    torch._dynamo.reset()
-    combination = find_mixed(score)
-    settings = {"memory_length": 5, "max_position_embeddings": 64, "attention": {"cross_head": 0.0}}
-    eager, compiled = combination.moved(**settings), combination.moved(**settings)
-    for block in compiled.compile_targets():
-        block.compile(fullgraph=True, backend="aot_eager")
-    memories = [None, None]
-    frames = []
-    for step, skip in enumerate([(), (), (), (1,), (), (), (1,), (), ()]):
-        ids, targets = combinations.tokens(seed=step), combinations.tokens(seed=step + 50)
-        parts = [
-            model.loss_parts(ids, targets, memory=memory, skip=skip)
-            for model, memory in zip((eager, compiled), memories, strict=True)
-        ]
-        memories = [part.memory for part in parts]
-        assert abs(float(parts[0].nll - parts[1].nll)) < 1e-6
-        for part in parts:
-            part.loss.backward()
-        frames.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    for (name, a), b in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
-        assert torch.allclose(a.grad, b[1].grad, atol=1e-4), name
-    assert frames[-1] == frames[-4], "a graph that was known is made again"
 
 
 TEXTS = 11  # segments of a text, the last one short

@@ -28,23 +28,6 @@ a_precision = pytest.mark.parametrize(
 )
 
 
-def test_something_was_found():
-    found = combinations.slots()
-    for slot, names in {
-        "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
-        "normalize": {"softmax", "sigsoftmax"},
-        "mix": {"none", "position_independent", "position_wise", "random", "average"},
-        "position": {"sinusoidal", "learned", "rotary", "relative", "alibi", "t5", "none"},
-        "output": {"softmax", "adaptive", "mixture_of_softmaxes", *combinations.OUTPUTS},
-    }.items():
-        assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
-    multilinear = {(c.attend, c.position, c.score) for c in ATTENTION if not c.weighted}
-    assert {("multilinear", "relative", "relative"), ("multilinear_decayed", "none", "dot_product")} <= multilinear
-    for way in combinations.ATTENDS:
-        assert {c.norm for c in ATTENTION if c.attend == way} == {"pre", "post"}
-    assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
-
-
 def test_pairwise_holds_every_pair():
     """Combinations that go together; docs/combinations.md lists the others."""
     found, rows = combinations.slots(), [vars(row) for row in PAIRS]
@@ -207,22 +190,3 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot, rows)
                 continue  # it does not go with another mixer of the row
             shapes.append({name: shape for name, shape in shapes_of(chosen).items() if not own(name)})
         assert all(other == shapes[0] for other in shapes)
-
-
-@pytest.mark.full
-def test_plain_start_on_a_full_size_model():
-    """6 layers of 512: bit for bit through one kernel, and within 1e-6 of the fast plain model."""
-    read = torch.randint(1000, (2, 48))
-
-    def logits(mix: str, normalize: str, kernel: str) -> torch.Tensor:
-        torch.manual_seed(1)
-        attention = fr.AttentionConfig(mix=mix, normalize=normalize)
-        model = fr.LanguageModel(fr.ModelConfig(vocab_size=1000, scale_embedding=True, attention=attention)).eval()
-        with torch.no_grad(), fr.kernel(kernel):
-            return model(read).logits
-
-    for normalize in ("softmax", "sigsoftmax"):
-        plain, fast = logits("none", normalize, "reference"), logits("none", normalize, "auto")
-        for mix in ("position_independent", "position_wise"):
-            assert torch.equal(logits(mix, normalize, "reference"), plain)
-            assert (logits(mix, normalize, "auto") - fast).abs().max() <= 1e-6 * max(1, fast.abs().max())

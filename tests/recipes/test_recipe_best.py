@@ -39,10 +39,6 @@ def test_mixers_are_of_one_size(scale):
     assert all(abs(other - first) <= 0.01 * first for other in others)
 
 
-def test_a_recipe_is_known_without_its_folder():
-    assert load("mixers").name == "best/mixers"
-
-
 @pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures"])
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
 def test_the_rows_are_of_one_size(name, scale):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.load import flatten, is_finetuning, list_shipped, load, resolve_any
+from fullrank.config.load import flatten, is_finetuning, list_shipped, load
 
 # our own recipes: test_recipe_best.py
 SHIPPED = [name for name in list_shipped() if not name.startswith(("demo/", "best/"))]
@@ -25,16 +23,6 @@ CELLS = [  # every sixth is an everyday one
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
 def test_every_row_builds_at_every_scale(name, row, scale):
     assert total(name, row, scale) > 0
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_recipes_say_what_they_are(name):
-    recipe = load(name)
-    papers = ("Mixhead", "Skip Cross-head", "Transformer-MoS", "Tensorized Transformer")
-    assert recipe.table.startswith(tuple(f"{paper}, Table " for paper in papers))
-    assert recipe.paper
-    assert recipe.notes
-    assert set(recipe.scales) == {*SCALES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,20 +66,6 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name, scale):
     assert len({flat["train.tokens"] for flat in settings}) == 1
 
 
-@pytest.mark.parametrize("scale", ["small", "tiny"])
-@pytest.mark.parametrize("name", ["mixhead/table5", "skip-cross-head/table4"])
-def test_small_rows_of_a_task_have_equal_terms(name, scale):
-    """Nothing but the mechanism differs: the graft, and the learning rate of its own parameters. All have as many examples."""
-    rows = list(load(name).rows)
-    for task in dict.fromkeys(row.partition("-")[0] for row in rows):
-        pair = [resolve_any(name, row, scale).config for row in rows if row.startswith(f"{task}-")]
-        one, other = (flatten(config.to_dict()) for config in pair)
-        differ = {key for key in one if one[key] != other[key]}
-        assert differ <= {"model.attention.mix", "model.attention.cross_head", "train.mixing_learning_rate"}
-        assert differ & {"model.attention.mix", "model.attention.cross_head"}
-        assert one["data.max_train"] == (2400 if scale == "small" else None)
-
-
 @pytest.mark.parametrize("name", ["tensorized/table1", "tensorized/table2-ptb", "tensorized/table2-wikitext103"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_multi_linear_rows_differ_in_attention_only(name, scale):
@@ -107,19 +81,6 @@ def test_multi_linear_rows_differ_in_attention_only(name, scale):
         assert attention.sees_future == row.endswith("as-published") == attention.not_next_token_perplexity
         assert attention.output_map == ("decayed" if row == "decayed" else "pairs")
         assert other.model.memory_length == 0
-
-
-@pytest.mark.parametrize("name", ["tensorized/table2-ptb", "tensorized/table2-wikitext103"])
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_baseline_differs_in_its_mechanism(name, scale):
-    sparse = config_of(name, "sparse", scale)
-    root = sparse.train.segment_length**0.5
-    assert sparse.model.attention.stride in (round(root), round(root) + 1, int(root))
-    compressed, xl = (config_of(name, row, scale) for row in ("transformer-xl-tt", "transformer-xl"))
-    assert (compressed.data, compressed.train, compressed.eval) == (xl.data, xl.train, xl.eval)
-    changed = {"input": xl.model.input, "output": xl.model.output}
-    assert dataclasses.replace(compressed.model, **changed) == xl.model
-    assert (compressed.model.input.kind, compressed.model.output.tied) == ("tensor_train", False)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -156,16 +117,3 @@ def test_joined_sentences_are_longer_than_heads_are_wide(scale, row):
     assert joined.data.concatenate is not None
     assert joined.model.head_dim is not None
     assert joined.data.concatenate * 128 == 240 * joined.model.head_dim
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_multi_linear_attention_in_the_encoder_only(scale):
-    base = config_of("tensorized/table3", "plain", scale)
-    for row in ("core1", "core2", "decayed"):
-        config = config_of("tensorized/table3", row, scale)
-        assert (config.data, config.train, config.eval) == (base.data, base.train, base.eval)
-        attention = config.model.get_encoder_config().attention
-        assert (attention.kind, attention.rank, attention.cores) == ("multilinear", 64, 2 if row == "core2" else 1)
-        assert attention.output_map == ("decayed" if row == "decayed" else "pairs")
-        assert config.model.get_decoder_config() == base.model.get_decoder_config()
-        assert config.model.get_cross_config() == base.model.get_cross_config()

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
-from training_toy import Death, Objective, Recorder, Toy, evaluate, outcome, train
+from training_toy import Death, Objective, Recorder, Toy, outcome, train
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import DamagedError, write_record
@@ -129,21 +128,6 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
     assert number > 15
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_no_space_is_one_clear_message(first, tmp_path, monkeypatch):
-    if not first:
-        save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
-
-    def full(*args: Any, **options: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
-    kept = "there is no earlier checkpoint" if first else r"last \(step-00000001\) is intact"
-    with pytest.raises(RunError, match=rf"checkpoint of step 2 could not .* no space left on the disk; .*{kept}"):
-        save_checkpoint(tmp_path, snapshot(2), step=2, best=False)
-    assert not list(tmp_path.glob(".writing*"))
-
-
 def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(tmp_path, monkeypatch):
     """Without an evaluation before the end; a rhythm that is set holds alone."""
     now, once = [0.0], {"eval_options": {"every_epochs": 1e6}, "steps": 8}
@@ -220,22 +204,6 @@ def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path):
     shutil.copytree(tmp_path, tmp_path / "run" / "checkpoints", symlinks=True, ignore=shutil.ignore_patterns("run"))
     with pytest.raises(InputError, match="delete"):
         train(tmp_path / "run", steps=5)
-
-
-@pytest.mark.parametrize("averaging", ["none", "swa"])
-def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging, tmp_path):
-    """Tied tensors and buffers included, and what is in it is what was evaluated."""
-    recorder = Recorder()
-    model, result = train(tmp_path, steps=10, averaging=averaging, observers=[recorder])
-    last = safetensors.torch.load_file(tmp_path / "checkpoints" / "last" / "model.safetensors")
-    assert last.keys() == model.state_dict().keys()
-    assert all(torch.equal(last[name], tensor) for name, tensor in model.state_dict().items())
-    assert last["seen"] > 0
-    assert torch.equal(last["output.weight"], last["embedding.weight"])
-    best = Toy()
-    load_weights(best, tmp_path / "checkpoints" / "best")
-    found = evaluate(best.eval())
-    assert found.nll / found.tokens == result.best_nll
 
 
 def test_the_weights_of_the_last_evaluations_are_kept(tmp_path):

@@ -46,10 +46,5 @@ def test_failures_of_the_machine_name_the_keys_to_change():
         RunError, match=r"lower train.batch_size \(now 20\) and raise train.gradient_accumulation_steps"
     ):
         fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    with (
-        pytest.raises(RunError, match=r"lower train.batch_size .*, or lower train.segment_length"),
-        explain_failures(TrainConfig(steps=1)),
-    ):
-        torch.empty(1 << 52)  # more than any machine has
     with pytest.raises(ZeroDivisionError):
         fail(ZeroDivisionError())

@@ -101,7 +101,7 @@ def test_the_objective_gets_its_position(tmp_path):
     assert [position.step for position in positions.seen] == list(range(1, 10))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_plateau_is_what_its_equation_says(seed):
     """Against all evaluations ever made, and what is remembered is no more than the window holds."""
     draw = random.Random(seed)
@@ -171,11 +171,11 @@ KILLED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name, every, tmp_path):
     """One run, killed before the first batch, then before the second, and so on, so also between two phases; with checkpoints
-    after every step, every third, or only where validation improves."""
+    after every step, or only where validation improves."""
     options = KILLED[name] | {"save_every_steps": every, "log_every_steps": 3}
     options |= {"eval_options": {"every_steps": 2}}
     positions = Positions()

@@ -41,7 +41,7 @@ class Known(ToyBatches):
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("tokens", [1, 20, 21, 260, 261, 300, 519, 520, 521, 999])
+@pytest.mark.parametrize("tokens", [1, 21, 260, 521])
 def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens, accumulation):
     batches = Known()
     found = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)

@@ -123,15 +123,6 @@ def test_a_signal_finishes_the_step_and_saves(number, tmp_path):
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path):
-    train(tmp_path / "short", steps=10)
-    recorder = Recorder()
-    model, result = train(tmp_path / "short", steps=20, observers=[recorder])
-    whole, _ = train(tmp_path / "whole", steps=20)
-    assert (recorder.began[0], result.step) == (10, 20)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True))
-
-
 def test_a_run_folder_belongs_to_one_process(tmp_path):
     def again() -> None:
         with pytest.raises(RunError, match="another process is training there"):
