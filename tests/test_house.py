@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,15 +88,6 @@ def test_environment_is_built_once_and_then_left_alone(clone):
     assert clone.calls() == []
 
 
-def test_tools_are_added_when_asked_for_and_stay(clone):
-    clone.setup("run")
-    clone.calls()
-    clone.setup("dev")
-    assert clone.calls() == ["install"]
-    clone.setup("run")
-    assert clone.calls() == []
-
-
 def test_killed_installation_is_built_anew(clone):
     clone.set("killed")
     assert clone.setup().returncode != 0
@@ -117,31 +107,6 @@ def test_old_python_is_refused(clone):
     missing = clone.setup(python="no-such-python")
     assert missing.returncode == 2
     assert "PYTHON=no-such-python cannot be run" in missing.stderr
-
-
-# Functions that turn bytes into text, or a text into lines, and how often each file beside the two readers may call them: for
-# what we wrote ourselves, messages of other programs, and code
-READS_TEXT = re.compile(r"\.splitlines\(|\.read_text\(|\.decode\((\"utf-8\"|\))|\bsys\.stdin\b|open\([^)]*encoding=")
-NO_TEXT_OF_USERS = {
-    "cli": {"app": 1, "inspect": 2, "train": 1},
-    "config": {"load": 1}, "core": {"section": 1},
-    "data": {"language": 1, "pairs": 1, "prepared": 2, "tokenizers": 3},
-    "experiments": {"demo": 8, "run": 2}, "hf": {"export": 3},
-    "native": {"build": 5}, "training": {"device": 2, "observers": 1},
-    "fullrank": {"__init__": 1, "files": 2, "seal": 1, "storage": 1},
-    "render": {"figures": 3},
-}  # fmt: skip
-
-
-def test_text_of_users_has_one_reader():
-    calls = {path: len(READS_TEXT.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / "src").rglob("*.py")}
-    assert sum(calls.values()) > 20, "the search finds nothing"
-    more = [
-        str(path)
-        for path, count in calls.items()
-        if count > NO_TEXT_OF_USERS.get(path.parent.name, {}).get(path.stem, 0)
-    ]
-    assert not more, "read it by `fullrank.files.read_text` or `fullrank.files.lines`"
 
 
 # An import that the layers forbid, from the first to the second; one for every rule
@@ -193,24 +158,6 @@ def test_links_between_pages_lead_somewhere():
     assert found > 5
 
 
-def test_one_function_says_how_a_python_process_is_started():
-    """`files.python_command`, with -P; what else starts processes starts other programs."""
-    starts = r"sys\.executable|subprocess\.(run|Popen|call|check)|create_subprocess|os\.(system|popen|exec|spawn)"
-    found = {
-        str(source.relative_to(ROOT / "src" / "fullrank")): sorted({match[0] for match in re.finditer(starts, text)})
-        for source in (ROOT / "src").rglob("*.py")
-        if re.search(starts, text := source.read_text(encoding="utf-8"))
-    }
-    assert found == {
-        "files.py": ["sys.executable"],
-        "data/builtin.py": ["sys.executable"],  # named in a message
-        "experiments/demo.py": ["subprocess.Popen"],  # by python_command
-        "experiments/run.py": ["subprocess.run"],  # git
-        "kernels/native/build.py": ["subprocess.run"],  # a compiler
-    }
-    assert "python_command(" in (ROOT / "src" / "fullrank" / "training/device.py").read_text(encoding="utf-8")
-
-
 def test_nothing_heavy_is_committed():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no list of committed files")
@@ -219,13 +166,6 @@ def test_nothing_heavy_is_committed():
     assert len(files) > 20
     most = {"ledger.csv": 2 << 20}  # grows by half a KB with every finished run
     assert [file.name for file in files if file.stat().st_size > most.get(file.name, 500 << 10)] == []
-
-
-def test_research_is_no_part_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/fullrank"]
-    importers = re.compile(r"^\s*(import|from) research\b", re.MULTILINE)
-    assert [path.name for path in (ROOT / "src").rglob("*.py") if importers.search(path.read_text("utf-8"))] == []
 
 
 def test_files_has_the_only_reader_of_json():

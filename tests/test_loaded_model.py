@@ -15,7 +15,6 @@ import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import build_words
-from fullrank.text import read_file
 
 IDS = torch.randint(tiny.VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(3))
 INPUTS, TARGETS = IDS[:, :-1], IDS[:, 1:]
@@ -220,23 +219,3 @@ def test_text_of_ids():
         list(text.with_length(11))
     with pytest.raises(InputError, match="whole numbers"):
         fr.Text.from_ids(torch.ones(3))
-
-
-def test_text_of_a_file(tmp_path):
-    own().save(tmp_path / "ours")
-    vocabulary = build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))])
-    vocabulary.save(tmp_path / "ours")
-    tiny.save(tiny.gpt2(), tmp_path / "gpt2")
-    (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in range(40)))
-    path = tmp_path / "text.txt"
-    ours = read_file(fr.open_model(tmp_path / "ours"), path)
-    assert ours.segment_length == 128
-    assert list(ours.ids()) == vocabulary.encode(path.read_text())
-    assert next(iter(ours.with_length(4)))[0, 0] == vocabulary.start_id
-    gpt2 = read_file(fr.open_model(tmp_path / "gpt2"), path)
-    assert gpt2.segment_length == 32
-    assert next(iter(gpt2))[0, :3].tolist() == [1, 2, 3]
-    with pytest.raises(InputError, match="at most 32 tokens"):
-        read_file(fr.open_model(tmp_path / "gpt2"), path, 33)
-    with pytest.raises(InputError, match="has no tokenizer"):
-        read_file(fr.open_model(own()), path)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-import bench
 import measure
-import suites
-from candidates import Settings
 from fullrank.cli import main
 from machine import environment
 
@@ -73,26 +69,3 @@ def test_the_last_line_names_the_machine_and_all_ratios(called):
         rf"Mixhead A / SDPA layer {number}, {number}; Mixhead B / SDPA layer {number}, {number}",
         out.splitlines()[-1],
     )
-
-
-@pytest.mark.usefixtures("without_memory")
-def test_without_a_name_everything_in_small(called, monkeypatch):
-    """Lengths and rounds of `--small`; the benchmarks themselves are replaced by the quickest of them."""
-    asked = []
-
-    def run(suite: Any, settings: Settings, lengths: Any, rounds: int, say: Any) -> Any:
-        asked.append((suite.name, list(lengths), rounds, settings.compile))
-        return measure.Outcome(suite, settings, rounds)
-
-    monkeypatch.setattr(bench, "measure", run)
-    status, out, _ = called()
-    assert status == 0
-    assert out.startswith(
-        "the quick set: short lengths, few rounds; `fullrank bench NAME` measures one benchmark in full\n"
-    )
-    assert asked == [(name, list(suite.quick), 3, False) for name, suite in suites.SUITES.items()]
-    assert all(max(suite.quick) < max(suite.lengths) for suite in suites.SUITES.values())
-    asked.clear()
-    called("mos", "--json")
-    called("growth", "--rounds", "5", "--no-compile")
-    assert asked == [("mos", [256, 700, 2048], 9, True), ("growth", list(suites.SUITES["growth"].lengths), 5, False)]

@@ -12,7 +12,7 @@ import measure
 import mixing
 import output_loss
 import train_step
-from candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite
+from candidates import BOTH, Candidate, Comparison, Pass, Settings
 from fullrank.core.errors import RunError
 from suites import SUITES
 
@@ -149,11 +149,6 @@ def test_different_functions_are_not_timed():
     assert made(OURS, Candidate("peer", passing(1.01), "something else")) == (["ours", "peer"], {})
 
 
-def test_nan_is_a_difference():
-    with pytest.raises(RunError, match="differs by nan"):
-        made(OURS, Candidate("peer", passing(float("nan")), "square"))
-
-
 def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name():
     names, skipped = made(
         OURS,
@@ -165,30 +160,3 @@ def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name():
     assert skipped["peer"] == "not installed"
     assert skipped["huge"].startswith("needs at least 1,073,741,824.0 GiB, ")
     assert skipped["broken"] == "failed: NotImplementedError: no such thing here"
-
-
-def test_ours_that_fails_ends_the_benchmark():
-    with pytest.raises(RunError, match=r"ours at shape, forward \+ backward: failed: NotImplementedError"):
-        made(dataclasses.replace(OURS, make=failing))
-
-
-def test_ratios_are_ours_over_peer(monkeypatch):
-    """Two lengths through `run`, with times and memory that the test gives."""
-    monkeypatch.setattr(measure, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
-    mib = {"ours": 3.0, "peer": 12.0}
-    monkeypatch.setattr(
-        measure, "memory_mib", lambda address, name, *_: mib[name] * (1 if address.length == 1 else 0.25)
-    )
-    candidates = (OURS, Candidate("peer", passing(), "square"))
-    suite = Suite(
-        "some", "", (1, 2), (1,), lambda settings, length: [Comparison("shape", length, BOTH, candidates)]
-    )  # fmt: skip
-    said = []
-    outcome = measure.measure(suite, TINY, [2, 1, 2], 3, said.append)
-    assert [row.length for row in outcome.rows] == [1, 2]
-    assert len(said) == 2
-    (one,) = outcome.rows[0].against
-    assert (one.mechanism, one.peer, one.memory) == ("ours", "peer", 0.25)
-    assert (one.time.low, one.time.middle, one.time.high) == (0.75, 1.0, 1.25)
-    assert [figure.seconds for figure in outcome.rows[0].figures] == [4.0, 4.0]
-    assert outcome.rows[1].against[0].memory is None  # less than a MiB is no figure

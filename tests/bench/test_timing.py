@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
-from timing import Ratio, clock_for, cpu_seconds, exponent, times_of, wall_seconds
+from timing import Ratio, exponent, times_of
 
 
 class Clock:
@@ -61,17 +60,6 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians():
     assert Ratio.of([1.0, 3.0], [1.0, 1.0]) == Ratio(
         middle=2.0, low=1.5, high=2.5
     )  # between two values, a quarter of the way
-
-
-def test_the_clock_is_cpu_time_with_one_thread_and_wall_clock_time_with_more():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert clock_for(torch.device("cpu")) is cpu_seconds
-        torch.set_num_threads(2)
-        assert clock_for(torch.device("cpu")) is wall_seconds
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 2.7])

@@ -89,27 +89,6 @@ def test_context_of_models_and_of_a_memory(place, tmp_path):
     assert json.loads((run / "analysis" / "context.json").read_text(encoding="utf-8"))["measurement"] == "context"
 
 
-def test_a_run_and_a_mixture(place):
-    """The mixture's rank is that of its contexts, or of its vocabulary of 60 words, <eos> and <unk>."""
-    content = measured("rank", place / "plain", place / "mixture")
-    assert [about["model"] for about in content["models"]] == ["plain", "mixture"]
-    assert {about["segment_length"] for about in content["models"]} == {8}  # as it was evaluated
-    assert all(about["source"] == "run" and about["text"].endswith(", valid") for about in content["models"])
-    plain, mixture = {"model": "plain"}, {"model": "mixture"}
-    assert value(content, "rank", **plain) == value(content, "bound", **plain) == WIDTH + 2
-    assert value(content, "hidden size", **plain) == WIDTH
-    assert value(content, "contexts", **plain) == value(content, "contexts", **mixture) == 2 * (WIDTH + 2) + 32
-    assert value(content, "words", **plain) == value(content, "vocabulary size", **plain) == 62
-    assert value(content, "rank", output="mixture of 3 softmaxes") == 52
-    assert values(content, "bound", **mixture) == []
-    assert value(content, "rounding", **plain) == 2.0**-52
-    singular = values(content, "singular value", **plain)
-    assert len(singular) == 52
-    assert sum(one > value(content, "tolerance", **plain) for one in singular) == WIDTH + 2
-    model = fr.LanguageModel.load(place / "plain")
-    assert value(content, "rank", **plain) == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
-
-
 def diagnosed(place: Path, *words: object) -> tuple[dict[str, Any], str]:
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
     page = place / "page.html"

@@ -159,21 +159,6 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_recipe_of_translation_is_made_small_and_passes(called):
-    code, out, said = called("mixhead/table4", "--row", "h4-b", "--json")
-    assert (code, said) == (0, "")
-    found = json.loads(out)
-    verdicts = {one["check"]: one["verdict"] for one in found["checks"]}
-    assert verdicts.pop("memory in segments = one pass") == "not applicable"
-    assert set(verdicts.values()) == {"passes"}
-    assert "starts as plain attention" in verdicts
-    assert found["source"] == "a translation model of fullrank"
-    assert (found["vocab_size"], found["row"]) == (32, "h4-b")
-    assert "hidden_size 512 -> 16" in found["shrunk"]
-    assert "encoder.vocab_size 8848 -> 35" in found["shrunk"]
-
-
-@pytest.mark.full
 def test_a_row_that_decodes_as_released_fails_by_name(called):
     code, out, _ = called("mixhead/table4", "--row", "h4-b-released", "--quick")
     assert code == 1

@@ -83,22 +83,6 @@ def test_result_json(runs):
     assert masked["best"]["next_token"] is True
 
 
-def test_reproduce(table, runs):
-    code, text, _ = reproduced(table)
-    assert code == 0
-    assert "published (not next-token)" in text
-    assert f"published: {NOT_NEXT_TOKEN}, " in " ".join(text.split())
-    page = (table / "runs" / "report.html").read_text(encoding="utf-8")
-    assert f"published: {NOT_NEXT_TOKEN}, " in page
-    document = json.loads(reproduced(table, "--json")[1])
-    next_token = {run["row"]: run["next_token"] for run in document["runs"]}
-    assert [next_token[row] for row in ("masked", "published", "slid")] == [True, False, True]
-    changes = [record["labels"] for record in document["records"] if record["measure"].endswith("_difference")]
-    assert not any("published" in labels.values() for labels in changes)
-    positions = [r["labels"]["row"] for r in document["records"] if r["measure"] == "last_position.perplexity_mean"]
-    assert set(positions) == {"published"}
-
-
 def test_eval(runs):
     folder, kept = runs["published"], result(runs["published"])["final"]["test"]
     _, text, _ = called("eval", folder, "--device", "cpu")
@@ -115,20 +99,3 @@ def test_generate_is_refused(runs):
     assert (code, error.count("\n")) == (2, 1)
     assert "neither write a text token by token" in error
     assert "model.attention.causal" in error
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["train.segment_length=9"], "train.segment_length: 9 tokens are more than the 8 positions"),
-        (["eval.segment_length=9"], "window of 9 tokens is longer than the 8 positions"),
-        (["model.memory_length=4"], "with memory, positions go on through a whole stream"),
-    ],
-)
-def test_longer_than_the_output_map(table, settings, said, tmp_path):
-    """Refused before the first step."""
-    config = table / "table.yaml"
-    words = ("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run")
-    code, _, error = called(*words, *settings)
-    assert (code, said in error) == (2, True), error
-    assert not list((tmp_path / "run").glob("metrics.jsonl"))

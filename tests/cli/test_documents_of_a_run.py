@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from cli_runs import SMALL, called, write_config, write_text
 
 import fullrank as fr
@@ -28,12 +27,6 @@ def run(tmp_path_factory) -> Path:
     )
     assert status == 0, problem
     return folder / "run"
-
-
-def test_the_model_knows_the_token(run):
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    assert config["data"]["documents"] == "<doc>"
-    assert config["model"]["document_token_id"] == load_tokenizer(run).encode("<doc>")[0]
 
 
 def test_figures_are_those_of_documents_by_themselves(run):
@@ -57,17 +50,3 @@ def test_figures_are_those_of_documents_by_themselves(run):
 def test_the_check_passes(run):
     status, said, _ = called("check", run, "--json")
     assert status == 0, said
-
-
-def test_an_export_reads_documents_with_its_cache(run, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    assert called("export", run, "--to", "hf", tmp_path / "out")[0] == 0
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    ours = fr.LanguageModel.load(run)
-    ids = torch.tensor([load_tokenizer(run).encode("the cats sleep <doc> the dogs bark <doc> the")])
-    assert int((ids == ours.config.document_token_id).sum()) == 2
-    with torch.no_grad():
-        assert torch.allclose(theirs(ids).logits, ours(ids).logits, atol=1e-6)
-    written = theirs.generate(ids, max_new_tokens=5, do_sample=False)
-    assert torch.equal(written, ours.generate(ids, 5, greedy=True))

@@ -60,31 +60,6 @@ def test_the_final_figures_are_those_of_eval(plain, xl):
         assert found["protocol_settings"] == kept["protocol_settings"]
 
 
-@pytest.mark.parametrize(
-    ("which", "flags", "settings"),
-    [
-        ("plain", ["--context", 0], {"kind": "blocks", "segment_length": 8}),
-        (
-            "plain",
-            ["--context", 12, "--stride", 2],
-            {"kind": "window", "context": 12, "stride": 2, "segment_length": 14},
-        ),
-        ("plain", ["--stride", 1, "--segment-length", 20], {"kind": "window", "context": 19, "stride": 1}),
-        ("plain", ["--memory-length", 16, "--same-length", "--batch-size", 2], {"same_length": True, "streams": 2}),
-        ("xl", ["--memory-length", 0], {"kind": "blocks", "clamp_length": 20, "streams": None}),
-        ("xl", ["--segment-length", 3, "--clamp-length", 5], {"segment_length": 3, "clamp_length": 5}),
-    ],
-)
-def test_flags_set_the_protocol(which, flags, settings, plain, xl):
-    folder = plain if which == "plain" else xl
-    found = figures(folder, *flags)
-    assert {key: found["protocol_settings"][key] for key in settings} == settings
-    assert found["tokens"] == result(folder)["corpus"]["tokens"]["test"]
-    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]), rel=1e-12)
-    own = result(folder)["final"]["test"]["nll"]
-    assert (found["nll"] == pytest.approx(own, rel=1e-9)) == (not flags), "a protocol of its own has figures of its own"
-
-
 def test_figures_per_word_character_and_byte(plain, xl):
     """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
     found = figures(plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from fullrank.cli.app import clear_progress, say, show_progress, tell
+from fullrank.cli.app import say, show_progress, tell
 
 
 class Terminal(io.StringIO):
@@ -31,12 +31,3 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch, capsys):
     tell(None, ["done"], json=False)
     assert shown(terminal.getvalue()) == ["failed: one", ""]
     assert capsys.readouterr().out == "done\n"
-
-
-def test_a_pipe_has_lines(monkeypatch):
-    pipe = io.StringIO()
-    monkeypatch.setattr("sys.stderr", pipe)
-    show_progress("1 of 2")
-    show_progress("2 of 2")
-    clear_progress()
-    assert pipe.getvalue() == "1 of 2\n2 of 2\n"

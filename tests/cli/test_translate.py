@@ -18,7 +18,6 @@ from cli_runs import command, environment
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.cli.use import read_lines
-from fullrank.core.errors import InputError
 from fullrank.experiments.translation import LineTranslator, Search
 from translation_runs import LINES, write_run
 
@@ -147,10 +146,3 @@ def test_lines_are_whole_however_they_come(end, last):
     pieces = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
     for stream in (io.BytesIO(content), Pieces(*pieces)):
         assert [line for lines in read_lines(stream) for line in lines] == TEXT
-
-
-def test_lines_arrive_as_they_come_and_what_is_not_utf8_is_named():
-    parts = read_lines(Pieces(b"one\ntwo\nthr", b"ee\n", b"\xff\n"))
-    assert [next(parts), next(parts)] == [["one", "two"], ["three"]]
-    with pytest.raises(InputError, match="line 4 has the byte 0xff"):
-        next(parts)

@@ -78,13 +78,8 @@ def test_the_sections_of_a_translation_model():
         "encoder.attention.cores 6 -> 3", "vocab_size that of the data -> 32", "max_position_embeddings 500 -> 23",
     } <= set(changed)  # fmt: skip
     assert not [change for change in changed if change.startswith("decoder")]
-    shared = shrink_config(replace(config, encoder=fr.EncoderConfig(share_embedding=True)), translates=True)[0]
-    assert shared.encoder == fr.EncoderConfig(share_embedding=True)
     bare = shrink_config(fr.ModelConfig(), translates=True)[0]
     assert bare.encoder == fr.EncoderConfig(vocab_size=35)
-    with torch.device("meta"):
-        for found in (small, shared, bare):
-            assert fr.Translator(found).num_parameters() < 100_000
 
 
 def test_each_attention_of_model_layers_stays():
@@ -98,11 +93,5 @@ def test_each_attention_of_model_layers_stays():
     assert words == [("weighted", "none", None), ("multilinear", None, 6), ("weighted", "position_wise", None)]
     assert "layers 2 entries -> 3 entries" in changed
     assert fr.LanguageModel(small).num_parameters() < 100_000
-    pairs = replace(
-        config, encoder=fr.EncoderConfig(num_hidden_layers=12), decoder=fr.DecoderConfig(num_hidden_layers=8)
-    )
-    small, _ = shrink_config(pairs, translates=True)
-    assert small.get_encoder_config().num_hidden_layers == small.get_decoder_config().num_hidden_layers == 3
-    assert fr.Translator(small).num_parameters() < 200_000
     alike, _ = shrink_config(replace(config, layers=[fr.LayerConfig(at=[0])]))
     assert alike.num_hidden_layers == len(alike.layers) == 2

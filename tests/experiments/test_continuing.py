@@ -100,9 +100,7 @@ def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     ("changes", "key"),
     [
         ({"model": {"hidden_size": 16}}, "model.hidden_size"),
-        ({"model": {"attention": {"mix": "position_wise"}}}, "model.attention.mix"),
         ({"data": {"tokens": "character"}}, "data.tokens"),
-        ({"data": {"lowercase": True}}, "data.lowercase"),
         ({"train": {"objective": "masked"}}, "train.start"),
     ],
 )

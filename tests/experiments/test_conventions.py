@@ -83,7 +83,6 @@ def test_best_and_last_checkpoint_and_both_counts(worse):
     ("prompt", "read"),
     [
         ("", ["<eos>", "<sos>"]),
-        ("a b", ["<eos>", "<sos>", "a", "b"]),
         ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"]),
     ],
 )

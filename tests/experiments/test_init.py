@@ -82,7 +82,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
     assert math.isfinite(result["final"]["valid"]["nll"])
 
 
-@pytest.mark.parametrize("minutes", [1.0, 3.0, 60.0])
+@pytest.mark.parametrize("minutes", [1.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slow):
     """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
     config = write_configuration(Request([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
@@ -112,18 +112,14 @@ def test_units_and_vocabularies(tmp_path):
 @pytest.mark.parametrize(
     ("content", "wish", "message"),
     [
-        (None, {}, "TEXT"),
         ("", {}, "is empty"),
         ("a line\n" * 100, {}, "2,000"),
-        ("word " * 5000, {}, "too few"),
-        ("a line\n" * 1000, {"minutes": float("nan")}, "--minutes"),
         ("a line\n" * 1000, {"task": "translation", "tokens": "byte"}, "--tokens"),
         ("a line\n" * 1000, {"task": "translation"}, "two languages"),
     ],
 )
 def test_what_is_refused(content, wish, message, tmp_path):
-    if content is not None:
-        (tmp_path / "text").write_text(content, encoding="utf-8")
+    (tmp_path / "text").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         write_configuration(Request([str(tmp_path / "text")], **wish), tmp_path / "my.yaml", say=silent)
     assert not (tmp_path / "my.yaml").exists()

@@ -26,7 +26,6 @@ from fullrank.data.batches import Batch, Part, Streams
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import resume
 from fullrank.experiments.task import begin_pass
-from fullrank.files import sha256_of
 from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
 from fullrank.training.device import begin_draws, end_draws
@@ -64,16 +63,6 @@ def test_values_take_a_share_of_the_first_layers(norm):
         assert number == 0 or (values - alone).abs().max() > 1e-2
 
 
-def test_a_copy_has_values_of_its_own():
-    model, ids = residual_model(), torch.randint(11, (2, 5))
-    model(ids)
-    copy = deepcopy(model)
-    copy.blocks[0].attention.project.value.weight.data.mul_(-1.5)
-    assert not torch.equal(copy(ids).logits, model(ids).logits)
-    copy.load_state_dict(model.state_dict())
-    assert torch.equal(copy(ids).logits, model(ids).logits)
-
-
 def test_kept_values_follow_the_first_layers_parameters():
     """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
     model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
@@ -83,26 +72,6 @@ def test_kept_values_follow_the_first_layers_parameters():
         given = model(ids[:, 5:], memory).logits
         plain = memory.from_tensors(memory.to_tensors())  # the same hidden states without keys and values
         assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
-
-
-def test_value_residuals_refuse_what_they_cannot_do():
-    model = residual_model(memory_length=8)
-    ids = torch.zeros(1, 3, dtype=torch.int64)
-    memory = model(ids, skip=(1,)).memory
-    with pytest.raises(InputError, match="a skipped layer remembers other tokens than the first"):
-        model(ids, memory)
-    attention = fr.AttentionConfig(kind="multilinear")
-    with pytest.raises(InputError, match="multi-linear attention has no values"):
-        fr.LanguageModel(
-            fr.ModelConfig(
-                vocab_size=11,
-                hidden_size=12,
-                num_attention_heads=3,
-                max_position_embeddings=9,
-                attention=attention,
-                parts={"value_residual": {}},
-            )
-        )
 
 
 # -- parts that only training has ---------------------------------------------------------------------------------------
@@ -196,21 +165,6 @@ def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch):
     assert not masked_inputs(model, batch).any()
 
 
-def test_masks_are_drawn_by_pass_and_by_row():
-    model = tied("softmax")
-    CausalObjective(model, TrainConfig(parts={"input_mask": {"probability": 0.2}}))
-    batch = Batch(torch.randint(13, (8, 500)), torch.randint(13, (8, 500)))
-    whole = masked_inputs(model, batch)
-    assert torch.equal(whole, masked_inputs(model, batch))
-    assert not torch.equal(whole, masked_inputs(model, batch, number=2))
-    for first in (0, 3):  # the rows of a process
-        rows = slice(first, first + 5)
-        half = Batch(batch.inputs[rows], batch.targets[rows])
-        part = Part(first=first, rows=5, of=8, count=2, tokens=4000, read=4000)
-        assert torch.equal(masked_inputs(model, half, part=part), whole[rows])
-    assert abs(float(whole.double().mean()) - 0.2) < 4 * (0.2 * 0.8 / 4000) ** 0.5
-
-
 # -- distillation ------------------------------------------------------------------------------------------------------
 
 
@@ -264,30 +218,15 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teache
     assert not any(parameter.requires_grad for parameter in other.parameters())
 
 
-def test_a_result_names_the_teacher(text, teacher, tmp_path):
-    raw = taught(text, teacher)
-    result, _, weights = trained(tmp_path / "run", raw)
-    assert result["parts"]["distill"] == {
-        "name": "elder", "folder": str(teacher), "sha256": sha256_of(teacher / "checkpoints" / "best" / "model.safetensors")
-    }  # fmt: skip
-    assert weights != trained(tmp_path / "alone", configuration(text, steps=10))[2]
-    assert "parts" not in trained(tmp_path / "plain", configuration(text, steps=2))[0]
-
-
 def test_teachers_that_are_refused(text, teacher, tmp_path):
     begun = tmp_path / "begun"
     trained(begun, configuration(text, steps=2))
     (begun / "result.json").unlink()
     other = taught(text, teacher)
-    (tmp_path / "more.txt").write_text((text / "train.txt").read_text() * 2)
     for raw, message in (
         (taught(text, begun), "not finished"),
-        (taught(text, tmp_path / "nowhere"), "no such folder"),
         ({**other, "data": {**other["data"], "tokens": "character"}}, "another vocabulary"),
-        ({**other, "data": {**other["data"], "train": str(tmp_path / "more.txt")}}, "another text"),
         (taught(text, teacher, PLAIN, context=4), "train.order has to be contiguous"),
-        (taught(text, teacher, sharding="fsdp"), "train.sharding to ddp"),
-        (taught(text, teacher, PLAIN, objective="masked"), "train.parts"),
     ):
         with pytest.raises(InputError, match=message):
             trained(tmp_path / "run", raw)
@@ -312,8 +251,6 @@ def test_parts_are_checked_by_name_and_option():
             build({section: {"parts": {name: {}}}})
     with pytest.raises(ConfigError, match=r"train\.parts\.input_mask: probability at least 0 and below 1, given 2"):
         build({"train": {"parts": {"input_mask": {"probability": 2}}}})
-    with pytest.raises(ConfigError, match=r"train\.parts"):
-        build({"train": {"parts": {"input_mask": {}}, "objective": "masked"}})
 
 
 # -- dynamic evaluation ------------------------------------------------------------------------------------------------

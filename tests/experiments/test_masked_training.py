@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_memory_training import configuration, trained
+from test_memory_training import text as text
 
 import fullrank as fr
-from fullrank.config.load import Resolved, build
+from fullrank.config.load import build
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus
 from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.experiments.language_model import MaskedObjective
-from fullrank.experiments.run import evaluate, train
+from fullrank.experiments.run import evaluate
 from fullrank.training import TrainingPosition
 
 MODEL = {
@@ -29,39 +30,17 @@ MODEL = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    """Letters drawn at random, each small and then large: what is masked can be told from the token beside it."""
-    folder = tmp_path_factory.mktemp("text")
-    generator = torch.Generator().manual_seed(0)
-    for split, size in (("train", 6000), ("valid", 900), ("test", 905)):
-        drawn = torch.randint(97, 105, (size,), generator=generator).tolist()
-        (folder / f"{split}.txt").write_text("".join(c + c.upper() for c in map(chr, drawn)), encoding="utf-8")
-    return folder
-
-
-def configuration(text: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
-    files = {split: str(text / f"{split}.txt") for split in ("train", "valid", "test")}
-    return {
-        "model": dict(model),
-        "data": {"name": "text", "tokens": "byte", "cache": str(text / "cache"), **files},
-        "train": {
-            "objective": "masked", "batch_size": 16, "segment_length": 24, "learning_rate": 0.005, "threads": 1,
-            "device": "cpu", "log_every_steps": 10, **options,
-        },
-        "eval": {"every_steps": 50, "batch_size": 7},
-    }  # fmt: skip
-
-
-def trained(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    return train(Resolved(build(raw), "test"), folder, quiet=True, say=lambda _: None)
+def masked(text: Path, **options: Any) -> dict[str, Any]:
+    sizes = {"batch_size": 16, "segment_length": 24, "learning_rate": 0.005}
+    raw = configuration(text, MODEL, objective="masked", **sizes | options)
+    return raw | {"eval": {"every_steps": 50, "batch_size": 7}}
 
 
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run") / "masked"
     penalties = {"orthogonality": 1e-3, "overlap": 1e-4, "label_smoothing": 0.01}
-    return folder, trained(folder, configuration(text, steps=120, **penalties))
+    return folder, trained(folder, masked(text, steps=120, **penalties))[0]
 
 
 def test_it_learns_from_both_sides(run):
@@ -130,7 +109,7 @@ def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MaskedObjective, "__call__", watched)
         for seed in (1, 2):
-            raw = configuration(text, order="contiguous", epochs=2, batch_size=100, seed=seed)
+            raw = masked(text, order="contiguous", epochs=2, batch_size=100, seed=seed)
             trained(tmp_path / str(seed), raw)
     first, second = asked[1][: len(asked[1]) // 2], asked[1][len(asked[1]) // 2 :]
     assert len(first) == len(second) > 1
@@ -164,15 +143,10 @@ def test_the_objective():
 
 
 WRONG: list[dict[str, Any]] = [
-    {"train": {"objective": "mask"}},
     {"train": {"mlm_probability": 0.0}},
-    {"train": {"mask_replace_prob": 1.1}},
     {"train": {"random_replace_prob": 0.3}},
     {"model": {"memory_length": 8}},
-    {"model": {"decoder": {}}},
     {"eval": {"memory_length": 8}},
-    {"eval": {"context": 8}},
-    {"eval": {"metric": "bleu"}},
 ]
 
 

@@ -31,9 +31,10 @@ PLAIN = {**MODEL, "memory_length": 0}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
+    """Letters drawn at random, each small and then large: what is masked can be told from the token beside it."""
     folder = tmp_path_factory.mktemp("text")
     generator = torch.Generator().manual_seed(0)
-    for split, size in (("train", 6000), ("valid", 200), ("test", 200)):
+    for split, size in (("train", 6000), ("valid", 900), ("test", 905)):
         drawn = torch.randint(97, 105, (size,), generator=generator).tolist()
         (folder / f"{split}.txt").write_text("".join(c + c.upper() for c in map(chr, drawn)), encoding="utf-8")
     return folder

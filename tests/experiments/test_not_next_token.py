@@ -12,6 +12,7 @@ import torch
 
 import fullrank as fr
 from fullrank.experiments.measure import Evaluation, EvaluationProtocol, measure
+from moving import moved
 
 START, VOCABULARY, LONGEST = 3, 11, 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
@@ -30,10 +31,7 @@ def build(published: bool = True, relative: bool = False) -> fr.LanguageModel:
         position=position, max_position_embeddings=LONGEST,
     )  # fmt: skip
     model = fr.LanguageModel(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
+    return moved(model, 0.3).eval()
 
 
 def nll(model: fr.LanguageModel, first: int, end: int) -> list[float]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fullrank as fr
 from fullrank.experiments.measure import EvaluationProtocol, Passage, measure, passages, score
+from moving import moved
 
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
@@ -33,10 +34,7 @@ def build(**settings: Any) -> fr.LanguageModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
     model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=2, **settings)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
+    return moved(model, 0.3).eval()
 
 
 def log_probs_after(model: fr.LanguageModel, read: list[int]) -> torch.Tensor:

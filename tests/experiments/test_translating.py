@@ -10,7 +10,6 @@ import torch
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from fullrank.data.language import build_language, find_words
 from fullrank.decoding import beam_search
 from fullrank.experiments.translation import LineTranslator, Search, replace_unknown, translate_ids
 from translation_runs import LINES, languages, write_run
@@ -100,14 +99,6 @@ def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path):
 def test_entries_that_only_the_model_has_are_unknown_words():
     target = languages()[1]
     assert replace_unknown((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
-
-
-def test_a_model_with_spare_entries_translates(tmp_path):
-    write_run(tmp_path)
-    smaller = build_language("en", find_words(languages()[1].entries[2:4]))
-    smaller.save(tmp_path / "tokenizer" / "target")
-    lines = LineTranslator(tmp_path).translate(["ein hund schläft .", "rot"])
-    assert all(set(best[0].text.split()) <= set(smaller.entries) for best in lines)
 
 
 # -- ensembles and given translations ------------------------------------------------------------------------------------

@@ -7,17 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import load_file
 
 from fullrank.config.load import resolve
 from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core.translator import Translator
 from fullrank.experiments import translation
 from fullrank.experiments.measure import Evaluation
-from fullrank.experiments.run import average, evaluate, train
+from fullrank.experiments.run import train
 from fullrank.experiments.translation import Search, TranslationTask
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
@@ -96,20 +94,3 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole):
     assert result["best"]["step"] == highest["step"]
     assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)
     assert len({line["bleu"] for line in judged}) > 1
-
-
-def test_the_last_checkpoints_are_averaged_and_measured(whole):
-    found = average(whole, last=2)
-    steps = [line["step"] for line in lines(whole, "valid")]
-    assert found["steps"] == steps[-2:]
-    folder = whole / "checkpoints"
-    given = [load_file(folder / "kept" / f"step-{step:08d}" / "model.safetensors") for step in steps[-2:]]
-    for name, tensor in load_file(folder / "average" / "model.safetensors").items():
-        mean = np.mean([weights[name] for weights in given], axis=0, dtype=np.float64).astype(tensor.dtype)
-        assert np.array_equal(tensor, mean), name
-    measured = evaluate(whole, "test", checkpoint="average", device_name="cpu")
-    assert measured["checkpoint"] == "average"
-    average(whole, last=1)
-    newest, last = (evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("average", "last"))
-    assert newest["nll"] == last["nll"] != measured["nll"]
-    assert newest["bleu"] == last["bleu"]

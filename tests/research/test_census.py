@@ -21,21 +21,6 @@ def make_report(*failing: str, layers: tuple[str, ...] = (), difference: float |
     return Report(tuple(findings), {"parameters": 7})
 
 
-@pytest.mark.parametrize(
-    ("failing", "verdict"),
-    [
-        ((), "passes"),
-        (("future, by perturbation, sdpa",), "leaks"),
-        (("cache = one pass", "rows of a batch are independent, training"), "leaks"),
-        (("cache = one pass",), "fails otherwise"),
-    ],
-)
-def test_verdicts(failing, verdict):
-    row = census.row_of(PAIR, make_report(*failing), 1.26)
-    assert (row["type"], row["class"], row["verdict"], row["parameters"], row["seconds"]) == (*PAIR, verdict, 7, 1.3)
-    assert [failure["check"] for failure in row["failures"]] == list(failing)
-
-
 def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
     checked = []
 

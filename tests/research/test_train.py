@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from pathlib import Path
 
 import pytest
 from made_rows import make_row
 
-from research import LEDGER, RESEARCH, train
+from research import LEDGER, RESEARCH
 from research.ledger import read_ledger
-from research.train import Entry, Training, plan_trainings, read_plan
+from research.train import Entry, plan_trainings, read_plan
 
 TABLE = "mixhead/table6"
 RATE = {"train.learning_rate": 2e-3}
@@ -57,18 +55,3 @@ def test_the_plans_of_this_repository_can_be_trained(name, tmp_path):
     trainings = plan_trainings(read_plan(RESEARCH / name), None, tmp_path, read_ledger(LEDGER))
     assert trainings
     assert all(training.state in ("open", "recorded") for training in trainings)
-
-
-def make_training(folder: Path, program: str) -> Training:
-    return Training(folder.name, "", 1, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
-
-
-def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(tmp_path, monkeypatch, capsys):
-    added = []
-    monkeypatch.setattr(train, "add_runs", lambda ledger, folders: added.extend(folders))
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    failing = make_training(tmp_path / "a", "import sys; print('a word'); sys.exit(3)")
-    assert train.train(failing, tmp_path / "ledger.csv") == "failed"
-    assert "failed: a, exit status 3\n  a word\n" in capsys.readouterr().out
-    assert train.train(make_training(tmp_path / "b", ""), tmp_path / "ledger.csv") == "finished"
-    assert added == [tmp_path / "b"]
