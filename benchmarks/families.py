@@ -4,9 +4,9 @@
     python benchmarks/families.py bert gemma3 t5   # some
     python benchmarks/families.py --json out.json  # to keep
 
-Each type is built tiny from its own configuration, whose sizes are recognised by their names, with random parameters; no
-network. A line for each: `exact` (reference path minus the model's own eager output is 0.0; then the difference of the fast
-path, at most 1e-6, and whether a kernel of ours ran), `near` (the reference path within 1e-6 too), `differs` (a fault),
+Each type is built tiny from its own configuration, as for `fullrank check hf:TYPE`, with random parameters; no network.
+A line for each: `exact` (reference path minus the model's own eager output is 0.0; then the difference of the fast path,
+at most 1e-6, and whether a kernel of ours ran), `near` (the reference path within 1e-6 too), `differs` (a fault),
 `refused` with the reason, or `not built` (the tiny configuration does not fit). Each injected model is also saved and
 loaded: `loads` if its output is then the same within 1e-6, else a fault, unless the plain model cannot be loaded either.
 The exit status is 1 if a type differs. `python -m pytest tests/hf/test_families.py` checks the named families more closely.
@@ -20,7 +20,6 @@ import copy
 import importlib
 import inspect
 import json
-import re
 import sys
 import tempfile
 import warnings
@@ -35,30 +34,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.errors import InputError
+from fullrank.hf.load import _make_small_config
 
-LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 128, 60, 30_000_000
-# the first pattern that fits the end of a name says how large that number is to be
-SIZES = (
-    (r"vocab_size(_per_layer_input)?|vocabulary_size", VOCABULARY),
-    (r"(num_)?(key_value_heads|kv_heads|query_groups|n_head_kv)", 2),
-    (r"(num_|n_)?.*heads|n_head|num_head", 4),
-    (r"num_experts_per_tok|moe_topk|top_k|topk_group|n_group|num_experts_per_token", 2),
-    (r"(n_routed|num_local|num|moe_num|n)_experts", 4),
-    (r"(num_.*layers|n_layers?|.*_layers|depth|num_blocks|num_hidden_groups)", 2),
-    (r"(head_dim|d_kv|head_size|v_head_dim|qk_nope_head_dim|qk_rope_head_dim|kv_channels|attention_head_size)", 8),
-    (r"(q_lora_rank|kv_lora_rank)", 16),
-    (r".*(intermediate_size|ffn_dim|d_ff|n_inner|mlp_dim|ffn_hidden_size|hidden_dim)", 48),
-    (r"(hidden_size|d_model|n_embd|embed_dim|dim|width|embedding_size|projection_dim|word_embed_proj_dim|encoder_dim|"
-     r".*hidden_size|.*embed_dim|embedding_dim|input_hidden_size|out_hidden_size|decoder_hidden_size)", 32),
-    (r"(max_position_embeddings|n_positions|max_source_positions|max_target_positions|max_sequence_length|seq_length)", 64),
-    (r"(image_size|input_size|img_size)", 32),
-    (r"(patch_size|tubelet_size)", 8),
-    (r"num_mel_bins|num_channels_mel", 8),
-    (r"sliding_window|attention_window|local_attention", 4),
-)  # fmt: skip
-
-# what the configuration works out by itself
-DERIVED = ("rope_scaling", "rope_parameters", "transformers_version", "dtype")
+LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 64, 4, 30_000_000
 
 
 def main() -> None:
@@ -153,7 +131,7 @@ def round_trip(model: Any, inputs: dict[str, torch.Tensor], load: Callable[[str]
 def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     """A tiny model of a type, inputs that it takes, and its own eager output."""
     torch.manual_seed(0)
-    config = tiny(type(CONFIG_MAPPING[kind]()))
+    config = _make_small_config(CONFIG_MAPPING[kind])
     with torch.device("meta"):  # costs no memory
         count = model_of(copy.deepcopy(config), kind).num_parameters()
     if count > LARGEST:
@@ -191,39 +169,6 @@ def model_of(config: Any, kind: str) -> Any:
     return own[0]._from_config(config, attn_implementation="eager")
 
 
-def tiny(config_class: type[Any]) -> Any:
-    """A configuration of the class with small numbers."""
-    whole = config_class().to_dict()
-    return config_class(**shrunk(whole))
-
-
-def shrunk(options: dict[str, Any]) -> dict[str, Any]:
-    small = {}
-    for key, value in options.items():
-        if isinstance(value, dict) and "model_type" in value:
-            small[key] = shrunk(value)
-        elif type(value) is int and (size := size_of(key)) is not None:
-            small[key] = min(size, value) if value > 0 else value
-        elif type(value) is int and key.endswith(("token_id", "token_index")):
-            small[key] = value if value < FIRST_WORD else sum(map(ord, key)) % (FIRST_WORD - 10) + 10
-        elif (
-            isinstance(value, list)
-            and len(value) > 2
-            and all(isinstance(x, str) for x in value)
-            and "layer_types" in key
-        ):
-            small[key] = [value[0], value[-1]]
-        elif value is None or key in DERIVED or (isinstance(value, list) and "layer" in key):
-            continue
-        else:
-            small[key] = value
-    return small
-
-
-def size_of(key: str) -> int | None:
-    return next((size for pattern, size in SIZES if re.fullmatch(pattern, key)), None)
-
-
 def possible_inputs(model: Any) -> list[dict[str, torch.Tensor]]:
     """Texts, images or sounds, by what the forward pass takes."""
     takes, config = inspect.signature(model.forward).parameters, model.config
@@ -242,7 +187,7 @@ def possible_inputs(model: Any) -> list[dict[str, torch.Tensor]]:
         found.append(images)
         if "input_ids" in takes:
             found.append({**images, "input_ids": ids})
-    for name, shape in (("input_features", (2, 8, 128)), ("input_features", (2, 32, 80)), ("input_values", (2, 4000))):
+    for name, shape in (("input_features", (2, 80, 256)), ("input_features", (2, 32, 80)), ("input_values", (2, 4000))):
         if name in takes:
             sounds = {name: torch.randn(shape)}
             found.append({**sounds, "decoder_input_ids": ids[:, :5]} if "decoder_input_ids" in takes else sounds)
