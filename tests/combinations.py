@@ -4,18 +4,14 @@ They are discovered from the registry when the tests are collected: a stage that
 word in this folder (`test_new_stage.py` proves it).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fullrank as fr
 import moving
@@ -30,21 +26,18 @@ CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 
 MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
 
 # outputs that need more than their name, and variants of them whose names are known here only
-OUTPUTS: dict[str, dict[str, Any]] = {
+OUTPUTS = {
     "adaptive": CLUSTERED,
     "mixture_of_softmaxes": MIXED,
     "mixture_of_sigsoftmaxes": MIXED | {"normalize": "sigsoftmax", "latent_dropout": 0.1},
 }
 
 # gates that need more than their name
-GATES: dict[str, Any] = {"exclusive_learned": {"name": "exclusive", "learned": True}}
+GATES = {"exclusive_learned": {"name": "exclusive", "learned": True}}
 
 # ways to attend beside weighted values: what a configuration of each of them says
 MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
-ATTENDS: dict[str, dict[str, Any]] = {
-    "multilinear": MULTILINEAR,
-    "multilinear_decayed": MULTILINEAR | {"output_map": "decayed", "decays": 3},
-}
+ATTENDS = {"multilinear": MULTILINEAR, "multilinear_decayed": MULTILINEAR | {"output_map": "decayed", "decays": 3}}
 # they take a score: relative, which is a position term there
 POSITION_TERM = {"weighted", "multilinear"}
 
@@ -67,7 +60,7 @@ PLAIN = {
 # slots of a weighted configuration alone
 EXTRAS = ("mix_qkv", "mix_scores", "gate", "qk_norm")
 # what a mixing of heads does not go with, by its slot and name
-APART: dict[tuple[str, str], dict[str, set[str]]] = {
+APART = {
     ("mix_scores", "multi_token"): {
         "score": {"relative", "dense_synthesizer", "random_synthesizer"}, "position": {"relative", "alibi", "t5"},
     },
@@ -79,7 +72,7 @@ APART: dict[tuple[str, str], dict[str, set[str]]] = {
 }  # fmt: skip
 
 
-def possible(choices: dict[str, str]) -> bool:
+def possible(choices):
     """True if a configuration may hold these choices, of all slots or of some.
 
     `score: relative` and `position: relative` go together only; norms of queries and keys go with scores that read both.
@@ -121,7 +114,7 @@ class Combination:
     kv_heads: str
     qk_norm: str
 
-    def but(self, slot: str, choice: str) -> Combination:
+    def but(self, slot, choice):
         """This combination with another choice; choices that it excludes follow."""
         changed = vars(self) | {slot: choice}
         for partner, plain in PLAIN.items():
@@ -130,15 +123,15 @@ class Combination:
         assert possible(changed)
         return Combination(**changed)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "-".join(getattr(self, field.name) for field in fields(self))
 
     @property
-    def weighted(self) -> bool:
+    def weighted(self):
         """True if there are attention weights."""
         return self.attend == "weighted"
 
-    def config(self, **changes: Any) -> fr.ModelConfig:
+    def config(self, **changes):
         attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
         if self.weighted:
             attention |= {
@@ -168,11 +161,11 @@ class Combination:
         }
         return fr.ModelConfig(**settings | changes)
 
-    def model(self, *, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> fr.LanguageModel:
+    def model(self, *, dtype=torch.float32, seed=3, **changes):
         moving.seed(seed)
         return fr.LanguageModel(self.config(**changes)).to(dtype).eval()
 
-    def moved(self, *, dtype: torch.dtype = torch.float32, **changes: Any) -> fr.LanguageModel:
+    def moved(self, *, dtype=torch.float32, **changes):
         """A model away from its start: every parameter, so every mixing weight too, is perturbed."""
         return moved(self.model(dtype=dtype, **changes))
 
@@ -184,10 +177,10 @@ class Variant(Combination):
     keys: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def weighted(self) -> bool:
+    def weighted(self):
         return dict(self.keys)["attention"].get("kind") != "multilinear"
 
-    def config(self, **changes: Any) -> fr.ModelConfig:
+    def config(self, **changes):
         keys = dict(self.keys)
         attention = keys.pop("attention", {}) | changes.pop("attention", {})
         return super().config(**keys | changes, attention=attention)
@@ -196,7 +189,7 @@ class Variant(Combination):
 B, STRIDED = {"mix": "position_wise"}, {"pattern": "strided", "stride": 3}
 OWN_BIASES = {"score": {"name": "relative", "shared_biases": False}}
 # the attention of each layer, or of all, by the position of the model
-VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+VARIANTS = {
     "strided": ("none", [STRIDED]),
     "strided, relative": ("relative", [STRIDED | B | {"score": "relative"}]),
     "own biases": ("relative", [OWN_BIASES, OWN_BIASES | B]),
@@ -210,7 +203,7 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 
 
-def variant(name: str) -> Variant:
+def variant(name):
     """One of `VARIANTS`, else plain."""
     position, attentions = VARIANTS[name]
     layers = [fr.LayerConfig(attention=fr.AttentionConfig(**one)) for one in attentions]
@@ -221,7 +214,7 @@ def variant(name: str) -> Variant:
 
 
 @functools.cache
-def slots() -> dict[str, list[str]]:
+def slots():
     """The choices of each field of a `Combination`; stages that other tests register later are not among them."""
     return {
         "attend": sorted({*registry.names("attend"), *ATTENDS}),
@@ -259,7 +252,7 @@ TURNS = (
 )
 
 
-def every_attention() -> list[Combination]:
+def every_attention():
     """The full product of everything attention with weights is made of; the other slots take turns.
 
     With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
@@ -287,7 +280,7 @@ def every_attention() -> list[Combination]:
     return made
 
 
-def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
+def _turned(attend, row, turns):
     """`row` with the next choices of the slots that take turns."""
     others = dict(zip(TURNS, next(turns), strict=True))
     for slot in TURNS:
@@ -297,13 +290,13 @@ def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) 
     return Combination(**row | others | {"attend": attend})
 
 
-def score_needs(score: str) -> tuple[str, ...]:
+def score_needs(score):
     """Heads that a score reads."""
     needs = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
     return needs
 
 
-def tiered(rows: list[Combination], step: int = 1) -> list[Any]:
+def tiered(rows, step=1):
     """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of them; others are full."""
     pairs = [
         {(a, getattr(row, a), b, getattr(row, b)) for a, b in itertools.combinations(ATTENTION_SLOTS, 2)}
@@ -319,7 +312,7 @@ def tiered(rows: list[Combination], step: int = 1) -> list[Any]:
     return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]
 
 
-def in_turn(rows: list[Combination], choices: dict[str, Any]) -> list[Any]:
+def in_turn(rows, choices):
     """Test cases of `tiered` rows, each with one of the choices in turn; with the others they are of the full tier."""
     cases, turns = [], itertools.count()
     for row in tiered(rows):
@@ -330,13 +323,13 @@ def in_turn(rows: list[Combination], choices: dict[str, Any]) -> list[Any]:
     return cases
 
 
-def sparse(rows: list[Combination], step: int) -> list[Any]:
+def sparse(rows, step):
     """Test cases: every `step`-th row; all others are of the full tier."""
     marks = [() if i % step == 0 else pytest.mark.full for i in range(len(rows))]
     return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]
 
 
-def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:
+def every_pair_of_choices():
     """(slot, choice, other slot, its choice), for all that may stand together."""
     found = slots()
     for a, b in itertools.combinations(found, 2):
@@ -345,12 +338,12 @@ def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:
                 yield a, x, b, y
 
 
-def pairwise() -> list[Combination]:
+def pairwise():
     """Few combinations in which every pair of choices of two slots occurs."""
     found = slots()
     names = list(found)
 
-    def pairs(row: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
+    def pairs(row):
         return ((a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2))
 
     missing = set(every_pair_of_choices())
@@ -367,11 +360,11 @@ def pairwise() -> list[Combination]:
     return rows
 
 
-def _known(row: dict[str, str], names: list[str]) -> set[tuple[str, str, str, str]]:
+def _known(row, names):
     return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2) if a in row and b in row}
 
 
-def kernels_for(model: nn.Module) -> list[str]:
+def kernels_for(model):
     """The kernels that can compute a model on this machine.
 
     Triton's interpreter is left out: `test_kernels_agree.py` compares it with the definition, and it takes most of the time.
@@ -391,17 +384,15 @@ def kernels_for(model: nn.Module) -> list[str]:
     return able
 
 
-def tokens(rows: int = 2, length: int = LENGTH, seed: int = 5) -> Tensor:
+def tokens(rows=2, length=LENGTH, seed=5):
     return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def starts_plain(mix: str) -> bool:
+def starts_plain(mix):
     return getattr(registry.lookup("mix", mix), "starts_plain", mix not in NEVER_PLAIN)
 
 
-def noisy(
-    combination: Combination, attention: float = 0.2, other: float = 0.1, cross_head: float = 0.5
-) -> dict[str, Any]:
+def noisy(combination, attention=0.2, other=0.1, cross_head=0.5):
     """Every kind of randomness that training has; without weights none is dropped, and no head permuted."""
     attention, cross_head = (attention, cross_head) if combination.weighted else (0.0, 0.0)
     dropout = DropoutConfig(embedding=other, attention=attention, activation=other, residual=other, output=other)

@@ -1,7 +1,5 @@
 """Common setting of all tests: one thread, fixed seeds, deterministic kernels, and the folder of real corpora."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -23,18 +21,18 @@ settings.register_profile("fullrank", derandomize=True, deadline=None, database=
 settings.load_profile("fullrank")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     torch.set_num_threads(1)  # several workers share the machine, and sums add up in one order
     torch.use_deterministic_algorithms(True)  # also fills memory that nobody wrote with NaN
     gc.disable()  # while tests are collected: nothing is garbage, and there are millions of objects to look at
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.freeze()  # modules and collected tests stay: later collections look at other objects only
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     gc.unfreeze()
 
 
@@ -52,7 +50,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def corpora() -> Path:
+def corpora():
     """The folder of real corpora (ptb, wikitext-2, ...): $FULLRANK_TEST_CORPORA, or `../shared/data` beside the repository."""
     given = os.environ.get("FULLRANK_TEST_CORPORA")
     folder = Path(given) if given else ROOT.parent / "shared" / "data"

@@ -1,11 +1,7 @@
 """The command line in processes of its own that need not import torch: they are forked from one that has."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
-from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fullrank.cli import main
@@ -15,12 +11,12 @@ _PRELOADED = ["fullrank.cli.app", "fullrank.experiments.run"]
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
-def preload(*modules: str) -> None:
+def preload(*modules):
     """Have these modules imported too, before the first process is started."""
     _CONTEXT.set_forkserver_preload([*_PRELOADED, *modules])
 
 
-def _run(words: list[str], log: Path, before: Callable[[], object] | None) -> None:
+def _run(words, log, before):
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, handle in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(handle, stream)
@@ -29,13 +25,13 @@ def _run(words: list[str], log: Path, before: Callable[[], object] | None) -> No
     main(words)
 
 
-def call(function: Callable[..., object], *arguments: object) -> BaseProcess:
+def call(function, *arguments):
     """`function(*arguments)` in a process of its own."""
     process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def start(*words: object, log: Path = Path(os.devnull), before: Callable[[], object] | None = None) -> BaseProcess:
+def start(*words, log=Path(os.devnull), before=None):
     """`fullrank WORDS`, whose output goes to `log`; `before` is called first, in that process."""
     return call(_run, [str(word) for word in words], log, before)

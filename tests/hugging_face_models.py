@@ -1,10 +1,6 @@
 """Tiny causal models of Hugging Face, built from configurations and moved away from where they start; no network."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -18,17 +14,17 @@ _SIZES = {
 }  # fmt: skip
 
 
-def gpt2() -> Any:
+def gpt2():
     """LayerNorm before a head without bias."""
     return built(transformers.GPT2Config(n_embd=WIDTH, n_layer=1, n_head=2, n_positions=32, **_IDS))
 
 
-def llama(**options: Any) -> Any:
+def llama(**options):
     """RMSNorm before a head without bias."""
     return built(transformers.LlamaConfig(**_SIZES, **_IDS, **options))
 
 
-def gemma2(cap: float | None = 30.0) -> Any:
+def gemma2(cap=30.0):
     """A soft-cap behind the head."""
     config = transformers.Gemma2Config(
         **_SIZES, **_IDS, head_dim=4, query_pre_attn_scalar=4, final_logit_softcapping=cap
@@ -36,12 +32,12 @@ def gemma2(cap: float | None = 30.0) -> Any:
     return built(config)
 
 
-def gptj() -> Any:
+def gptj():
     """LayerNorm before a head with bias."""
     return built(transformers.GPTJConfig(n_embd=WIDTH, n_layer=1, n_head=2, rotary_dim=4, n_positions=32, **_IDS))
 
 
-def opt() -> Any:
+def opt():
     """Narrower than its hidden states at the head: 6 of 8."""
     config = transformers.OPTConfig(
         hidden_size=WIDTH, word_embed_proj_dim=6, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2,
@@ -50,7 +46,7 @@ def opt() -> Any:
     return built(config)
 
 
-def built(config: Any, scale: float = 0.3) -> Any:
+def built(config, scale=0.3):
     """The causal model of a configuration with random parameters, also where they start at 0 or 1."""
     model = transformers.AutoModelForCausalLM.from_config(config)
     moved(model, scale)
@@ -58,12 +54,12 @@ def built(config: Any, scale: float = 0.3) -> Any:
 
 
 @torch.no_grad()
-def moved(model: torch.nn.Module, scale: float) -> None:
+def moved(model, scale):
     for parameter in model.parameters():
         parameter.add_(scale * torch.randn_like(parameter))
 
 
-def save(model: Any, folder: Path, *, tokenizer: bool = True) -> Path:
+def save(model, folder, *, tokenizer=True):
     """The model with a tokenizer of its words, as `save_pretrained` writes them."""
     bars = transformers.utils.logging
     bars.disable_progress_bar()
@@ -79,7 +75,7 @@ def save(model: Any, folder: Path, *, tokenizer: bool = True) -> Path:
     return folder
 
 
-def write_text(path: Path, lines: int = 40) -> Path:
+def write_text(path, lines=40):
     """Random words of the vocabulary, nine a line."""
     rng = random.Random(0)
     text = "\n".join(" ".join(rng.choice(WORDS[2:]) for _ in range(9)) for _ in range(lines))

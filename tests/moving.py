@@ -1,7 +1,5 @@
 """Modules away from where they start, so that what starts at zero shows."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch
@@ -13,7 +11,7 @@ Module = TypeVar("Module", bound=nn.Module)
 seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 
-def moved(module: Module, size: float = 0.3) -> Module:
+def moved(module, size=0.3):
     """The module itself, every parameter perturbed by normal numbers times `size`, always the same ones."""
     seed(17)
     with torch.no_grad():

@@ -1,13 +1,9 @@
 """Pairwise coverage: few rows in which every pair of choices occurs that occurs in any row."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterable
-from typing import Any
 
 
-def covering(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def covering(rows):
     """Some of `rows` {slot: choice}, so that no pair of choices of two slots is lost; a choice is known by its str()."""
     left = [(row, set(itertools.combinations(((k, str(v)) for k, v in row.items()), 2))) for row in rows]
     missing = set().union(*(pairs for _, pairs in left))
@@ -19,6 +15,6 @@ def covering(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return chosen
 
 
-def product(**slots: Iterable[Any]) -> list[dict[str, Any]]:
+def product(**slots):
     """Every combination."""
     return [dict(zip(slots, choices, strict=True)) for choices in itertools.product(*slots.values())]

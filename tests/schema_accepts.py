@@ -1,11 +1,7 @@
 """The part of JSON schema that our schema uses."""
 
-from __future__ import annotations
 
-from typing import Any
-
-
-def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
+def accepts(schema, value, root):
     """True if `schema`, a part of `root`, accepts `value`."""
     if "$ref" in schema:
         return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)

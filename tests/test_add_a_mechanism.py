@@ -1,12 +1,8 @@
 """The worked example of docs/add_a_mechanism.md as printed: one class runs in every kernel, learns, is injected and causal."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
 
 
 @pytest.fixture(scope="module")
-def example() -> Iterator[dict[str, Any]]:
+def example():
     """The names that the example defines."""
     page = (ROOT / "docs" / "add_a_mechanism.md").read_text(encoding="utf-8")
     names = {"__name__": "example"}

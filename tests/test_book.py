@@ -1,7 +1,5 @@
 """The book: every command on its pages is one that `fullrank` takes, blocks of Python run, and it builds without a warning."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -11,9 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -42,11 +38,11 @@ RUNS = {
 }
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
 
 
-def commands(page: Path) -> Iterator[str]:
+def commands(page):
     """The command lines of a page: in blocks of `sh` and in indented ones."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for block in re.findall(r"^```sh\n(.*?)^```|((?:^    .*\n)+)", text, re.M | re.S):
@@ -56,11 +52,11 @@ def commands(page: Path) -> Iterator[str]:
 
 
 @functools.cache
-def application() -> Any:
+def application():
     return get_command(load())
 
 
-def parse(command: Any, words: list[str]) -> None:
+def parse(command, words):
     """Raises UsageError for a verb, an option or a value that the command line does not have."""
     with command.make_context(command.name or "fullrank", list(words)) as context:
         if hasattr(command, "commands"):
@@ -110,7 +106,7 @@ def test_pictures_are_those_of_the_script(name):
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Path:
+def reader(tmp_path_factory):
     """A folder with the runs that pages name."""
     folder = tmp_path_factory.mktemp("reader")
     for name, row in RUNS.items():
@@ -118,7 +114,7 @@ def reader(tmp_path_factory) -> Path:
     return folder
 
 
-def run(line: str, folder: Path) -> None:
+def run(line, folder):
     for given, smaller in SMALLER.items():
         line = line.replace(given, smaller)
     if "skip-cross-head" in line and "train" in line:

@@ -1,11 +1,7 @@
 """docs/combinations.md: made from what configurations say. `python tests/test_combinations_page.py --write` makes it again."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,13 +27,13 @@ SLOTS = {
     "norm_type": "norm_type", "activation": "hidden_act",
 }  # fmt: skip
 # what a choice has to bring with it
-NEEDS: dict[str, dict[str, Any]] = {
+NEEDS = {
     "model.attention.score: relative": {"position": "relative"},
     "model.position: relative": {"attention.score": "relative"},
     "model.attention.gate: differential": {"num_key_value_heads": 2},
 }
 PLAIN = ("dot_product", "softmax", "none", "sinusoidal", "layer_norm", "relu")  # says nothing beyond a plain model
-OTHERS: dict[str, dict[str, Any]] = {
+OTHERS = {
     "model.attention.kind: multilinear": {"attention.kind": "multilinear", "position": None},
     "model.attention.kind: multilinear, output_map: decayed": {
         "attention.kind": "multilinear", "attention.output_map": "decayed", "position": None,
@@ -74,7 +70,7 @@ definition. Any other choice changes nothing here.
 """
 
 
-def list_choices() -> dict[str, dict[str, Any]]:
+def list_choices():
     """Every choice by the name of its key, as the keys that it sets."""
     choices = {}
     for slot, key in SLOTS.items():
@@ -85,7 +81,7 @@ def list_choices() -> dict[str, dict[str, Any]]:
     return choices | OTHERS
 
 
-def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
+def merge(*choices):
     """The keys of several choices, None where two set the same one."""
     merged = {}
     for keys in choices:
@@ -96,7 +92,7 @@ def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
     return merged
 
 
-def build(keys: dict[str, Any]) -> torch.nn.Module:
+def build(keys):
     """The model of these keys, without numbers."""
     raw = {}
     for key, value in ({"position": "sinusoidal"} | {k: v for k, v in keys.items() if v is not None}).items():
@@ -111,7 +107,7 @@ def build(keys: dict[str, Any]) -> torch.nn.Module:
     return kind(config)
 
 
-def is_refused(keys: dict[str, Any]) -> bool:
+def is_refused(keys):
     """These keys do not go together."""
     try:
         with torch.device("meta"):
@@ -121,7 +117,7 @@ def is_refused(keys: dict[str, Any]) -> bool:
     return False
 
 
-def list_refused() -> dict[tuple[str, ...], list[str]]:
+def list_refused():
     """The choices that exclude each other: those that are refused beside the same ones, and these."""
     choices = list_choices()
     groups = {}
@@ -135,7 +131,7 @@ def list_refused() -> dict[tuple[str, ...], list[str]]:
     return groups
 
 
-def join_choices(names: Sequence[str]) -> str:
+def join_choices(names):
     """Names of choices in a cell; `any` where all of a key are there."""
     left = list(names)
     for slot, key in SLOTS.items():
@@ -145,7 +141,7 @@ def join_choices(names: Sequence[str]) -> str:
     return "; ".join(left).replace("model.attention.", "").replace("model.", "")
 
 
-def find_engine(keys: dict[str, Any]) -> str:
+def find_engine(keys):
     torch.manual_seed(0)
     model = build(keys).train()
     with kernels.chosen() as names:
@@ -153,7 +149,7 @@ def find_engine(keys: dict[str, Any]) -> str:
     return ", ".join(sorted(names)) or "reference"
 
 
-def list_engines() -> Iterator[tuple[str, str, str]]:
+def list_engines():
     mixed = {"attention.mix": "position_wise"}
     usual = (find_engine({}), find_engine(mixed))
     yield "a plain model", *usual
@@ -167,7 +163,7 @@ def list_engines() -> Iterator[tuple[str, str, str]]:
             yield choice, *engines
 
 
-def write_page() -> str:
+def write_page():
     groups = list_refused()
     refused = "".join(f"| {join_choices(groups[key])} | {join_choices(key)} |\n" for key in groups if key)
     engines = "".join(f"| {join_choices([choice])} | {plain} | {mixed} |\n" for choice, plain, mixed in list_engines())

@@ -1,10 +1,6 @@
 """Run folders of before the tokenizers were merged, made again from those of today, and read after their conversion."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from scripts.convert_run import convert, convert_tokenizer
@@ -18,7 +14,7 @@ from fullrank.files import digest, silent, write_checked
 RETIRED = {"data.eos": None, "train.t_mult": 1.0, "model.attention.value_residual": False, "eval.dynamic": None}
 
 
-def make_old(folder: Path, **changed: Any) -> None:
+def make_old(folder, **changed):
     """Files of a run as version 4f5d4883 wrote them."""
     today = load_tokenizer(folder)
     meta = {"kind": "word", "entries": len(today), "fingerprint": today.fingerprint, "lowercase": False}

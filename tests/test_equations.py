@@ -1,7 +1,5 @@
 """The mental model's table of equations names a file, a line and a definition that stand there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -15,7 +13,7 @@ ROW = re.compile(
 )
 
 
-def rows() -> list[re.Match[str]]:
+def rows():
     text = (ROOT / "docs" / "mental_model.md").read_text(encoding="utf-8")
     table = text[text.index("<!-- equations") : text.index("<!-- end of equations")]
     return list(ROW.finditer(table))

@@ -1,7 +1,5 @@
 """Files that appear whole, or not at all: whose they are, what killed processes left, and one process at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -16,7 +14,7 @@ MARK = "<!-- ours"
 
 
 @pytest.fixture
-def dead() -> int:
+def dead():
     """The number of a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         process.wait()

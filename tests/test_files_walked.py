@@ -1,14 +1,9 @@
 """Number of files of the package of which a function is called: by one call of a model, and by a training."""
 
-from __future__ import annotations
-
 import random
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +16,12 @@ PACKAGE = Path(fr.__file__).parent
 
 
 @contextmanager
-def record_files() -> Iterator[set[str]]:
+def record_files():
     """Files of which a function is called. What a module does while it is imported does not count."""
     files = set()
     importing = []
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def note(frame, event, argument):
         is_module = frame.f_code.co_name == "<module>"
         if event == "call" and is_module:
             importing.append(frame)
@@ -43,7 +38,7 @@ def record_files() -> Iterator[set[str]]:
         sys.setprofile(before)
 
 
-def find_files_walked(call: Callable[[], object]) -> set[str]:
+def find_files_walked(call):
     """Files of which a function is called, after one call that loads what is loaded once."""
     call()
     with record_files() as files:
@@ -51,7 +46,7 @@ def find_files_walked(call: Callable[[], object]) -> set[str]:
     return files
 
 
-def build_model(**options: Any) -> fr.LanguageModel:
+def build_model(**options):
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
     return fr.LanguageModel(fr.ModelConfig(**sizes, intermediate_size=32, **options))
 
@@ -87,7 +82,7 @@ def test_a_training_of_a_text_walks_40_files_to_its_first_checkpoint(tmp_path, m
     text.write_text("\n".join(lines))
     write_checkpoint = checkpoint._write_checkpoint
 
-    def write_and_stop(*arguments: Any) -> None:
+    def write_and_stop(*arguments):
         write_checkpoint(*arguments)
         raise FirstCheckpoint
 

@@ -5,8 +5,6 @@ or the clock. After a change that is meant, `python tests/test_goldens.py --writ
 the keys that changed. `--keep DIR` also leaves the runs, whole documents and sha256 sums of the checkpoints in DIR.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -15,9 +13,7 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -35,13 +31,13 @@ LONGEST = 12  # entries of a list that is kept whole
 SENTENCES = GOLDENS.parent / "invented_text"  # sentence pairs, source .svo and target .sov
 
 TABLE = parse_yaml((GOLDENS.parent / "goldens.yaml").read_text(encoding="utf-8"), "goldens.yaml")
-CONFIGURATIONS: dict[str, Any] = TABLE["configurations"]
-VERBS: dict[str, str] = TABLE["verbs"]
+CONFIGURATIONS = TABLE["configurations"]
+VERBS = TABLE["verbs"]
 TABLE_RUNS = ["plain-tiny-seed1", "b-tiny-seed1", "b-tiny-seed2"]
 RUNS = [f"runs/table/{name}" for name in TABLE_RUNS] + [f"runs/{name}" for name in CONFIGURATIONS if name != "table"]
 
 
-def write_inputs() -> None:
+def write_inputs():
     """Texts, configurations and a model of Hugging Face, in the working directory."""
     import hugging_face_models
 
@@ -59,7 +55,7 @@ def write_inputs() -> None:
     hugging_face_models.write_text(Path("words.txt"))
 
 
-def call_verb(line: str) -> Any:
+def call_verb(line):
     """The document of a command; a list of documents where it prints one a line."""
     answer = CliRunner().invoke(load(), [*line.split(), "--json"])
     assert answer.exit_code == 0, f"fullrank {line}: {answer.exception!r}\n{answer.stderr}"
@@ -68,7 +64,7 @@ def call_verb(line: str) -> Any:
     return json.loads(answer.stdout)
 
 
-def collect_documents() -> dict[str, Any]:
+def collect_documents():
     """Whole documents of all verbs by name, of runs that are trained in the working directory."""
     write_inputs()
     documents = {name: call_verb(line) for name, line in VERBS.items()}
@@ -77,17 +73,17 @@ def collect_documents() -> dict[str, Any]:
     return documents
 
 
-def read_metrics(run: Path) -> list[Any]:
+def read_metrics(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def find_weights(run: Path) -> Path:
+def find_weights(run):
     """The file of the last parameters of a run."""
     fine_tuned = run / "model" / "model.safetensors"
     return fine_tuned if fine_tuned.is_file() else max(run.glob("checkpoints/step-*/model.safetensors"))
 
 
-def summarize_tensors(file: Path) -> dict[str, Any]:
+def summarize_tensors(file):
     """Shape and sums of every tensor in double precision."""
     summaries = {}
     for name, tensor in sorted(load_file(file).items()):
@@ -102,7 +98,7 @@ MACHINE = re.compile("seconds|ms_per|per_second|peak|environment|version$")  # k
 LABELS = {"verdict", "check", "text", "label", "corpus", "name"}  # keys of values with spaces that are no sentences
 
 
-def condense(value: Any, key: str = "") -> Any:
+def condense(value, key=""):
     """A document without sentences, with short lists and eight digits."""
     if isinstance(value, dict):
         noise = "difference" if "tolerance" in value else None  # of a check: rounding
@@ -113,7 +109,7 @@ def condense(value: Any, key: str = "") -> Any:
     return round_number(value) if isinstance(value, float) else value
 
 
-def is_kept(key: str, value: Any) -> bool:
+def is_kept(key, value):
     """False for sentences, for absolute paths and for what depends on the machine."""
     if isinstance(value, str) and ((" " in value and key not in LABELS) or str(Path.cwd()) in value):
         return False
@@ -122,7 +118,7 @@ def is_kept(key: str, value: Any) -> bool:
     return not MACHINE.search(key)
 
 
-def shorten(entries: list[Any]) -> dict[str, Any]:
+def shorten(entries):
     """Length, first entries, sums over all numbers and a checksum of all labels of a long list."""
     leaves = list(iterate_leaves(entries))
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
@@ -131,12 +127,12 @@ def shorten(entries: list[Any]) -> dict[str, Any]:
     return {"length": len(entries), "first": entries[:3], **sums, "labels": zlib.crc32(labels.encode())}
 
 
-def write_sums(total: float, absolute: float) -> dict[str, float]:
+def write_sums(total, absolute):
     """A sum, and the sum of absolute values that its tolerance is relative to."""
     return {"sum": round_number(total), "absolute": round_number(absolute)}
 
 
-def iterate_leaves(value: Any) -> Iterator[Any]:
+def iterate_leaves(value):
     if isinstance(value, dict | list):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from iterate_leaves(entry)
@@ -144,14 +140,14 @@ def iterate_leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def round_number(number: float) -> float:
+def round_number(number):
     return float(f"{number:.8g}")
 
 
 # -- comparison ---------------------------------------------------------------------------------------------------------
 
 
-def compare(golden: Any, now: Any, path: str, scale: float | None = None) -> Iterator[str]:
+def compare(golden, now, path, scale=None):
     """Lines `path: golden -> now`, one for each number or label that differs.
 
     scale: what the tolerance of a number is relative to; the golden number if not given.
@@ -167,14 +163,14 @@ def compare(golden: Any, now: Any, path: str, scale: float | None = None) -> Ite
         yield f"{path}: {show_value(golden)} -> {show_value(now)}"
 
 
-def is_equal(golden: Any, now: Any, scale: float | None = None) -> bool:
+def is_equal(golden, now, scale=None):
     """True for equal whole numbers and labels, and for other numbers within the tolerance."""
     if float in (type(golden), type(now)) and {type(golden), type(now)} <= {int, float}:
         return abs(golden - now) <= ABSOLUTE + RELATIVE * (abs(golden) if scale is None else scale)
     return type(golden) is type(now) and golden == now
 
 
-def show_value(value: Any) -> str:
+def show_value(value):
     return json.dumps(value, ensure_ascii=False)[:100]
 
 
@@ -196,7 +192,7 @@ def test_every_document_has_the_numbers_and_labels_of_its_golden(tmp_path, monke
     assert not differences, "\n".join([f"{len(differences)} differences from tests/goldens", *differences[:200]])
 
 
-def write_goldens(condensed: dict[str, Any]) -> None:
+def write_goldens(condensed):
     """A file of each document that differs from its golden, and none of verbs that are gone."""
     goldens = read_goldens()
     for name in goldens.keys() - condensed.keys():
@@ -206,11 +202,11 @@ def write_goldens(condensed: dict[str, Any]) -> None:
             (GOLDENS / f"{name}.json").write_text(write_lines(document) + "\n", encoding="utf-8")
 
 
-def read_goldens() -> dict[str, Any]:
+def read_goldens():
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in GOLDENS.glob("*.json")}
 
 
-def write_lines(value: Any, indent: str = "") -> str:
+def write_lines(value, indent=""):
     """JSON: what fits stands on one line, else every entry begins one."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + len(line) <= 120:
@@ -222,7 +218,7 @@ def write_lines(value: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
 
 
-def keep_documents(documents: dict[str, Any]) -> None:
+def keep_documents(documents):
     """Whole documents, and sums of the bytes of what training wrote, beside the runs."""
     Path("documents").mkdir()
     for name, document in documents.items():
@@ -232,7 +228,7 @@ def keep_documents(documents: dict[str, Any]) -> None:
     Path("sha256.txt").write_text("".join(lines), encoding="utf-8")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description="Compare with the goldens, or make them again.")
     parser.add_argument("--write", action="store_true", help="make the goldens again")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs, whole documents and sha256 sums")

@@ -1,7 +1,5 @@
 """The house: the script that keeps .venv, the layers, the licence, links between pages, and what may be committed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -44,7 +42,7 @@ esac
 class Clone:
     """A folder with what the script reads, and a stand-in for Python beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.home = folder / "interpreter"
         self.place = folder / "clone with a space"
         self.home.mkdir()
@@ -58,16 +56,16 @@ class Clone:
         self.python.chmod(0o755)
         self.set("version", "3.12")
 
-    def set(self, name: str, text: str = "") -> None:
+    def set(self, name, text=""):
         (self.home / name).write_text(text)
 
-    def setup(self, extras: str = "run", python: str | None = None) -> subprocess.CompletedProcess[str]:
+    def setup(self, extras="run", python=None):
         environment = {**os.environ, "PYTHON": str(self.python) if python is None else python}
         return subprocess.run(
             ["sh", "scripts/venv.sh", extras], cwd=self.place, env=environment, capture_output=True, text=True
         )
 
-    def calls(self) -> list[str]:
+    def calls(self):
         """Calls of the interpreter since the last look: the first word of each line."""
         log = self.home / "calls"
         words = [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
@@ -76,7 +74,7 @@ class Clone:
 
 
 @pytest.fixture
-def clone(tmp_path) -> Clone:
+def clone(tmp_path):
     return Clone(tmp_path)
 
 
@@ -122,7 +120,7 @@ def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
 
-    def lint() -> tuple[int, str]:
+    def lint():
         command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
         environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "COLUMNS": "200"}
         ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -144,7 +142,7 @@ def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path):
         assert f"fullrank.{module} -> {target} (l." in said, f"{importer} -> {imported} was not seen in:\n{said}"
 
 
-def _pages() -> list[Path]:
+def _pages():
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 

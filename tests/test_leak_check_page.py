@@ -1,7 +1,5 @@
 """The page about leak checks in CI: its tests run as written, and the plugin writes verdicts into the JUnit report."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -37,7 +35,7 @@ def test_the_tests_of_the_page(pytester):
     assert (told["test_leaks"][check], told["test_a_leak"][check]) == ("passes", "fails")
 
 
-def _installed() -> bool:
+def _installed():
     """The environment knows the plugin: it was made after the plugin was."""
     from importlib.metadata import entry_points
 

@@ -1,14 +1,9 @@
 """One handle to every kind of model: its numbers are those of the model, and what it lacks is refused by name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import fullrank as fr
@@ -21,20 +16,20 @@ INPUTS, TARGETS = IDS[:, :-1], IDS[:, 1:]
 ALL = {"logits", "hidden", "attention", "step", "output_matrix", "tokenizer"}
 
 
-def own(kind: Callable[..., Any] = fr.LanguageModel, **options: Any) -> Any:
+def own(kind=fr.LanguageModel, **options):
     sizes = {"vocab_size": 47, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
     model = kind(fr.ModelConfig(**{**sizes, "dropout": {"output": 0.5}, **options}))
     tiny.moved(model, 0.1)
     return model.double()
 
 
-def bert(masked: bool = True) -> Any:
+def bert(masked=True):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(vocab_size=47, max_position_embeddings=32, **sizes)
     return (transformers.BertForMaskedLM if masked else transformers.BertModel)(config)
 
 
-CAUSAL: dict[str, Callable[[], Any]] = {
+CAUSAL = {
     "plain": own,
     "position-wise": lambda: own(attention={"mix": "position_wise"}),
     "mixture": lambda: own(output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
@@ -128,7 +123,7 @@ def test_an_encoder_has_no_vocabulary_layer():
 def test_a_function_of_ids():
     table = torch.randn(47, 47)
 
-    def guess(ids: Tensor) -> Tensor:
+    def guess(ids):
         return table[ids]
 
     model = fr.open_model(guess)
@@ -137,10 +132,10 @@ def test_a_function_of_ids():
     torch.testing.assert_close(model.nll(INPUTS, TARGETS), F.cross_entropy(table[INPUTS].mT, TARGETS, reduction="none"))
 
     class Stepping(nn.Module):
-        def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        def forward(self, ids):
             return {"logits": table[ids]}
 
-        def step(self, ids: Tensor, cache: int | None) -> tuple[Tensor, int]:
+        def step(self, ids, cache):
             return table[ids], (cache or 0) + ids.shape[1]
 
     stepping = fr.open_model(Stepping())
@@ -171,11 +166,11 @@ def test_a_module_around_a_model_is_read_as_it_is():
     """What it does to logits counts, though a model of ours is inside."""
 
     class Scaled(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.model = own().eval()
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids):
             logits = 2 * self.model(ids).logits
             return logits
 

@@ -1,7 +1,5 @@
 """The public face: names, what an import costs, and the example of the interface."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -11,7 +9,7 @@ import torch
 import fullrank as fr
 
 
-def python(code: str) -> str:
+def python(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

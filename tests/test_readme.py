@@ -1,7 +1,5 @@
 """Every Python example of the README, in order and in one namespace, as a reader runs them; sizes and steps are smaller."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -22,10 +20,10 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
         code = code.replace(given, smaller)
     names = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
-    ids, rows, corpus, loss = (cast(Any, names[name]) for name in ("ids", "rows", "corpus", "loss"))
+    ids, rows, corpus, loss = (cast("Any", names[name]) for name in ("ids", "rows", "corpus", "loss"))
     assert ids.shape == (1, 9 + 200)
     assert ids[0, :9].tolist() == rows[0, :9].tolist()
     assert capsys.readouterr().out.startswith(corpus.tokenizer.decode(ids[0].tolist()))
     assert loss.item() < 4.0  # nats a character; untrained 4.6 and more
     assert (tmp_path / "somewhere" / "model.safetensors").is_file()
-    assert cast(Any, names["report"]).passes
+    assert cast("Any", names["report"]).passes

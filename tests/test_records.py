@@ -1,7 +1,5 @@
 """Records and the declarations of measurements."""
 
-from __future__ import annotations
-
 import json
 import types
 

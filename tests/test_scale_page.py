@@ -1,7 +1,5 @@
 """docs/scale.md: its table is what research/scale.py says, and that follows the equations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 VOCABULARY, WIDTH, LAYERS, LENGTH = 1000, 32, 3, 16
 
 
-def run_of(**train: object) -> RunConfig:
+def run_of(**train):
     model = {
         "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
         "intermediate_size": 64, "output": {"tied": True},

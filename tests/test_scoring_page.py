@@ -1,7 +1,5 @@
 """docs/scoring.md: its table is made of research/measured/scorers.json, and the score function on it runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

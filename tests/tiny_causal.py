@@ -1,8 +1,5 @@
 """A pretrained causal model small enough for tests: random weights, and a tokenizer trained on the text of the test."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +7,7 @@ import numpy as np
 WORDS = ("the", "cat", "dog", "bird", "runs", "sleeps", "sings", "red", "blue", "old", "not", "and", "because", "house")
 
 
-def write_text(path: Path, lines: int = 700, seed: int = 0) -> Path:
+def write_text(path, lines=700, seed=0):
     """Lines of words, of which each fixes the next one in nine cases of ten."""
     generator = np.random.default_rng(seed)
     text = []
@@ -25,7 +22,7 @@ def write_text(path: Path, lines: int = 700, seed: int = 0) -> Path:
     return path
 
 
-def tiny_causal(folder: Path, text: Path, kind: str = "gpt2", dropout: float = 0.1, **sizes: Any) -> Path:
+def tiny_causal(folder, text, kind="gpt2", dropout=0.1, **sizes):
     """A GPT-2 or a Llama of random weights, saved as Hugging Face saves them."""
     import torch
     import transformers

@@ -1,17 +1,12 @@
 """Run folders of translation models that nobody trained: small vocabularies, parameters away from their start."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 
 import fullrank as fr
 from fullrank.config.load import to_yaml
 from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
-from fullrank.data import Language
 from fullrank.data.language import build_language, find_words, learn_byte_bpe
 from moving import moved
 
@@ -27,21 +22,13 @@ LINES = [
 ]
 
 
-def languages(subwords: bool = False) -> tuple[Language, Language]:
+def languages(subwords=False):
     """Words of both, of the source also byte-level subwords."""
     source = learn_byte_bpe(GERMAN * 3, 275) if subwords else find_words(GERMAN)
     return build_language("de", source), build_language("en", find_words(ENGLISH))
 
 
-def write_run(
-    folder: Path,
-    *,
-    subwords: bool = False,
-    evaluation: dict[str, Any] | None = None,
-    decoder: dict[str, Any] | None = None,
-    seed: int = 0,
-    **model: Any,
-) -> fr.Translator:
+def write_run(folder, *, subwords=False, evaluation=None, decoder=None, seed=0, **model):
     """A run folder as training leaves it, and the model in it, in double precision."""
     source, target = languages(subwords)
     sizes = {
@@ -49,9 +36,7 @@ def write_run(
         "intermediate_size": 20, "max_position_embeddings": 24, "scale_embedding": True,
     }  # fmt: skip
     config = fr.ModelConfig(
-        **sizes | model,
-        encoder=fr.EncoderConfig(vocab_size=len(source)),
-        decoder=fr.DecoderConfig(**decoder or {}),
+        **sizes | model, encoder=fr.EncoderConfig(vocab_size=len(source)), decoder=fr.DecoderConfig(**decoder or {})
     )
     torch.manual_seed(seed)
     made = moved(fr.Translator(config).double().eval(), 0.4)

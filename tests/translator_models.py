@@ -1,12 +1,8 @@
 """Small translators with every parameter away from its start, the mechanisms they are made of, and what they read."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import fullrank as fr
 import moving
@@ -14,19 +10,19 @@ from moving import moved
 
 WIDE = torch.float64
 SOURCE, TARGET, WIDTH, HEADS, P = 13, 11, 12, 3, 16  # vocabularies, and the most positions
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": TARGET, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS,
     "intermediate_size": 14, "max_position_embeddings": P, "scale_embedding": True,
 }  # fmt: skip
 
-PAIRS: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+PAIRS = {"kind": "multilinear", "cores": 2, "rank": 5}
 DECAYED = PAIRS | {"output_map": "decayed", "decays": 3}
-CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
-MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3}
+CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
+MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
 A, B = {"mix": "position_independent"}, {"mix": "position_wise"}
 
 # what differs from a plain model: `attention` of all places; `encoder`, `decoder`, `cross` of one; other keys of the model
-MECHANISMS: dict[str, dict[str, Any]] = {
+MECHANISMS = {
     "plain": {},
     "post-norm": {"norm": "post"},
     "A": {"attention": A},
@@ -80,7 +76,7 @@ WEIGHTED = {
 }
 
 
-def config(mechanism: str = "plain", **changes: Any) -> fr.ModelConfig:
+def config(mechanism="plain", **changes):
     """The configuration of a mechanism; `changes` are keys like those above, laid over it."""
     keys = dict(MECHANISMS[mechanism])
     for key, value in changes.items():
@@ -105,41 +101,41 @@ def config(mechanism: str = "plain", **changes: Any) -> fr.ModelConfig:
     )
 
 
-def built(mechanism: str = "plain", seed: int = 2, **changes: Any) -> fr.Translator:
+def built(mechanism="plain", seed=2, **changes):
     """A translator at its start, in double precision."""
     moving.seed(seed)
     return fr.Translator(config(mechanism, **changes)).double().eval()
 
 
-def translator(mechanism: str = "plain", **changes: Any) -> fr.Translator:
+def translator(mechanism="plain", **changes):
     """With every parameter moved."""
     return moved(built(mechanism, **changes))
 
 
 @functools.cache
-def shared(mechanism: str) -> fr.Translator:
+def shared(mechanism):
     """`translator(mechanism)`, made once, for tests that only read it."""
     return translator(mechanism)
 
 
-def tokens(vocabulary: int, rows: int, length: int, seed: int = 5) -> Tensor:
+def tokens(vocabulary, rows, length, seed=5):
     return torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed + 100 * length))
 
 
-def sentences(model: fr.Translator, rows: int = 3, source: int = 7, target: int = 5) -> tuple[Tensor, Tensor]:
+def sentences(model, rows=3, source=7, target=5):
     """Ids of both languages."""
     known = model.encoder.config.vocab_size
     assert known is not None
     return tokens(known, rows, source), tokens(TARGET, rows, target, seed=6)
 
 
-def padding(lengths: list[int], longest: int, side: str) -> Tensor:
+def padding(lengths, longest, side):
     """(B, longest), 1 for tokens."""
     mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
     return mask.flip(1) if side == "left" else mask
 
 
-def close(given: Tensor, expected: Tensor, message: str = "", tolerance: float = 1e-10) -> None:
+def close(given, expected, message="", tolerance=1e-10):
     """Within `tolerance` of the largest number, or of 1."""
     assert given.shape == expected.shape, (message, given.shape, expected.shape)
     off, scale = float((given - expected).detach().abs().max()), max(1.0, float(expected.detach().abs().max()))

@@ -1,7 +1,5 @@
 """The reach of memory under Skip-Retain against a memory that is played out token by token, and against the equations."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -14,7 +12,7 @@ from fullrank.analysis.context import context
 SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3, 7)]  # memory, segment
 
 
-def play_memory(memory_length: int, segment_length: int, rests: list[bool]) -> np.ndarray:
+def play_memory(memory_length, segment_length, rests):
     """Distances of the oldest remembered token to the first query, at every step with a full memory."""
     memory = []
     seen = []

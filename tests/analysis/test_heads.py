@@ -1,11 +1,7 @@
 """Heads: ablation against zeroed columns of the output projection, intervals, and the similarity of outputs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +16,19 @@ IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
 HEADS, SIZE = 3, 8
 
 
-def config(**options: Any) -> fr.ModelConfig:
+def config(**options):
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
     return fr.ModelConfig(vocab_size=50, **sizes, **options)
 
 
-def nats(model: fr.LanguageModel) -> np.ndarray:
+def nats(model):
     """Nats per token of each text, from logits."""
     log_p = model(IDS[:, :-1]).logits.log_softmax(-1)
     return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
 
 @contextlib.contextmanager
-def zeroed(weights: torch.Tensor) -> Iterator[None]:
+def zeroed(weights):
     """A context in which a part of the output projection, that of a head, is zero."""
     values = weights.detach().clone()
     with torch.no_grad():
@@ -103,11 +99,11 @@ def test_models_of_hugging_face():
     gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3)
     made = moved(transformers.GPT2LMHeadModel(gpt2).double()).eval()
 
-    def measured() -> np.ndarray:
+    def measured():
         log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
         return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
-    def check(found: Heads) -> None:
+    def check(found):
         np.testing.assert_allclose(found.nll, measured(), atol=1e-10)
         for block, layer in zip(made.transformer.h, found.layers, strict=True):
             for head in range(HEADS):
@@ -154,7 +150,7 @@ def test_similarity_is_linear_cka():
     assert found.redundancy == pytest.approx((1 + found.similarity[0, 2] + found.similarity[1, 2]) / 3)
 
 
-def table3(changes: str) -> Heads:
+def table3(changes):
     layer = LayerHeads(np.zeros((8, 1)), np.array(changes.split(), float), (None,) * 8, np.eye(8))
     return Heads((layer,), np.zeros(1), "", 1, "")
 

@@ -1,9 +1,5 @@
 """Mixing matrices: their distance from identity, orthogonality, and variation over the positions of a text."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,7 @@ from fullrank.core.stages import Mixing
 IDS = torch.randint(50, (3, 7), generator=torch.Generator().manual_seed(0))
 
 
-def model(mix: str) -> Any:
+def model(mix):
     torch.manual_seed(1)
     config = fr.ModelConfig(
         vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32,
@@ -82,7 +78,7 @@ def test_a_registered_mixing_that_states_no_needs():
 
     @fr.register("mix", "test_static")
     class Static(Mixing):
-        def matrix(self, query: torch.Tensor | None) -> torch.Tensor:
+        def matrix(self, query):
             return 2 * torch.eye(3, dtype=torch.float64)
 
     try:

@@ -1,12 +1,7 @@
 """Size and cost of models: parameters, multiply-adds, caches and memory of training beside formulas and PyTorch's counts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
@@ -36,7 +31,7 @@ def test_work_of_a_masked_model(asked):
     assert found["bytes"] == {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total}
 
 
-MIXERS: dict[str, dict[str, Any]] = {
+MIXERS = {
     "Mixhead B": {"mix": "position_wise"},
     "low rank": {"mix": {"name": "low_rank", "rank": 3}},
     "differential": {"mix": "differential"},
@@ -75,7 +70,7 @@ def test_work_of_a_mixer_is_what_the_definition_multiplies(name, length):
 # -- multi-linear attention -------------------------------------------------------------------------------------------
 
 
-def multilinear(score: str = "dot_product", memory: int = 0, same: bool = False, **attention: Any) -> fr.ModelConfig:
+def multilinear(score="dot_product", memory=0, same=False, **attention):
     """E = 12, R = 5, two layers, 10 positions."""
     return fr.ModelConfig(
         vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
@@ -105,7 +100,7 @@ def test_flops_are_what_a_model_multiplies(score, same, monkeypatch):
         assert abs(more - places * keys) <= batch * n / 2  # rounded, a token
 
 
-def kept(model: fr.LanguageModel, tokens: int) -> int:
+def kept(model, tokens):
     """Bytes of all tensors in the cache of two texts, a text."""
     with torch.no_grad():
         cache = model(torch.zeros(2, tokens, dtype=torch.int64), cache=model.new_cache()).cache
@@ -164,7 +159,7 @@ MODEL = {
 }  # fmt: skip
 
 
-def run_of(**train: Any) -> RunConfig:
+def run_of(**train):
     settings = {"steps": 1, "batch_size": ROWS, "segment_length": LENGTH, **train}
     return RunConfig.from_dict({"model": MODEL, "train": settings})
 
@@ -176,7 +171,7 @@ def test_activations_are_within_a_tenth_of_what_autograd_saves():
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     saved = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor):
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -198,7 +193,7 @@ def test_states_of_optimizers(options, states):
     assert optimizer_states(config) == states == count_states(config)
 
 
-def count_states(options: TrainConfig) -> float:
+def count_states(options):
     parameter = torch.nn.Parameter(torch.ones(7))
     parameter.grad = torch.ones(7)
     optimizer = make_optimizer(options.optimizer, [{"params": [parameter]}], options)

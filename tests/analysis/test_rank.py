@@ -1,14 +1,11 @@
 """The softmax bottleneck: rank of log-probabilities against numpy, its bounds, and the gradient that is let through."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fullrank as fr
 import hugging_face_models as tiny
@@ -18,7 +15,7 @@ from moving import moved
 V = 47
 
 
-def random_model(output: dict[str, Any], *, width: int = 8, final_norm: bool = False, **model: Any) -> fr.LanguageModel:
+def random_model(output, *, width=8, final_norm=False, **model):
     """A model of one layer whose every parameter was moved, so that nothing is zero or equal by its start."""
     config = fr.ModelConfig(
         vocab_size=V, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, final_norm=final_norm,
@@ -27,11 +24,11 @@ def random_model(output: dict[str, Any], *, width: int = 8, final_norm: bool = F
     return moved(fr.LanguageModel(config), 0.5)
 
 
-def ids(rows: int = 6, length: int = 12, vocab_size: int = V) -> Tensor:
+def ids(rows=6, length=12, vocab_size=V):
     return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
-def log_probs(model: fr.LanguageModel, read: Tensor, contexts: int) -> np.ndarray:
+def log_probs(model, read, contexts):
     """Contexts by words in double precision, context by context: one forward pass for every prefix that is new."""
     model = copy.deepcopy(model).double().eval()
     rows = []
@@ -74,7 +71,7 @@ def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val, bias):
     assert found.rank == found.layer.bound == 8 + 3 + bias
 
 
-ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
+ESCAPES = {
     "mixture of 3 softmaxes": ({"kind": "mixture_of_softmaxes", "mixtures": 3}, "sum of softmaxes"),
     "sigsoftmax": ({"normalize": "sigsoftmax"}, "log sigmoid"),
     "adaptive sigsoftmax": ({"kind": "adaptive", "cutoffs": [15, 30], "normalize": "sigsoftmax"}, "log sigmoid"),

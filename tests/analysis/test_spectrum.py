@@ -1,7 +1,5 @@
 """Spectra of attention weights: exact for known matrices, and of the weights that the models really use."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,19 +9,19 @@ from fullrank.analysis.spectrum import spectrum, summarize_values
 from moving import moved
 
 
-def summarize(weights: torch.Tensor) -> fr.analysis.Spectrum:
+def summarize(weights):
     return summarize_values(torch.linalg.svdvals(weights).numpy())
 
 
 IDS = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
 
 
-def blocks(rank: int, size: int) -> torch.Tensor:
+def blocks(rank, size):
     """Weights that attend evenly inside each of `rank` blocks of `size` tokens: as many singular values of 1, no others."""
     return torch.block_diag(*[torch.full((size, size), 1 / size, dtype=torch.float64)] * rank)
 
 
-def model(**options: object) -> fr.LanguageModel:
+def model(**options):
     torch.manual_seed(1)
     config = fr.ModelConfig(
         vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, **options
@@ -31,7 +29,7 @@ def model(**options: object) -> fr.LanguageModel:
     return moved(fr.LanguageModel(config), 0.3)
 
 
-def check(spectrum: fr.analysis.Spectrum, weights: np.ndarray) -> None:
+def check(spectrum, weights):
     """Against numpy, from weights (B, H, N, N)."""
     s = np.linalg.svd(weights.astype(np.float64), compute_uv=False)
     q = s / s.sum(-1, keepdims=True)

@@ -1,7 +1,5 @@
 """Make the modules of `benchmarks/` importable, as `fullrank bench` does."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

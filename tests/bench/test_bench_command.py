@@ -1,7 +1,5 @@
 """`fullrank bench`: the table, JSON, the drawing, what is skipped, and errors."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -18,10 +16,10 @@ SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
 
 
 @pytest.fixture
-def called(capsys, monkeypatch) -> Called:
+def called(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
-    def run(*words: object) -> tuple[object, str, str]:
+    def run(*words):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main(["bench", *map(str, words)])

@@ -1,9 +1,6 @@
 """Candidates of all benchmarks agree where they compute the same, at tiny sizes; how a benchmark treats those that do not."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,11 +27,11 @@ LENGTH = {
 }
 
 
-def comparisons() -> list[tuple[str, int]]:
+def comparisons():
     return [(name, i) for name, suite in SUITES.items() for i in range(len(suite.comparisons(TINY, LENGTH[name])))]
 
 
-def comparison(name: str, number: int, settings: Settings = TINY) -> Comparison:
+def comparison(name, number, settings=TINY):
     return SUITES[name].comparisons(settings, LENGTH[name])[number]
 
 
@@ -123,19 +120,19 @@ def test_the_train_step_updates_and_its_values_do_not():
 # how a benchmark goes on when something is not as it should be
 
 
-def passing(scale: float = 1.0) -> Callable[[], Pass]:
-    def make() -> Pass:
+def passing(scale=1.0):
+    def make():
         leaf = torch.arange(1.0, 4.0, requires_grad=True)
         return Pass(lambda: scale * leaf**2, {"leaf": leaf}, torch.ones(3), True)
 
     return make
 
 
-def failing() -> Pass:
+def failing():
     raise NotImplementedError("no such thing\nhere")
 
 
-def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
+def made(*candidates):
     skipped = {}
     return list(measure.make_and_compare(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
 

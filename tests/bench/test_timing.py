@@ -1,9 +1,5 @@
 """Interleaved timing under a clock that the test winds: order, rounds, repeats, medians and quartiles of ratios."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from timing import Ratio, exponent, times_of
@@ -12,19 +8,19 @@ from timing import Ratio, exponent, times_of
 class Clock:
     """Time that passes only while a candidate runs, and the names of the calls in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.calls = 0.0, list[str]()
 
-    def __call__(self, run: Callable[[], object]) -> float:
+    def __call__(self, run):
         before = self.now
         run()
         return self.now - before
 
-    def candidate(self, name: str, seconds: list[float]) -> Callable[[], None]:
+    def candidate(self, name, seconds):
         """Takes these seconds, one call after the other, and from the last on always those."""
         left = list(seconds)
 
-        def run() -> None:
+        def run():
             self.calls.append(name)
             self.now += left.pop(0) if len(left) > 1 else left[0]
 

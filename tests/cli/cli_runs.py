@@ -1,14 +1,11 @@
 """The command line in tests: a small text, a small model, and how to call the command."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 from fullrank.cli import main
 
@@ -27,7 +24,7 @@ SMALL = [
 ]
 
 
-def write_text(folder: Path, sentences: int = 400, seed: int = 0) -> Path:
+def write_text(folder, sentences=400, seed=0):
     """A text of made-up sentences with something to learn: a noun decides its verb."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
@@ -39,7 +36,7 @@ def write_text(folder: Path, sentences: int = 400, seed: int = 0) -> Path:
     return folder
 
 
-def write_config(path: Path, text: Path, cache: Path, **train: object) -> Path:
+def write_config(path, text, cache, **train):
     """A YAML configuration over the made-up text."""
     ends = "\n".join(f"  {key}: {value}" for key, value in train.items())
     path.write_text(
@@ -50,20 +47,20 @@ def write_config(path: Path, text: Path, cache: Path, **train: object) -> Path:
     return path
 
 
-def environment() -> dict[str, str]:
+def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
 
 
-def command(*words: object) -> list[str]:
+def command(*words):
     return [sys.executable, "-m", "fullrank", *map(str, words)]
 
 
-def call_process(*words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def call_process(*words, timeout=120):
     """Run the command in a process of its own, as a user does."""
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, env=environment())
 
 
-def call(*words: object) -> subprocess.CompletedProcess[str]:
+def call(*words):
     """Run the command in this process: its exit status, stdout and stderr."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -74,7 +71,7 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(list(words), status, out.getvalue(), err.getvalue())
 
 
-def called(*words: object) -> tuple[int, str, str]:
+def called(*words):
     """Exit status, stdout and stderr of the command in this process."""
     done = call(*words)
     return done.returncode, done.stdout, done.stderr

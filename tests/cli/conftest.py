@@ -1,25 +1,21 @@
 """One small text and one trained run, shared by all tests of the command line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from cli_runs import SMALL, call, write_config, write_text
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory) -> Path:
+def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"), sentences=200)
 
 
 @pytest.fixture(scope="session")
-def config(text) -> Path:
+def config(text):
     return write_config(text / "run.yaml", text, text / "cache", steps=30)
 
 
 @pytest.fixture(scope="session")
-def run(config) -> Path:
+def run(config):
     """A finished run, made by the command."""
     folder = config.parent / "run"
     done = call("train", config, *SMALL, "--out", folder)

@@ -1,14 +1,10 @@
 """`fullrank analyze context`: what it reads, what it says, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import json
 import math
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,14 +14,14 @@ import fullrank as fr
 import hugging_face_models as tiny
 
 
-def measured(*words: object) -> dict[str, Any]:
+def measured(*words):
     code, out, said = called("analyze", *words, "--json")
     assert (code, said) == (0, "")
     content = json.loads(out)
     return content
 
 
-def values(content: dict[str, Any], measure: str, **labels: object) -> list[float]:
+def values(content, measure, **labels):
     """Values of the records of a measure that have these labels."""
     return [
         record["value"]
@@ -39,7 +35,7 @@ WORDS = [f"w{i}" for i in range(60)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     """A plain run, a mixture and two Hugging Face models, with the text that they read."""
     folder = tmp_path_factory.mktemp("rank")
     rng = random.Random(0)
@@ -58,7 +54,7 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def value(content: dict[str, Any], measure: str, **labels: object) -> float:
+def value(content, measure, **labels):
     (only,) = values(content, measure, **labels)
     return only
 
@@ -89,7 +85,7 @@ def test_context_of_models_and_of_a_memory(place, tmp_path):
     assert json.loads((run / "analysis" / "context.json").read_text(encoding="utf-8"))["measurement"] == "context"
 
 
-def diagnosed(place: Path, *words: object) -> tuple[dict[str, Any], str]:
+def diagnosed(place, *words):
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
     page = place / "page.html"
     code, out, _ = called("diagnose", *words, "--out", page, "--json")

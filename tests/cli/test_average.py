@@ -1,11 +1,7 @@
 """`fullrank average`: the mean of the kept checkpoints, used like any other checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from fullrank.seal import write_record
 
 
 @pytest.fixture(scope="module")
-def trained(text) -> Path:
+def trained(text):
     """Tied weights; evaluations at 4, 8, 12, 16 and 18, of which the last three are kept."""
     config = write_config(text / "average.yaml", text, text / "cache", steps=18, keep_checkpoints=3)
     settings = ["model.output.tied=true", "eval.every_steps=4", "--out", text / "average", "--quiet"]
@@ -26,16 +22,16 @@ def trained(text) -> Path:
 
 
 @pytest.fixture
-def folder(trained, tmp_path) -> Path:
+def folder(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run", symlinks=True)
 
 
-def mean(folder: Path, *steps: int) -> dict[str, np.ndarray]:
+def mean(folder, *steps):
     given = [load_file(folder / "checkpoints" / "kept" / f"step-{s:08d}" / "model.safetensors") for s in steps]
     return {name: np.mean([w[name] for w in given], axis=0, dtype=np.float64).astype(np.float32) for name in given[0]}
 
 
-def figures(folder: Path, checkpoint: str) -> dict[str, Any]:
+def figures(folder, checkpoint):
     code, out, err = called("eval", folder, "--json", "--device", "cpu", "--checkpoint", checkpoint)
     assert code == 0, err
     found = json.loads(out)

@@ -1,16 +1,13 @@
 """`fullrank data` with tasks to fine-tune on, GLUE and SQuAD: listed, read through and counted."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from cli_runs import called
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """A whole development split of WNLI, three rows for training, and STS-B without a development split."""
     wnli, stsb = tmp_path / "WNLI", tmp_path / "STS-B"
     for place in (wnli, stsb):
@@ -35,7 +32,7 @@ def test_a_task_is_read_through_and_counted(folder):
     assert not [path for path in folder.rglob("*") if path.suffix != ".tsv" and path.is_file()], "nothing is written"
 
 
-def question(number: int, answers: list[str]) -> dict:
+def question(number, answers):
     return {
         "id": str(number),
         "question": "Who?",

@@ -1,9 +1,6 @@
 """`data.documents`: a training whose texts are documents, measured as each document by itself, checked and exported."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from fullrank.data import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
     text = write_text(folder / "text", 60)
     for file in text.glob("*.txt"):  # two sentences a document

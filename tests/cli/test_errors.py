@@ -1,7 +1,5 @@
 """Bad input: every case of tests/errors.yaml ends with its exit status and a line or two that name what has to be named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ CASES = yaml.safe_load((Path(__file__).parents[1] / "errors.yaml").read_text(enc
 
 
 @pytest.fixture(scope="module")
-def places(run, config, text, tmp_path_factory) -> dict[str, Path]:
+def places(run, config, text, tmp_path_factory):
     """The folders and files that the cases name."""
     (text / "hollow").mkdir(exist_ok=True)
     (text / "half").mkdir(exist_ok=True)

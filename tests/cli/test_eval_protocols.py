@@ -1,11 +1,7 @@
 """`fullrank eval` under every protocol: right once, and wrong in every way a flag can be."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_runs import SMALL, called, write_config
@@ -15,7 +11,7 @@ from fullrank.cli import main
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
 
 
-def train(text: Path, name: str, *settings: str) -> Path:
+def train(text, name, *settings):
     config = write_config(text / f"{name}.yaml", text, text / "cache", steps=12)
     with pytest.raises(SystemExit) as stopped:
         main([str(word) for word in ("train", config, *SMALL, *settings, "--out", text / name, "--quiet")])
@@ -24,29 +20,29 @@ def train(text: Path, name: str, *settings: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(text) -> Path:
+def plain(text):
     """Words, no memory; its final figures are those of a sliding window."""
     return train(text, "plain", "eval.context=5")
 
 
 @pytest.fixture(scope="module")
-def xl(text) -> Path:
+def xl(text):
     """Bytes, memory of 8; test figures are those of a longer one."""
     return train(text, "xl", *XL, "data.tokens=byte", "eval.test.memory_length=24", "eval.test.clamp_length=20")
 
 
-def on_cpu(*words: object) -> tuple[int, str, str]:
+def on_cpu(*words):
     return called(*words, "--device", "cpu")
 
 
-def figures(folder: Path, *flags: object) -> dict[str, Any]:
+def figures(folder, *flags):
     code, out, err = on_cpu("eval", folder, "--json", *flags)
     assert code == 0, err
     found = json.loads(out)
     return found
 
 
-def result(folder: Path) -> dict[str, Any]:
+def result(folder):
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
 

@@ -1,7 +1,5 @@
 """`fullrank finetune` and what other verbs do with its runs and recipes: a tiny encoder, tiny files, no network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A measurement of a stranger: one function and one decorator give a verb, a document, a figure and a part of the report."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -46,7 +44,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_measurement", raising=False)
 
 
-def measure(*words: object) -> dict:
+def measure(*words):
     code, out, said = called("analyze", *words, "--import", "my_measurement", "--json")
     assert (code, said) == (0, "")
     return json.loads(out)

@@ -1,7 +1,5 @@
 """The command line at its edges: what excludes each other, half a run, Ctrl-C, silence, and JSON that everybody reads."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -11,7 +9,6 @@ from cli_runs import SMALL, called, write_config, write_text
 
 from fullrank.cli.app import print_json
 from fullrank.core.errors import Interrupted
-from fullrank.experiments.init import Request
 from fullrank.files import write_json
 
 
@@ -72,7 +69,7 @@ def test_a_table_of_several_backbones_is_one_command():
 
 
 def test_an_interrupted_command_says_how_it_goes_on(monkeypatch, tmp_path):
-    def stopped(*given: object, **options: object) -> None:
+    def stopped(*given, **options):
         raise Interrupted("stopped by SIGINT after step 3 of 12; everything is saved in there")
 
     monkeypatch.setattr("fullrank.experiments.run.train", stopped)
@@ -86,7 +83,7 @@ def test_json_is_valid_whatever_the_figures(tmp_path, capsys):
     content = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], "c": {"d": 2, "e": "nan"}}
     expected = {"a": None, "b": [None, 1.5, [None]], "c": {"d": 2, "e": "nan"}}
 
-    def refuse(word: str) -> None:
+    def refuse(word):
         raise AssertionError(word)
 
     print_json(content)
@@ -98,7 +95,7 @@ def test_json_is_valid_whatever_the_figures(tmp_path, capsys):
 def test_ctrl_c_is_told(monkeypatch):
     from fullrank.config import load as recipe
 
-    def interrupt() -> list[str]:
+    def interrupt():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recipe, "list_shipped", interrupt)
@@ -110,7 +107,7 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     write_text(tmp_path, sentences=200)
     asked = []
 
-    def write_small(request: Request, out: Path, **options: object) -> None:
+    def write_small(request, out, **options):
         asked.append((request.texts, out))
         write_config(out, tmp_path, tmp_path / "cache", steps=110)
 

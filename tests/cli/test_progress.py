@@ -1,18 +1,16 @@
 """Progress: one line that changes on a terminal, plain lines in a pipe."""
 
-from __future__ import annotations
-
 import io
 
 from fullrank.cli.app import say, show_progress, tell
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def shown(text: str) -> list[str]:
+def shown(text):
     """The lines that a terminal shows in the end."""
     return [line.rpartition("\x1b[2K")[2].rpartition("\r")[2] for line in text.split("\n")]
 

@@ -1,9 +1,5 @@
 """`fullrank train --procs N`: what torchrun is asked to run, and faults that are told before any process starts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -44,10 +40,10 @@ def test_a_process_that_has_said_why_gives_the_status(codes, status, monkeypatch
     assert distributed.launch(2, ["train"]) == status
 
 
-def fail_with(codes: dict[int, int]) -> Callable[[object], None]:
+def fail_with(codes):
     """A torchrun whose processes end with these exit statuses; a negative one is that of a signal."""
 
-    def run(arguments: object) -> None:
+    def run(arguments):
         raise ChildFailedError(
             "fullrank", {number: ProcessFailure(number, 1, code, "none") for number, code in codes.items()}
         )

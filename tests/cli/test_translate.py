@@ -1,7 +1,5 @@
 """`fullrank translate` as users call it: pipes, files, mistakes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -10,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from cli_runs import command, environment
@@ -33,10 +30,10 @@ Translate = Callable[..., Found]
 
 
 @pytest.fixture
-def translate(capfdbinary) -> Translate:
+def translate(capfdbinary):
     """The verb in this process, with a pipe as its standard input."""
 
-    def call(*words: object, given: bytes = b"") -> Found:
+    def call(*words, given=b""):
         reading, writing = os.pipe()
         os.write(writing, given)
         os.close(writing)
@@ -56,13 +53,13 @@ def translate(capfdbinary) -> Translate:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine"
     write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
     return folder
 
 
-def text(lines: list[str]) -> bytes:
+def text(lines):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -130,10 +127,10 @@ TEXT = ["erste Zeile", "", "äöü €  \U0001f600", "a\x0bb\x85c\u2028d", "\x00
 class Pieces(io.RawIOBase):
     """A stream that gives these pieces, one a call."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *pieces):
         self.pieces = [*pieces]
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size=-1):
         return self.pieces.pop(0) if self.pieces else b""
 
 

@@ -1,15 +1,10 @@
 """Made-up run folders: lines, results and translations in the layout of a run, without training anything."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -19,7 +14,6 @@ from fullrank.comparison.page import build_page
 from fullrank.config import run
 from fullrank.config.load import build_any
 from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
-from fullrank.records import Record
 from fullrank.render.terminal import print_page
 
 CORPUS = {
@@ -61,19 +55,19 @@ PARTS = {"embedding": 1_280_000, "attention": 262_144, "feed_forward": 524_288, 
 
 
 def make_run(
-    folder: Path,
+    folder,
     *,
-    row: str = "plain",
-    seed: int = 1,
-    test: float = 120.0,
-    valid: float = 125.0,
-    mix: str = "none",
-    finished: bool = True,
-    extra: int = 0,
-    corpus: Mapping[str, Any] | None = CORPUS,
-    result: Mapping[str, Any] | None = None,
-    **entries: Any,
-) -> Path:
+    row="plain",
+    seed=1,
+    test=120.0,
+    valid=125.0,
+    mix="none",
+    finished=True,
+    extra=0,
+    corpus=CORPUS,
+    result=None,
+    **entries,
+):
     """Writes the folder of a language model. `result`, `entries`: further entries of result.json."""
     config = run.RunConfig(train=run.TrainConfig(seed=seed, steps=400)).to_dict()
     config["model"]["attention"]["mix"] = mix
@@ -97,14 +91,7 @@ def make_run(
     return write_run(folder, config, {"name": row, "row": row}, lines, timing, content if finished else None)
 
 
-def write_run(
-    folder: Path,
-    config: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    metrics: Sequence[Mapping[str, Any]],
-    timing: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any] | None,
-) -> Path:
+def write_run(folder, config, identity, metrics, timing, result):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(identity), encoding="utf-8")
@@ -115,7 +102,7 @@ def write_run(
     return folder
 
 
-def edit_config(folder: Path, key: str, value: object) -> Path:
+def edit_config(folder, key, value):
     """Sets a dotted key of the saved configuration."""
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     *sections, last = key.split(".")
@@ -127,7 +114,7 @@ def edit_config(folder: Path, key: str, value: object) -> Path:
     return folder
 
 
-def make_pairs_of_seeds(root: Path) -> list[Path]:
+def make_pairs_of_seeds(root):
     """Two rows with two seeds each, with the paper's figures, and one unfinished run."""
     plain = {"parameters": "156M", "valid": 30.75, "test": 29.78}
     mixed = {
@@ -147,14 +134,14 @@ def make_pairs_of_seeds(root: Path) -> list[Path]:
 
 
 @functools.cache
-def draw_references(split: str, seed: int = 0) -> tuple[str, ...]:
+def draw_references(split, seed=0):
     drawn = random.Random(f"{split}-{seed}")
     lines = [[drawn.choice(WORDS) for _ in range(drawn.randint(5, 13))] for _ in range(SENTENCES[split])]
     return tuple(f"{' '.join(line).capitalize()}." for line in lines)
 
 
 @functools.cache
-def draw_hypotheses(split: str, wrong: float, seed: int, lines: tuple[str, ...]) -> tuple[str, ...]:
+def draw_hypotheses(split, wrong, seed, lines):
     """The references with a share of the words wrong."""
     drawn = random.Random(f"{split}-{wrong}-{seed}")
     words = [[drawn.choice(WORDS) if drawn.random() < wrong else word for word in line.split()] for line in lines]
@@ -162,21 +149,13 @@ def draw_hypotheses(split: str, wrong: float, seed: int, lines: tuple[str, ...])
 
 
 @functools.cache
-def score(found: tuple[str, ...], lines: tuple[str, ...], lowercase: bool, tokenize: str) -> Mapping[str, Any]:
+def score(found, lines, lowercase, tokenize):
     return translation_scores(found, lines, lowercase=lowercase, tokenize=tokenize) | tokenised_bleu(found, lines)
 
 
 def make_translation_run(
-    folder: Path,
-    *,
-    seed: int = 1,
-    wrong: float = 0.2,
-    lowercase: bool = False,
-    tokenize: str = "13a",
-    lines: Mapping[str, tuple[str, ...]] | None = None,
-    corpus: Mapping[str, Any] = PAIRS,
-    **more: Any,
-) -> Path:
+    folder, *, seed=1, wrong=0.2, lowercase=False, tokenize="13a", lines=None, corpus=PAIRS, **more
+):
     """`wrong`: the share of words that it translates wrongly."""
     final, texts = {}, {}
     for split in SENTENCES:
@@ -198,7 +177,7 @@ def make_translation_run(
     return folder
 
 
-def make_translation_table(root: Path) -> list[Path]:
+def make_translation_table(root):
     """Baseline, A and B with two seeds each and the paper's figures, and a fourth row on its way."""
     made = []
     rows = {
@@ -217,19 +196,19 @@ def make_translation_table(root: Path) -> list[Path]:
 
 
 def make_finetuned_run(
-    folder: Path,
-    score: float | None,
+    folder,
+    score,
     *,
-    seed: int = 1,
-    task: str = "glue/cola",
-    row: str | None = None,
-    metrics: Sequence[str] = ("matthews_correlation",),
-    final: Mapping[str, Mapping[str, float]] | None = None,
-    model: Mapping[str, Any] | None = None,
-    train: Mapping[str, Any] | None = None,
-    data: Mapping[str, Any] | None = None,
-    **entries: Any,
-) -> Path:
+    seed=1,
+    task="glue/cola",
+    row=None,
+    metrics=("matthews_correlation",),
+    final=None,
+    model=None,
+    train=None,
+    data=None,
+    **entries,
+):
     """`score` is that of the first metric on dev, None for a run that has not finished."""
     raw = {
         "model": {"pretrained": "minilm", **(model or {})},
@@ -247,7 +226,7 @@ def make_finetuned_run(
     return write_run(folder, build_any(raw).to_dict(), identity, lines, [], None if score is None else result)
 
 
-def make_arms(folder: Path, base: Sequence[float], other: Sequence[float], **more: Any) -> list[Path]:
+def make_arms(folder, base, other, **more):
     """Fine-tuned runs of `plain` and of `b`, seeds from 1."""
     mixed = {"model": {"attention": {"mix": "position_wise"}}, "train": {"mixing_learning_rate": 1e-3}}
     runs = [("plain", seed, value, {}) for seed, value in enumerate(base, 1)]
@@ -261,14 +240,14 @@ def make_arms(folder: Path, base: Sequence[float], other: Sequence[float], **mor
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def find(records: Iterable[Record], measure: str, **labels: Any) -> Record:
+def find(records, measure, **labels):
     """The one record of a measure with these labels."""
     found = [record for record in records if record.measure == measure and record.has(labels)]
     assert len(found) == 1, (measure, labels, [dict(record.labels) for record in found])
     return found[0]
 
 
-def print_report(runs: Sequence[Path], width: int = 200) -> str:
+def print_report(runs, width=200):
     """The report of `runs` as a terminal of that width shows it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     print_page(build_page(build_report(runs)), console)

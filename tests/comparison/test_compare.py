@@ -1,24 +1,15 @@
 """Seeds gathered into rows, rows compared: every number is that of its equation."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_runs import CORPUS, SLICE, edit_config, find, make_pairs_of_seeds, make_run, print_report
 
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import find_warnings, report_to_dict, summarize
-from fullrank.comparison.runs import (
-    BITS_PER_BYTE,
-    BITS_PER_CHARACTER,
-    PERPLEXITY,
-    Run,
-    choose,
-)
+from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 PLACE = {"split": "test", "checkpoint": "final"}
@@ -99,7 +90,7 @@ def test_a_headline_is_as_strong_as_its_interval(tmp_path, plain, b, beginning):
 BITS = {"valid_bits_per_character": 1.060, "test_bits_per_character": 1.037, "context": 1600}
 
 
-def describe_run(kind: str, paper: Any = None) -> Run:
+def describe_run(kind, paper=None):
     final = {split: {"perplexity": 4.0} for split in ("valid", "test")}
     for figures in final.values():
         if kind != "word":
@@ -126,11 +117,11 @@ def test_the_measure_follows_the_tokens_and_the_paper(runs, measure):
 # -- rows that see later tokens, and masked models ---------------------------------------------------------------------
 
 
-def make_protocols(next_token: bool) -> dict[str, Any]:
+def make_protocols(next_token):
     return {split: {"settings": {"next_token": next_token}} for split in ("valid", "test")}
 
 
-def make_published(folder: Path, test: float, next_token: bool) -> Path:
+def make_published(folder, test, next_token):
     """A run that sees the future; ten times worse at last positions. `next_token`: its figures were measured by stride 1."""
     final = {split: {"perplexity": test, "last_position": {"perplexity": 10 * test}} for split in ("valid", "test")}
     make_run(folder, row=folder.name, test=test, final=final, protocols=make_protocols(next_token))

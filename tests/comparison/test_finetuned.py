@@ -1,7 +1,5 @@
 """Fine-tuning in a report: tasks are parts of one comparison, arms are its rows."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,10 +1,7 @@
 """The page of a report: every figure and section stands in it, it loads nothing, and the terminal shows the same."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 from made_runs import CORPUS, ENVIRONMENT, make_pairs_of_seeds, make_run, print_report
@@ -17,7 +14,7 @@ from fullrank.render.page import write_page
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[Path]:
+def runs(tmp_path_factory):
     runs = make_pairs_of_seeds(tmp_path_factory.mktemp("runs"))
     for run, rank in zip(runs[:4], (2.5, 2.75, 3.5, 3.75), strict=True):
         records = [Record({"layer": layer}, "effective rank", rank + layer).to_dict() for layer in (0, 1)]
@@ -32,7 +29,7 @@ def runs(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def page(runs, tmp_path_factory) -> str:
+def page(runs, tmp_path_factory):
     path = write_page(build_page(build_report(runs), "A title of <mine>"), tmp_path_factory.mktemp("page"))
     assert path.name == "report.html"
     return path.read_text(encoding="utf-8")

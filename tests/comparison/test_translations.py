@@ -1,21 +1,19 @@
 """Translations in a report: BLEU with its signature, compared over seeds."""
 
-from __future__ import annotations
-
 import pytest
 import sacrebleu
 from made_runs import draw_hypotheses, draw_references, find, make_translation_run, make_translation_table
 
-from fullrank.comparison.compare import Comparison, build_report
+from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import find_warnings
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory) -> Comparison:
+def content(tmp_path_factory):
     return build_report(make_translation_table(tmp_path_factory.mktemp("table4")))
 
 
-def measure_bleu(wrong: float, seed: int) -> float:
+def measure_bleu(wrong, seed):
     lines = draw_references("test")
     return float(sacrebleu.corpus_bleu(list(draw_hypotheses("test", wrong, seed, lines)), [list(lines)]).score)
 

@@ -1,11 +1,6 @@
 """Training accepts all that `config validate` accepts: each is checked without data, then built and run a step."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +14,7 @@ from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.values import TrainingPosition, make_plan
 
 # values by key, of which a configuration has some; most pairs are allowed, and each value is somewhere
-VALUES: dict[str, list[Any]] = {
+VALUES = {
     "model.position": ["sinusoidal", "learned", "relative", "rotary", "none"],
     "model.max_position_embeddings": [4, 8, 64],
     "model.memory_length": [0, 4],
@@ -64,7 +59,7 @@ BY_DATA = ("streams", "entries; set it to null", "model.vocab_size", "a stream o
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreement")
     for split, count in (("train", 60), ("valid", 12), ("test", 12)):
         (folder / f"{split}.txt").write_text("the cat sat on the mat and ran .\n" * count)
@@ -73,16 +68,10 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def drawn(draw: random.Random, place: Path) -> dict[str, Any]:
+def drawn(draw, place):
     """A configuration of one of three tasks with a few keys of `VALUES`."""
     task = draw.choice(["plain", "plain", "masked", "translation"])
-    data = {
-        "name": "text",
-        "tokens": "byte",
-        "train": "train.txt",
-        "valid": "valid.txt",
-        "test": "test.txt",
-    }
+    data = {"name": "text", "tokens": "byte", "train": "train.txt", "valid": "valid.txt", "test": "test.txt"}
     train = {"steps": 3, "batch_size": 4, "segment_length": 8}
     if task == "masked":
         train |= {"objective": "masked", "mlm_probability": 0.5}
@@ -99,7 +88,7 @@ def drawn(draw: random.Random, place: Path) -> dict[str, Any]:
     return settings
 
 
-def attempt(settings: dict[str, Any], place: Path) -> None:
+def attempt(settings, place):
     """All that `train` does before and in its first step."""
     config = absolute(build_any(settings))
     task = task_of(config)
@@ -116,7 +105,7 @@ def attempt(settings: dict[str, Any], place: Path) -> None:
     parts.objective(parts.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()
 
 
-def accepted(place: Path, seed: int, count: int) -> Iterator[dict[str, Any]]:
+def accepted(place, seed, count):
     draw = random.Random(seed)
     for _ in range(count):
         settings = drawn(draw, place)
@@ -162,7 +151,7 @@ def test_what_is_accepted_can_be_trained(place, seed, count):
 def test_rules_that_need_no_text_are_in_the_configuration(changes, key):
     sizes = {} if "glue" in str(changes) else {"model": {"hidden_size": 64, "num_attention_heads": 4}}
 
-    def check() -> None:
+    def check():
         config = build_any(sizes | changes)
         task_of(config).check(config)
 

@@ -1,7 +1,5 @@
 """The configuration of fine-tuning: kinds are told apart, every fault is one line that names its key."""
 
-from __future__ import annotations
-
 import pytest
 
 from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig

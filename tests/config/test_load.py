@@ -1,7 +1,5 @@
 """YAML in, a checked configuration out: what is accepted, what is refused, and in which words."""
 
-from __future__ import annotations
-
 import pytest
 
 from fullrank.config.load import apply_overrides, build, flatten, merge, read_yaml
@@ -9,7 +7,7 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.files import parse_yaml
 
 
-def problems(text: str) -> list[str]:
+def problems(text):
     with pytest.raises(ConfigError) as caught:
         build(parse_yaml(text, "here"))
     return list(caught.value.problems)

@@ -1,9 +1,5 @@
 """Recipes: `extends` takes another's base and scales, `scales` of a row; files of another shape are refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fullrank.config.load import load, parse, resolve
@@ -11,7 +7,7 @@ from fullrank.core.errors import InputError
 from fullrank.files import parse_yaml
 
 
-def write(folder: Path, name: str, text: str) -> str:
+def write(folder, name, text):
     (folder / name).write_text(text, encoding="utf-8")
     return str(folder / name)
 

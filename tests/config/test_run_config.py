@@ -1,9 +1,5 @@
 """Impossible settings of a run are refused when it is configured."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from fullrank.config.load import build
@@ -11,7 +7,7 @@ from fullrank.core.errors import ConfigError
 
 # -- translation -------------------------------------------------------------------------------------------------------
 
-SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
+SENTENCES = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
 
 
 @pytest.mark.parametrize(

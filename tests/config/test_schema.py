@@ -1,11 +1,8 @@
 """The typed configuration: defaults, what is resolved, the round trip through YAML, and the schema for editors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -27,12 +24,12 @@ positive = st.floats(1e-9, 1e9, allow_nan=False)
 count = st.integers(1, 10**9)
 
 
-def of(slot: str) -> st.SearchStrategy[str]:
+def of(slot):
     return st.sampled_from(registry.names(slot))
 
 
 @st.composite
-def raw_configs(draw: Any) -> dict[str, Any]:
+def raw_configs(draw):
     """Any subset of the keys, each with a value it may have."""
     mixes = st.one_of(
         of("mix"),
@@ -117,7 +114,7 @@ def test_a_saved_configuration_states_every_key():
     assert parse_yaml(to_yaml(RunConfig()), "saved") == saved
 
 
-def _has(nested: dict[str, Any], key: str) -> bool:
+def _has(nested, key):
     head, _, rest = key.partition(".")
     return head in nested and (not rest or (nested[head] is not None and _has(nested[head], rest)))
 
@@ -213,7 +210,7 @@ def test_every_key_has_a_description(schema):
             assert len(key["description"]) > 3, name
 
 
-def _slots(hint: Any) -> Iterator[Slot]:
+def _slots(hint):
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Slot))
     for inner in get_args(hint):
         yield from _slots(inner)

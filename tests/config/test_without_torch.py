@@ -1,10 +1,7 @@
 """Listing, showing and checking configurations imports no torch, nor does refusing them; one process for all verbs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 VERBS = [
     ["--help"],
@@ -26,9 +23,7 @@ REFUSED = [
     (["init", "nofile.txt"], "nofile.txt"),
     (["info", "mixhead/table1-vanilla", "hiden_size=3"], "model.hidden_size"),
 ]
-FILES = {
-    "text.yaml": "{data: {name: text, train: nofile.txt}, train: {steps: 3}}",
-}
+FILES = {"text.yaml": "{data: {name: text, train: nofile.txt}, train: {steps: 3}}"}
 PROGRAM = """
 import contextlib, io, sys
 from fullrank.cli import main
@@ -44,7 +39,7 @@ for verb, status, said in VERBS:
 """
 
 
-def _without_torch(verbs: list[tuple[list[str], int, str]], folder: Path | None = None) -> None:
+def _without_torch(verbs, folder=None):
     program = f"VERBS = {verbs}\n{PROGRAM}"
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,6 @@ Written from the equations: a layer is a list of (position, input) pairs that it
 Of the model the loops take its parameters by name and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +12,6 @@ import numpy as np
 import torch
 
 import fullrank as fr
-from fullrank.core.memory import Memory
 
 E, HEADS, D, LAYERS, INNER, VOCABULARY, ROWS = 8, 2, 6, 3, 9, 11, 2
 LENGTHS = (3, 5, 1, 4, 2)
@@ -24,7 +21,7 @@ Vector = np.ndarray
 Remembered = list[tuple[int, Vector]]  # positions and inputs, oldest first
 
 
-def ages(memory: Memory, layer: int) -> list[int]:
+def ages(memory, layer):
     """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it."""
     return [memory.length - place for start, size in memory.layers[layer].runs for place in range(start, start + size)]
 
@@ -41,7 +38,7 @@ class Setting:
     mixed: bool = False  # sigsoftmax and position-wise mixing
     zeros: bool = False
 
-    def build(self) -> fr.LanguageModel:
+    def build(self):
         """Away from its start, in double precision."""
         relative = {"name": "relative", "clamp_length": self.clamp_length}
         stages = {"normalize": "sigsoftmax", "mix": "position_wise"} if self.mixed else {}
@@ -70,17 +67,17 @@ class Expected:
 class Loops:
     """The model of a `Setting` with the parameters p."""
 
-    def __init__(self, setting: Setting, p: dict[str, Vector]) -> None:
+    def __init__(self, setting, p):
         self.setting, self.p = setting, p
 
-    def linear(self, name: str, x: Vector) -> Vector:
+    def linear(self, name, x):
         return self.p[f"{name}.weight"] @ x + self.p[f"{name}.bias"]
 
-    def norm(self, name: str, x: Vector) -> Vector:
+    def norm(self, name, x):
         centred = x - x.mean()
         return centred / math.sqrt((centred**2).mean() + 1e-5) * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
 
-    def embed(self, token: int, position: int) -> Vector:
+    def embed(self, token, position):
         x = self.p["embedding.weight"][token].copy()
         if self.setting.position == "learned":
             x += self.p["position.weight"][position]
@@ -90,20 +87,20 @@ class Loops:
                 x[i] += math.cos(angle) if i % 2 else math.sin(angle)
         return x
 
-    def distance(self, tokens: int) -> Vector:
+    def distance(self, tokens):
         """Transformer-XL's sinusoid of a distance: sines, then cosines."""
         near = min(tokens, self.setting.clamp_length or tokens)
         angles = [near / 10000 ** (2 * i / E) for i in range(E // 2)]
         return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
-    def rotated(self, head: Vector, position: int) -> Vector:
+    def rotated(self, head, position):
         out, half = np.empty(D), D // 2
         for i in range(half):
             turn = complex(head[i], head[i + half]) * np.exp(1j * position * 10000 ** (-2 * i / D))
             out[i], out[i + half] = turn.real, turn.imag
         return out
 
-    def score(self, layer: str, h: int, query: tuple[int, Vector], key: tuple[int, Vector], apart: int) -> float:
+    def score(self, layer, h, query, key, apart):
         """query and key: position and projected head; apart: the distance that relative positions are told."""
         if self.setting.position == "relative":
             u = self.p["position.biases.content_bias"][h]
@@ -116,18 +113,18 @@ class Loops:
             found = query[1] @ key[1]
         return float(found) / math.sqrt(D)
 
-    def normalized(self, scores: list[float]) -> list[float]:
+    def normalized(self, scores):
         """Softmax: e^a; sigsoftmax: e^a sigmoid(a); divided by their sum."""
         raw = [math.exp(a) / (1 + math.exp(-a)) if self.setting.mixed else math.exp(a) for a in scores]
         return [x / sum(raw) for x in raw]
 
-    def attention(self, layer: str, own: Remembered, known: Remembered, labels: list[int]) -> list[Vector]:
+    def attention(self, layer, own, known, labels):
         """One text: what each of `own` is given by itself, those of `own` before it, and `known`.
 
         labels: where each known input counts as standing; its true position but for the drifting gap.
         """
 
-        def read(x: Vector) -> Vector:
+        def read(x):
             return self.norm(f"{layer}.attention_norm", x) if self.setting.norm == "pre" else x
 
         sources = [(place, read(x)) for place, (_, x) in zip(labels, known, strict=True)]
@@ -164,10 +161,10 @@ class Loops:
             outputs.append(self.linear(f"{layer}.attention.merge", out))
         return outputs
 
-    def feed_forward(self, layer: str, x: Vector) -> Vector:
+    def feed_forward(self, layer, x):
         return self.linear(f"{layer}.feed_forward.down", np.maximum(self.linear(f"{layer}.feed_forward.up", x), 0))
 
-    def block(self, layer: str, own: Remembered, known: Remembered, labels: list[int]) -> list[Vector]:
+    def block(self, layer, own, known, labels):
         found = []
         for (_, x), given in zip(own, self.attention(layer, own, known, labels), strict=True):
             if self.setting.norm == "pre":
@@ -178,19 +175,11 @@ class Loops:
                 found.append(self.norm(f"{layer}.feed_forward_norm", y + self.feed_forward(layer, y)))
         return found
 
-    def nll(self, hidden: Vector, target: int) -> float:
+    def nll(self, hidden, target):
         logits = self.linear("output", hidden)
         return math.log(sum(math.exp(a) for a in logits)) - float(logits[target])
 
-    def segment(
-        self,
-        text: list[int],
-        first: int,
-        size: int,
-        resting: set[int],
-        known: list[Remembered],
-        rested: list[int] | None,
-    ) -> tuple[list[float], list[Remembered]]:
+    def segment(self, text, first, size, resting, known, rested):
         """nll of the `size` tokens from `first` on, each with the next one as its target, and what layers remember then.
 
         rested: by layer, the tokens at which it ever rested, where memories are labelled as in the released code.
@@ -210,7 +199,7 @@ class Loops:
             xs = [self.norm("final_norm", x) for x in xs]
         return [self.nll(x, text[place + 1]) for place, x in zip(places, xs, strict=True)], after
 
-    def read(self, text: list[int], pattern: tuple[set[int], ...], drifting: bool = False) -> Expected:
+    def read(self, text, pattern, drifting=False):
         """One text, segment by segment."""
         length = self.setting.memory_length
         start = [(place, np.zeros(E)) for place in range(-length, 0)] if self.setting.zeros else []

@@ -1,12 +1,8 @@
 """The equations of multi-linear attention, written apart from ours: from the parameters of a layer, by name."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from moving import moved
@@ -15,23 +11,23 @@ E, R, P = 6, 5, 16
 WIDE = torch.float64
 
 
-def layer(**keys: Any) -> fr.MultiLinearAttention:
+def layer(**keys):
     """In double precision, with every parameter away from its start."""
     torch.manual_seed(3)
     sizes = {"hidden_size": E, "rank": R, "max_position_embeddings": P}
     return moved(fr.MultiLinearAttention(**sizes | keys).double())
 
 
-def tokens(rows: int, count: int, seed: int = 5) -> Tensor:
+def tokens(rows, count, seed=5):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, count, E, generator=generator, dtype=WIDE).requires_grad_()
 
 
-def factors(module: Any, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def factors(module, x, source):
     """Q, K, V and the mean core from the parameters."""
     weights = dict(module.named_parameters())
 
-    def linear(name: str, of: Tensor) -> Tensor:
+    def linear(name, of):
         out = of @ weights[f"project.{name}.weight"].T
         bias = weights.get(f"project.{name}.bias")
         return out if bias is None else out + bias
@@ -42,7 +38,7 @@ def factors(module: Any, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Ten
     return linear("query", x), linear("key", source), linear("value", source), core
 
 
-def pairs_equation(module: Any, x: Tensor, source: Tensor | None = None, sees: Any = lambda b, i, j: j <= i) -> Tensor:
+def pairs_equation(module, x, source=None, sees=lambda b, i, j: j <= i):
     """O_i = sum_jm T_ijm W_jm + b; sees(b, i, j): whether query i sees place j."""
     source = x if source is None else source
     query, keys, values, core = factors(module, x, source)
@@ -64,13 +60,13 @@ def pairs_equation(module: Any, x: Tensor, source: Tensor | None = None, sees: A
     return out + weights["attend.bias"] if "attend.bias" in weights else out
 
 
-def sinusoid(position: int) -> Tensor:
+def sinusoid(position):
     """Sines, then cosines."""
     angles = [position / 10000 ** (2 * i / E) for i in range((E + 1) // 2)]
     return torch.tensor(([math.sin(a) for a in angles] + [math.cos(a) for a in angles])[:E], dtype=WIDE)
 
 
-def decayed_equation(module: Any, x: Tensor, distance: Tensor, seen: Tensor, source: Tensor | None = None) -> Tensor:
+def decayed_equation(module, x, distance, seen, source=None):
     """The direct triple sum; distance and seen (B, N, M)."""
     query, keys, values, core = factors(module, x, x if source is None else source)
     weights = dict(module.named_parameters())
@@ -81,13 +77,13 @@ def decayed_equation(module: Any, x: Tensor, distance: Tensor, seen: Tensor, sou
     return out + weights["attend.bias"] if "attend.bias" in weights else out
 
 
-def distances(queries: list[int], keys: list[int], rows: int = 2) -> tuple[Tensor, Tensor]:
+def distances(queries, keys, rows=2):
     """|p_i - p_j| and whether p_j <= p_i, (B, N, M)."""
     apart = torch.tensor([[q - k for k in keys] for q in queries]).expand(rows, -1, -1)
     return apart.abs().to(WIDE), (apart >= 0).to(WIDE)
 
 
-def agree(module: Any, out: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float = 1e-9) -> None:
+def agree(module, out, expected, inputs, tolerance=1e-9):
     """Values, and the gradients of a random cotangent with respect to all parameters and inputs."""
     assert out.shape == expected.shape
     off = float((out - expected).detach().abs().max())

@@ -1,18 +1,14 @@
 """Output layers as their equations read, in probabilities, for tests that compare every number and every gradient."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.embedding import TokenEmbedding
-from fullrank.core.output import Output, SoftmaxOutput
+from fullrank.core.output import SoftmaxOutput
 
 DOUBLE = torch.float64
 
@@ -37,12 +33,12 @@ class Case:
     width: int = 9
     tokens: tuple[int, int] = (2, 7)
 
-    def __str__(self) -> str:
+    def __str__(self):
         plain = Case()
         changed = (f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name))
         return "-".join(changed).replace(" ", "") or "softmax"
 
-    def layer(self, dtype: torch.dtype = DOUBLE, **changes: Any) -> Output:
+    def layer(self, dtype=DOUBLE, **changes):
         """The layer with every parameter N(0, 0.7^2); what it is tied to is `layer._tied`."""
         sizes = {"vocab_size": self.vocabulary, "hidden_size": self.width}
         clusters = {"cutoffs": list(self.cutoffs), "div_val": self.div_val}
@@ -66,7 +62,7 @@ class Case:
         embedding.to(dtype)
         return layer.to(dtype)
 
-    def tensors(self, layer: Output) -> dict[str, Tensor]:
+    def tensors(self, layer):
         """The tensors that the layer reads, by name; those of the input that it is tied to as `input.`."""
         tensors = dict(layer.named_parameters())
         if not self.tied:
@@ -77,21 +73,21 @@ class Case:
             used += [f"projections.{i}" for i in range(1, len(self.cutoffs) + 1)]
         return tensors | {f"input.{name}": embedding.get_parameter(name) for name in used}
 
-    def batch(self, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
+    def batch(self, dtype=DOUBLE):
         """Hidden states that require a gradient, and targets, of which the first and the last word are two."""
         hidden = torch.randn(*self.tokens, self.width, dtype=DOUBLE).to(dtype).requires_grad_()
         targets = torch.randint(self.vocabulary, self.tokens)
         targets[0, 0], targets[-1, -1] = 0, self.vocabulary - 1
         return hidden, targets
 
-    def log_prob(self, tensors: dict[str, Tensor], hidden: Tensor) -> Tensor:
+    def log_prob(self, tensors, hidden):
         """log(sum_k pi_k p(v | h_k)), (B, N, V)."""
         rows = hidden.flatten(0, -2)
         words = self._words_of_clusters if self.cutoffs else self._words_of_one_matrix
         found = sum((share * words(tensors, h) for share, h in self._components(tensors, rows)), torch.zeros(()))
         return found.log().view(*hidden.shape[:-1], -1)
 
-    def _components(self, tensors: dict[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _components(self, tensors, rows):
         """pi_k (T, 1) and h_k (T, E) of hidden states g (T, E): h_k = tanh(W_k g + b_k) (+ g), pi = softmax(P g)."""
         if self.mixtures is None:
             return [(torch.ones(len(rows), 1, dtype=DOUBLE), rows)]
@@ -106,21 +102,21 @@ class Case:
             for k in range(self.mixtures)
         ]
 
-    def _words_of_one_matrix(self, tensors: dict[str, Tensor], h: Tensor) -> Tensor:
+    def _words_of_one_matrix(self, tensors, h):
         scores = h @ tensors["input.weight" if self.tied else "weight"].T
         return one_softmax(scores + tensors["bias"] if self.bias else scores, self.normalize)
 
-    def _words_of_clusters(self, tensors: dict[str, Tensor], h: Tensor) -> Tensor:
+    def _words_of_clusters(self, tensors, h):
         """p(v | h) (T, V): that of a word in the head, or that of its class times its own in the tail."""
         bounds = [0, *self.cutoffs, self.vocabulary]
 
-        def read(i: int) -> Tensor:
+        def read(i):
             if self.div_val == 1 or (i == 0 and self.form == "fairseq"):
                 return h
             shared = i > 0 and self.tied_projections
             return h @ tensors[f"{'input.' if shared else ''}projections.{i}"]
 
-        def scores(i: int) -> Tensor:
+        def scores(i):
             found = read(i) @ tensors[f"{'input.' if self.tied else ''}weights.{i}"].T
             return found + tensors[f"biases.{i}"] if self.bias else found
 
@@ -136,14 +132,14 @@ class Case:
         return torch.stack(columns, 1)
 
 
-def one_softmax(scores: Tensor, normalize: str) -> Tensor:
+def one_softmax(scores, normalize):
     """softmax: e^z / sum e^z.  sigsoftmax (Kanai et al. 2018): e^z sigmoid(z) / sum e^z sigmoid(z)."""
     raised = (scores - scores.amax(1, keepdim=True)).exp()
     raised = raised * torch.sigmoid(scores) if normalize == "sigsoftmax" else raised
     return raised / raised.sum(1, keepdim=True)
 
 
-def mean_loss(log_prob: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+def mean_loss(log_prob, targets, weights, smoothing):
     """Cross entropy with (1 - e) [v = x] + e / V, sum(w loss) / sum(w)."""
     wanted = torch.nn.functional.one_hot(targets, log_prob.shape[-1]).double() * (1 - smoothing)
     each = -((wanted + smoothing / log_prob.shape[-1]) * log_prob).sum(-1)
@@ -151,9 +147,7 @@ def mean_loss(log_prob: Tensor, targets: Tensor, weights: Tensor | None, smoothi
     return (each * share).sum() / share.sum()
 
 
-def compare(
-    found: Tensor, expected: Tensor, leaves: dict[str, Tensor], copies: dict[str, Tensor], cotangent: Tensor
-) -> None:
+def compare(found, expected, leaves, copies, cotangent):
     """A value and its gradients with respect to `leaves` against the equation's with respect to `copies`.
 
     In double precision to 1e-9 of the largest number, in fp32 to 1e-5 of it, or of 1 if that is more. A tensor that the
@@ -174,13 +168,13 @@ def compare(
         close(f"gradient of {name}", gradient, right, tolerance, least)
 
 
-def close(name: str, found: Tensor, expected: Tensor, tolerance: float, least: float = 1.0) -> None:
+def close(name, found, expected, tolerance, least=1.0):
     assert found.shape == expected.shape, f"{name}: {tuple(found.shape)}, not {tuple(expected.shape)}"
     off, size = float((found.double() - expected).abs().max()), float(expected.abs().max())
     assert off <= tolerance * max(least, size), f"{name} is off by {off:.1e}, its largest number is {size:.1e}"
 
 
-def pairwise_cases() -> list[Case]:
+def pairwise_cases():
     """Few cases in which every two choices of two options stand together once, where they may."""
     choices = {
         "cutoffs": [(), (4, 9, 15), (22,), (1, 2)], "mixtures": [None, 1, 3], "div_val": [1, 2],
@@ -189,7 +183,7 @@ def pairwise_cases() -> list[Case]:
         "latent": [True, "residual"],
     }  # fmt: skip
 
-    def possible(case: Case) -> bool:
+    def possible(case):
         if not case.cutoffs and (case.div_val, case.form, case.tied_projections) != (2, "fairseq", False):
             return False
         if case.mixtures is not None and case.cutoffs:

@@ -1,7 +1,5 @@
 """The whole layer against Eq. 8 to 12 in plain numpy, and the ways to build it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from fullrank.core.embedding import Rotary
 E, H, D, N = 10, 3, 4, 6
 
 
-def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
+def layer(position="sinusoidal", **attention):
     torch.manual_seed(2)
     config = fr.ModelConfig(hidden_size=E, num_attention_heads=H, head_dim=D, position=position,
                             attention=fr.AttentionConfig(**attention))  # fmt: skip
@@ -23,15 +21,15 @@ def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
     return made
 
 
-def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
-             ) -> np.ndarray:  # fmt: skip
+def in_numpy(made, x, source, *, causal, query, rotary = False,
+             ):  # fmt: skip
     """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones."""
 
-    def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
+    def linear(module, x, bias=True):
         out = x @ module.weight.detach().numpy().T
         return out + module.bias.detach().numpy() if bias else out
 
-    def turned(heads: np.ndarray) -> np.ndarray:
+    def turned(heads):
         tensor = torch.from_numpy(heads.copy())[None, None]
         return Rotary(D, 10000.0)(tensor, torch.arange(len(heads)))[0, 0].numpy()
 

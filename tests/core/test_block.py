@@ -1,12 +1,9 @@
 """Blocks, feed-forward and output layer against their equations, and the defaults that go with them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.attention import Block, FeedForward
@@ -14,7 +11,7 @@ from fullrank.core.attention import Block, FeedForward
 E, INNER = 8, 11
 
 
-def config(**changes: object) -> fr.ModelConfig:
+def config(**changes):
     sizes = {
         "vocab_size": 13,
         "hidden_size": E,
@@ -26,14 +23,14 @@ def config(**changes: object) -> fr.ModelConfig:
     return fr.ModelConfig(**(sizes | changes))
 
 
-def shaken(module: torch.nn.Module) -> torch.nn.Module:
+def shaken(module):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
     return module.double().eval()
 
 
-def norm(layer: torch.nn.LayerNorm, x: Tensor, eps: float) -> Tensor:
+def norm(layer, x, eps):
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * layer.weight + layer.bias
 

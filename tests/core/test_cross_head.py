@@ -1,7 +1,5 @@
 """Stochastic cross-head attention against its distribution."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -15,7 +13,7 @@ from fullrank.core.stages import StochasticCrossHead
 HEADS = 3
 
 
-def order(route: torch.nn.Module) -> tuple[int, ...]:
+def order(route):
     """The head that each head listened to; keys and values must agree."""
     keys = torch.arange(HEADS, dtype=torch.float32).view(1, HEADS, 1, 1).expand(2, HEADS, 4, 5)
     routed_keys, routed_values = route(keys, keys + 100)

@@ -1,10 +1,5 @@
 """Calls that cannot be right are refused, not answered."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,7 +7,7 @@ import fullrank as fr
 from fullrank.core.errors import InputError
 
 
-def build(layers: int = 2, **sizes: object) -> fr.LanguageModel:
+def build(layers=2, **sizes):
     given = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": layers, **sizes}
     return fr.LanguageModel(fr.ModelConfig(**given)).eval()
 
@@ -58,7 +53,7 @@ TWO = {"vocab_size": 11, "hidden_size": 8}
 CLUSTERS = {"kind": "adaptive", "cutoffs": [4]}
 
 
-def parts() -> dict[str, Any]:
+def parts():
     config = build(1).config
     return {
         "lm": build(1),
@@ -74,7 +69,7 @@ def parts() -> dict[str, Any]:
 
 
 RANGE = r"an index from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
-CALLS: dict[str, tuple[Callable[..., Any], str]] = {
+CALLS = {
     **{
         f"{name} {what}": (lambda name=name, given=given, **made: made[name](given), words)
         for name in ("lm", "clustered", "masked")
@@ -105,7 +100,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, Any]:
+def made():
     return parts()
 
 

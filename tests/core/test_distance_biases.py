@@ -1,14 +1,10 @@
 """Positions that add to the scores, against their equations: ALiBi and T5's relative bias."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.embedding import Alibi, T5Bias, bucket_distances
@@ -18,7 +14,7 @@ H, D, E, N = 3, 4, 10, 7
 POSITIONS = {"alibi": Alibi, "t5": T5Bias}
 
 
-def config(position: str, **changes: Any) -> fr.ModelConfig:
+def config(position, **changes):
     sizes = {"vocab_size": 11, "hidden_size": E, "num_hidden_layers": 2, "num_attention_heads": H, "head_dim": D,
              "intermediate_size": 13, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}  # fmt: skip
     return fr.ModelConfig(**(sizes | changes), position=position)
@@ -42,7 +38,7 @@ def test_slopes_of_alibi(heads, slopes):
     assert torch.allclose(found, torch.tensor(slopes, dtype=torch.float64), atol=1e-15)
 
 
-def find_bucket(distance: int, buckets: int, longest: int, causal: bool) -> int:
+def find_bucket(distance, buckets, longest, causal):
     """T5's bucket of one distance, in the words of the paper: half of the buckets for one distance each."""
     first = 0
     if not causal:
@@ -66,14 +62,14 @@ def test_buckets(causal):
         assert {*expected} == {*range(buckets)} - ({buckets // 2} if not causal else set())  # -0 is 0
 
 
-def write_bias(model: fr.LanguageModel, distance: int, head: int, causal: bool) -> Tensor:
+def write_bias(model, distance, head, causal):
     """b of one head and distance, from the equation."""
     if model.config.position == "t5":
         return model.position.relative_attention_bias[find_bucket(distance, 8, 9, causal), head]
     return torch.tensor(-abs(distance) * [2**-4, 2**-8, 2**-2][head], dtype=torch.float64)
 
 
-def layouts() -> dict[str, fr.Layout]:
+def layouts():
     mask = torch.ones(2, 11, dtype=torch.bool)
     mask[0, :3] = False
     rows = mask.cumsum(1) - 1
@@ -114,7 +110,7 @@ def test_a_layer_adds_the_bias_of_each_distance(position, where, mix):
     assert torch.allclose(layer(x, source, placed), out, atol=1e-12)
 
 
-STAGES: dict[str, dict[str, Any]] = {
+STAGES = {
     "plain": {},
     "sigsoftmax, A": {"normalize": "sigsoftmax", "mix": "position_independent"},
     "B": {"mix": "position_wise"},

@@ -1,19 +1,15 @@
 """Documents packed into one text: each is computed as if it stood alone."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from moving import moved
 
 BEGIN, VOCABULARY, N = 3, 11, 15
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "rotary": {"position": "rotary", "attention": {"mix": "position_wise"}},
     "sinusoidal": {"position": "sinusoidal", "attention": {"normalize": "sigsoftmax", "mix": "position_independent"}},
     "learned": {"position": "learned", "max_position_embeddings": 9},
@@ -26,7 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build(**changes: Any) -> fr.LanguageModel:
+def build(**changes):
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 4,
              "intermediate_size": 13, "document_token_id": BEGIN}  # fmt: skip
     torch.manual_seed(4)
@@ -34,7 +30,7 @@ def build(**changes: Any) -> fr.LanguageModel:
     return moved(fr.LanguageModel(config).double()).eval()
 
 
-def packed() -> Tensor:
+def packed():
     """Two rows of documents of 1 to 8 tokens; the first row's first document has lost its beginning, as in a cut text."""
     generator = torch.Generator().manual_seed(8)
     ids = torch.randint(4, VOCABULARY, (2, N), generator=generator)
@@ -43,7 +39,7 @@ def packed() -> Tensor:
     return ids
 
 
-def documents(row: Tensor) -> list[tuple[int, int]]:
+def documents(row):
     """The first token of each document and the one after its last."""
     begins = [place for place, token in enumerate(row.tolist()) if token == BEGIN and place]
     return list(itertools.pairwise([0, *begins, len(row)]))

@@ -1,7 +1,5 @@
 """Dropout: its distribution, and the places of a model where it acts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -59,7 +57,7 @@ def test_places_are_where_they_are_named():
     made = fr.LanguageModel(config).train()
     seen = {}
 
-    def note(name: str) -> object:
+    def note(name):
         return lambda module, args, out=None: seen.setdefault(name, []).append(args[0])
 
     made.blocks[0].attention_norm.register_forward_pre_hook(note("embedding"))

@@ -1,14 +1,11 @@
 """Input layers: token by token, with the gradients of every table; how tensor trains start."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import output_equations as equations
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import registry
@@ -29,7 +26,7 @@ def test_adaptive_input(div_val, scaled):
     assert len(layer.projections) == (0 if div_val == 1 else 4)
     ids = torch.tensor([[0, 3, 4, 5, 10], [11, 16, 3, 3, 11]])
 
-    def vector(word: int) -> Tensor:
+    def vector(word):
         i = sum(word >= cutoff for cutoff in cutoffs)
         row = layer.weights[i][word - [0, *cutoffs][i]]
         row = row if div_val == 1 else layer.projections[i] @ row
@@ -43,7 +40,7 @@ def test_adaptive_input(div_val, scaled):
 # -- tensor trains ----------------------------------------------------------------------------------------------------
 
 
-def train(vocab_size: int = 23, hidden_size: int = 24, scaled: bool = False, **options: object) -> TensorTrainInput:
+def train(vocab_size=23, hidden_size=24, scaled=False, **options):
     config = fr.ModelConfig(vocab_size=vocab_size, hidden_size=hidden_size, num_attention_heads=1, scale_embedding=scaled,
                             input=fr.InputConfig(kind="tensor_train", **options))  # fmt: skip
     torch.manual_seed(8)
@@ -65,7 +62,7 @@ def test_tensor_train(options, shapes):
     words, widths = [shape[1] for shape in shapes], [shape[2] for shape in shapes]
     ids = torch.tensor([[0, 22, 5], [7, 7, 13]])
 
-    def entry(word: int, dimension: int) -> Tensor:
+    def entry(word, dimension):
         product = torch.eye(1, dtype=DOUBLE)
         i, j = np.unravel_index(word, words), np.unravel_index(dimension, widths)
         for k, core in enumerate(layer.cores):

@@ -1,11 +1,8 @@
 """Starts of every parameter, from the definitions of the initialisers' originals: moments, bounds, zeros."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +12,9 @@ import fullrank as fr
 
 Check = Callable[[Tensor], None]
 E, H, D, F, V = 64, 4, 20, 100, 900
-PLAIN: dict[str, Any] = {"position": "learned", "max_position_embeddings": 64}
+PLAIN = {"position": "learned", "max_position_embeddings": 64}
 CLUSTERS = {"kind": "adaptive", "cutoffs": [200, 500], "div_val": 2}
-ADAPTIVE: dict[str, Any] = {
+ADAPTIVE = {
     "position": "relative",
     "attention": {"score": "relative", "bias": False},
     "input": CLUSTERS,
@@ -27,8 +24,8 @@ FAIRSEQ = ADAPTIVE | {"output": {"kind": "adaptive", "form": "fairseq", "tied": 
 MIXTURE = PLAIN | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 10}}
 
 
-def normal(std: float, mean: float = 0.0) -> Check:
-    def check(tensor: Tensor) -> None:
+def normal(std, mean=0.0):
+    def check(tensor):
         numbers = (tensor.flatten() - mean) / std
         count = len(numbers)
         assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
@@ -38,8 +35,8 @@ def normal(std: float, mean: float = 0.0) -> Check:
     return check
 
 
-def uniform(bound: float) -> Check:
-    def check(tensor: Tensor) -> None:
+def uniform(bound):
+    def check(tensor):
         numbers = tensor.flatten() / bound
         count = len(numbers)
         assert 1 - 20 / count < float(numbers.abs().max()) <= 1 + 1e-6
@@ -49,34 +46,34 @@ def uniform(bound: float) -> Check:
     return check
 
 
-def equal(number: float) -> Check:
-    def check(tensor: Tensor) -> None:
+def equal(number):
+    def check(tensor):
         assert torch.equal(tensor, torch.full_like(tensor, number))
 
     return check
 
 
-def xavier(tensor: Tensor) -> None:
+def xavier(tensor):
     uniform(math.sqrt(6 / sum(tensor.shape)))(tensor)
 
 
-def linear(tensor: Tensor) -> None:
+def linear(tensor):
     """Weights and biases start as those of `nn.Linear` do."""
     uniform(tensor.shape[1] ** -0.5)(tensor)
 
 
-def vectors(tensor: Tensor) -> None:
+def vectors(tensor):
     normal(tensor.shape[1] ** -0.5)(tensor)
 
 
 ZERO, ONE, SMALL = equal(0), equal(1), normal(0.02)
 PACKED = uniform(math.sqrt(6 / (E + 3 * H * D)))  # query, key and value as one matrix
-NORMS: dict[str, Check] = {r".*norm\.weight": ONE, r".*norm\.bias": ZERO}
-BIASES: dict[str, Check] = {r".*\.up\.bias": uniform(E**-0.5), r".*\.down\.bias": uniform(F**-0.5)}
+NORMS = {r".*norm\.weight": ONE, r".*norm\.bias": ZERO}
+BIASES = {r".*\.up\.bias": uniform(E**-0.5), r".*\.down\.bias": uniform(F**-0.5)}
 TAILS = {f"output.biases.{i}": uniform((E // 2**i) ** -0.5) for i in range(3)} | {"output.class_bias": uniform(1 / 8)}
 
 # initialiser, model, and the start of each parameter by the first pattern that its whole name matches
-STARTS: list[tuple[str, dict[str, Any], dict[str, Check]]] = [
+STARTS = [
     # transformer_lm: embeddings N(0, 1/E), q, k, v Xavier with gain 1/sqrt(2), out_proj Xavier, bias 0, fc as in PyTorch
     ("fairseq", PLAIN, NORMS | BIASES | {
         r"(embedding|position|output)\.weight": normal(E**-0.5), "output.bias": ZERO,

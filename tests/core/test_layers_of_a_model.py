@@ -3,14 +3,11 @@
 That it is causal, decodes, remembers and is padded as other models: `combinations.VARIANTS`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.analysis.size import size, translation_size
@@ -21,13 +18,13 @@ from moving import moved
 
 Keys = dict[str, Any]
 P = 40
-SIZES: Keys = {
+SIZES = {
     "vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 11, "max_position_embeddings": P,
 }  # fmt: skip
 B, PAIRS = {"mix": "position_wise"}, {"kind": "multilinear", "rank": 5}
 DECAYED = PAIRS | {"output_map": "decayed", "decays": 3}
-RELATIVE: Keys = {"score": "relative"}
-CASES: dict[str, tuple[Keys, list[Keys]]] = {  # keys of the model, and the attention of each layer
+RELATIVE = {"score": "relative"}
+CASES = {  # keys of the model, and the attention of each layer
     "B in the last two layers": ({}, [{}, B, B]),
     "cross-head in the first": ({}, [{"cross_head": 0.5}, {}]),
     "multi-linear first": ({}, [PAIRS, B, {"normalize": "sigsoftmax"}]),
@@ -43,7 +40,7 @@ CASES: dict[str, tuple[Keys, list[Keys]]] = {  # keys of the model, and the atte
 }
 
 
-def config(case: str, layers: list[Keys] | None = None, **keys: Any) -> fr.ModelConfig:
+def config(case, layers=None, **keys):
     """The model of a case; layers: of other attention."""
     more, known = CASES[case]
     attention = known if layers is None else layers
@@ -53,17 +50,17 @@ def config(case: str, layers: list[Keys] | None = None, **keys: Any) -> fr.Model
     )
 
 
-def model(case: str, **keys: Any) -> fr.LanguageModel:
+def model(case, **keys):
     torch.manual_seed(2)
     made = moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
     return made
 
 
-def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
+def tokens(rows, length, seed=1):
     return torch.randint(13, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def uniform(case: str, layer: int, **keys: Any) -> fr.ModelConfig:
+def uniform(case, layer, **keys):
     """A model in which all layers are like one of the case, without `model.layers`."""
     more, layers = CASES[case]
     attention = fr.AttentionConfig(**layers[layer])

@@ -1,7 +1,5 @@
 """Who sees whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 import fullrank as fr
 
 
-def picture(layout: fr.Layout, row: int = 0) -> list[str]:
+def picture(layout, row=0):
     return ["".join(".x"[int(seen)] for seen in line) for line in layout.visible()[row, 0].tolist()]
 
 

@@ -1,35 +1,32 @@
 """Mixhead Theorem 1: what one small head cannot reach, what mixed heads reach (docs/derivations/low_rank_heads.md)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.layout import Layout
 from fullrank.core.trace import Trace
 
 
-def some_weights(tokens: int, seed: int = 3) -> Tensor:
+def some_weights(tokens, seed=3):
     """A positive row-stochastic matrix P (N, N)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.softmax(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator), -1)
 
 
-def centred(logits: Tensor) -> Tensor:
+def centred(logits):
     """`L C`: the mean of each row taken off, which a softmax does not see."""
     return logits - logits.mean(-1, keepdim=True)
 
 
-def distance_to_heads(weights: Tensor, head_dim: int) -> float:
+def distance_to_heads(weights, head_dim):
     """t_d(P): no head of `head_dim` dimensions has logarithms nearer than this to those of P, up to shifts of rows."""
     return float(torch.linalg.svdvals(centred(weights.log()))[head_dim:].norm())
 
 
-def layer_of(logits: list[Tensor], head_dim: int, mixing: Tensor | None = None) -> tuple[fr.Attention, Tensor]:
+def layer_of(logits, head_dim, mixing=None):
     """A real layer whose head i has the scores logits[i] (N, N) of rank at most `head_dim`, and its input X (1, N, E)."""
     tokens, heads = logits[0].shape[0], len(logits)
     attention = fr.AttentionConfig(mix="none" if mixing is None else "position_independent", bias=False)
@@ -50,7 +47,7 @@ def layer_of(logits: list[Tensor], head_dim: int, mixing: Tensor | None = None) 
     return layer, x[None]
 
 
-def weights_of(layer: fr.Attention, x: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+def weights_of(layer, x, causal=False):
     """The weights of the layer's heads before and after mixing, (H, N, N) each."""
     trace = Trace()
     with torch.no_grad():
@@ -58,7 +55,7 @@ def weights_of(layer: fr.Attention, x: Tensor, causal: bool = False) -> tuple[Te
     return trace.layers[0].weights[0], trace.layers[0].mixed[0]
 
 
-def shares(weights: Tensor, head_dim: int) -> tuple[list[Tensor], Tensor]:
+def shares(weights, head_dim):
     """The scores of ceil(N / d) + 1 heads of which each holds d rows of P, and M, whose column 0 adds them up to P."""
     tokens = weights.shape[0]
     groups = range(0, tokens, head_dim)

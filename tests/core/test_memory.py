@@ -3,15 +3,11 @@
 That a segment after a memory is its equation stands in test_memory_brute_force.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.memory import Memory
@@ -22,7 +18,7 @@ VOCABULARY = 11
 POSITIONS = ["sinusoidal", "learned", "relative", "rotary", "none"]
 
 
-def model(position: str = "relative", memory_length: int = 5, **settings: Any) -> fr.LanguageModel:
+def model(position="relative", memory_length=5, **settings):
     torch.manual_seed(0)
     config = fr.ModelConfig(
         vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
@@ -32,11 +28,11 @@ def model(position: str = "relative", memory_length: int = 5, **settings: Any) -
     return moved(fr.LanguageModel(config).double().eval())
 
 
-def text(rows: int = 2, tokens: int = 19, seed: int = 1) -> Tensor:
+def text(rows=2, tokens=19, seed=1):
     return torch.randint(VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def in_segments(made: fr.LanguageModel, ids: Tensor, sizes: list[int], skips: Any = None) -> tuple[Tensor, Memory]:
+def in_segments(made, ids, sizes, skips=None):
     memory, parts = None, []
     for (first, end), skip in zip(pairwise([0, *accumulate(sizes)]), skips or [()] * len(sizes), strict=True):
         if first < end:

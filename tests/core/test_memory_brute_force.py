@@ -1,39 +1,24 @@
 """Memory and resting layers: values, ages and gradients against the loops of `memory_loops`, which share no code with them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from memory_loops import (
-    LAYERS,
-    LENGTHS,
-    ROWS,
-    STARTS,
-    TOKENS,
-    VOCABULARY,
-    Loops,
-    Remembered,
-    Setting,
-    Vector,
-    ages,
-)
+from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loops, Setting, ages
 
 import fullrank as fr
 from fullrank.core.released import DriftingMemory
 from pairs import covering, product
 
-PATTERNS: dict[str, tuple[set[int], ...]] = {
+PATTERNS = {
     "none": (set(), set(), set(), set(), set()),
     "some": ({1}, set(), {1, 2}, {2}, set()),
     "often": ({0, 2}, {1}, {0, 1, 2}, {2}, {0}),
 }
 
 
-def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = False) -> None:
+def check(setting, pattern, drifting=False):
     """Values of every segment and memories with their ages, by every kernel, cached or projected anew."""
     model, text = setting.build(), texts()
     expected = [Loops(setting, numbers(model)).read(row, pattern, drifting) for row in text.tolist()]
@@ -53,21 +38,21 @@ def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = Fals
                         same_memory(memory, i, first + size, [one.memories[number][i] for one in expected], where)
 
 
-def numbers(model: torch.nn.Module) -> dict[str, Vector]:
+def numbers(model):
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
 
 
-def texts() -> torch.Tensor:
+def texts():
     return torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
 
 
-def close(found: Vector, right: Vector, where: str, tolerance: float = 1e-10) -> None:
+def close(found, right, where, tolerance=1e-10):
     assert found.shape == right.shape, where
     off = float(np.abs(found - right).max())
     assert off <= tolerance * max(1, float(np.abs(right).max())), f"{where} is off by {off:.1e}"
 
 
-def same_memory(memory: Any, layer: int, length: int, expected: list[Remembered], where: str) -> None:
+def same_memory(memory, layer, length, expected, where):
     known, hidden = ages(memory, layer), memory.layers[layer].hidden
     assert memory.length == length, where
     assert known == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
@@ -79,7 +64,7 @@ def same_memory(memory: Any, layer: int, length: int, expected: list[Remembered]
     close(hidden.numpy(), right, f"memory of layer {layer}, {where}")
 
 
-def pairwise(**slots: Any) -> Any:
+def pairwise(**slots):
     """Every pair of choices each day, the full product at night."""
     rows = product(**slots, pattern=PATTERNS)
     everyday = covering(rows)

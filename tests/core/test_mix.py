@@ -1,12 +1,9 @@
 """Each mixing against its equation, written out as sums over single numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from fullrank.core.stages import (
     AverageHeads,
@@ -22,16 +19,16 @@ SIZE = HeadSize(H, D, 7, 32)
 
 
 @pytest.fixture
-def weights() -> Tensor:
+def weights():
     return torch.softmax(torch.randn(B, H, N, M, dtype=torch.float64), -1)
 
 
 @pytest.fixture
-def query() -> Tensor:
+def query():
     return torch.randn(B, H, N, D, dtype=torch.float64)
 
 
-def by_hand(weights: Tensor, m: object) -> Tensor:
+def by_hand(weights, m):
     """P'_i = sum_j m_ji P_j, with m(b, n, j, i)."""
     out = torch.zeros_like(weights)
     for b in range(B):
@@ -63,7 +60,7 @@ def test_position_wise_is_section_3_1(weights, query):
         mix.from_query.normal_()
         mix.mixing.normal_()
 
-    def m(b: int, n: int, j: int, i: int) -> Tensor:
+    def m(b, n, j, i):
         """Row j reads the query of head j, the source; W is shared by all heads."""
         return sum(query[b, j, n, d] * mix.from_query[d, i] for d in range(D)) + mix.mixing[j, i]
 

@@ -1,10 +1,6 @@
 """Each mixer beside those of Mixhead against its equation, written again over single heads, with all gradients."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ B, N, E, H, D = 2, 7, 10, 4, 6
 Maps = list[Tensor]  # one tensor (B, N, M) or (B, N, D) for each head
 
 
-def layer_of(heads: int = H, layer: int = 0, **attention: Any) -> fr.Attention:
+def layer_of(heads=H, layer=0, **attention):
     torch.manual_seed(3)
     made = fr.Attention(
         fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=heads, head_dim=D, layer=layer
@@ -27,24 +23,24 @@ def layer_of(heads: int = H, layer: int = 0, **attention: Any) -> fr.Attention:
     return moved(made.double())
 
 
-def projected(linear: torch.nn.Linear, x: Tensor) -> Maps:
+def projected(linear, x):
     return list(F.linear(x, linear.weight, linear.bias).split(D, dim=-1))
 
 
-def softmax_of(scores: Tensor) -> Tensor:
+def softmax_of(scores):
     """Over the keys that are not later than the query."""
     later = torch.arange(scores.shape[2])[None] > torch.arange(scores.shape[1])[:, None]
     return torch.softmax(scores.masked_fill(later, float("-inf")), -1)
 
 
 def by_hand(
-    layer: fr.Attention,
-    x: Tensor,
-    projections: Callable[[Any, list[Maps]], list[Maps]] = lambda layer, projections: projections,
-    scores: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
-    weights: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
-    outputs: Callable[[Any, Tensor, Maps, Maps], Maps] = lambda layer, x, maps, values: maps,
-) -> Tensor:
+    layer,
+    x,
+    projections=lambda layer, projections: projections,
+    scores=lambda layer, maps: maps,
+    weights=lambda layer, maps: maps,
+    outputs=lambda layer, x, maps, values: maps,
+):
     """Causal attention head by head: what is done to scores, to weights and to outputs is handed in."""
     linears = (layer.project.query, layer.project.key, layer.project.value)
     query, keys, values = projections(layer, [projected(linear, x) for linear in linears])
@@ -55,20 +51,20 @@ def by_hand(
     return F.linear(torch.cat(heads, -1), layer.merge.weight, layer.merge.bias)
 
 
-def combined(maps: Maps, matrix: Tensor) -> Maps:
+def combined(maps, matrix):
     """Head i is sum_j matrix_ji of head j."""
     return [sum(matrix[j, i] * one for j, one in enumerate(maps)) for i in range(len(maps))]
 
 
-def talking_scores(layer: Any, maps: Maps) -> Maps:
+def talking_scores(layer, maps):
     return combined(maps, layer.attend.mix_scores.mixing)
 
 
-def talking_weights(layer: Any, maps: Maps) -> Maps:
+def talking_weights(layer, maps):
     return combined(maps, layer.attend.mix.mixing)
 
 
-def convolved(layer: Any, maps: Maps) -> Maps:
+def convolved(layer, maps):
     """Number by number: what a query does not see is nothing, before the kernel and after it."""
     made = []
     for kernel, scores in zip(layer.attend.mix_scores.kernel, maps, strict=True):
@@ -85,7 +81,7 @@ def convolved(layer: Any, maps: Maps) -> Maps:
     return made
 
 
-def composed(module: Any, x: Tensor, maps: Maps) -> Maps:
+def composed(module, x, maps):
     """DCFormer's equations for one pair of tokens at a time."""
     parts, rank, heads = module.shape
     out = [one.clone() for one in maps]
@@ -102,39 +98,39 @@ def composed(module: Any, x: Tensor, maps: Maps) -> Maps:
     return out
 
 
-def dynamic_scores(layer: Any, maps: Maps) -> Maps:
+def dynamic_scores(layer, maps):
     return composed(layer.attend.mix_scores.composition, layer.x, maps)
 
 
-def dynamic_weights(layer: Any, maps: Maps) -> Maps:
+def dynamic_weights(layer, maps):
     return composed(layer.attend.mix.composition, layer.x, maps)
 
 
-def knocked(layer: Any, projections: list[Maps]) -> list[Maps]:
+def knocked(layer, projections):
     maps = layer.project.mix_qkv.maps
     return [[head @ matrix for head in heads] for heads, matrix in zip(projections, maps, strict=True)]
 
 
-def gated_values(layer: Any, projections: list[Maps]) -> list[Maps]:
+def gated_values(layer, projections):
     up, gate, down = layer.project.mix_qkv.maps
     query, keys, values = projections
     return [query, keys, [2 * ((v @ up) / (1 + torch.exp(-(v @ gate)))) @ down for v in values]]
 
 
-def low_rank(layer: Any, maps: Maps) -> Maps:
+def low_rank(layer, maps):
     left, right = layer.attend.mix.left, layer.attend.mix.right
     together = [sum(left[j, r] * one for j, one in enumerate(maps)) for r in range(left.shape[1])]
     return [one + sum(right[i, r] * part for r, part in enumerate(together)) for i, one in enumerate(maps)]
 
 
-def differences(layer: Any, maps: Maps) -> Maps:
+def differences(layer, maps):
     q1, k1, q2, k2 = layer.attend.mix.vectors
     amount = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer)
     pairs = [maps[i] - amount * maps[i + 1] for i in range(0, len(maps), 2)]
     return [pair for pair in pairs for _ in range(2)]
 
 
-def norm_of_pairs(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+def norm_of_pairs(layer, x, maps, values):
     scale = 1 - (0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer))
     heads = []
     for i in range(0, len(maps), 2):
@@ -144,23 +140,23 @@ def norm_of_pairs(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
     return heads
 
 
-def gate_by_head(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+def gate_by_head(layer, x, maps, values):
     return [2 / (1 + torch.exp(-(x @ w)))[..., None] * one for w, one in zip(layer.gate.weight, maps, strict=True)]
 
 
-def gate_by_number(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+def gate_by_number(layer, x, maps, values):
     parts = layer.gate.weight.split(D)
     return [2 / (1 + torch.exp(-(x @ w.mT))) * one for w, one in zip(parts, maps, strict=True)]
 
 
-def exclusive(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+def exclusive(layer, x, maps, values):
     amount = layer.gate.amount if layer.gate.amount is not None else torch.ones(len(maps))
     shares = [(o * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True) for o, v in zip(maps, values, strict=True)]
     return [o - a * s * v for o, a, s, v in zip(maps, amount, shares, values, strict=True)]
 
 
 # name -> the section of attention, and what the equation does to scores, weights and outputs
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+CASES = {
     "plain": ({}, {}),
     "talking heads, scores": ({"mix_scores": "talking_heads"}, {"scores": talking_scores}),
     "talking heads": (
@@ -192,13 +188,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def gradients(out: Tensor, layer: fr.Attention, x: Tensor) -> dict[str, Tensor]:
+def gradients(out, layer, x):
     named = {"x": x, **dict(layer.named_parameters())}
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
     return dict(zip(named, torch.autograd.grad(out, list(named.values()), cotangent), strict=True))
 
 
-def compare(out: Tensor, expected: Tensor, layer: fr.Attention, x: Tensor) -> None:
+def compare(out, expected, layer, x):
     """Output and all gradients."""
     assert torch.allclose(out, expected, atol=1e-12)
     computed = gradients(out, layer, x)
@@ -219,7 +215,7 @@ def test_is_its_equation_with_all_gradients(name, kernel):
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"differential", "exclusive", "plain"}))
 def test_starts_as_plain_attention(name):
-    def build(**attention: Any) -> fr.Attention:
+    def build(**attention):
         torch.manual_seed(3)
         return fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
 
@@ -265,7 +261,7 @@ def test_interleaved_heads_start_as_plain_attention_without_rotation():
     """Two equal tokens at each position share what one had."""
     x = torch.randn(B, N, E, dtype=torch.float64)
 
-    def build(**attention: Any) -> Tensor:
+    def build(**attention):
         torch.manual_seed(3)
         made = fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
         return made.double()(x)
@@ -275,7 +271,7 @@ def test_interleaved_heads_start_as_plain_attention_without_rotation():
     assert torch.allclose(one, build(), atol=1e-15)
 
 
-def grouped(**attention: Any) -> fr.ModelConfig:
+def grouped(**attention):
     return fr.ModelConfig(
         vocab_size=11, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, num_key_value_heads=H // 2, head_dim=D,
         intermediate_size=9, attention=fr.AttentionConfig(**attention),
@@ -297,7 +293,7 @@ def test_differential_attention_2_is_the_released_code():
     compare(layer(x), F.linear(torch.cat(outputs, -1), layer.merge.weight, layer.merge.bias), layer, x)
 
 
-def turned(head: Tensor) -> Tensor:
+def turned(head):
     """Rotary positions of one head (B, N, D), as complex numbers: dimensions d and d + D / 2 turn by n / 10000^(2 d / D)."""
     rate = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     angle = torch.arange(N, dtype=torch.float64)[:, None] * rate

@@ -3,13 +3,9 @@
 Models that cannot be: refused.yaml. That files keep all of it: tests/properties, tests/config.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +17,12 @@ from fullrank.core.errors import ConfigError
 from fullrank.core.section import key
 from fullrank.files import parse_yaml
 
-SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
-PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}
+SIZES = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
+PAIRS = {"kind": "multilinear", "rank": 5}
 SEEING = PAIRS | {"causal": "as_published"}
 
 
-def model(**sections: Any) -> fr.ModelConfig:
+def model(**sections):
     return fr.ModelConfig.from_dict(SIZES | sections)
 
 
@@ -111,16 +107,16 @@ def test_the_default_position_is_rotary_where_there_is_something_to_rotate(secti
 
 # -- kinds ----------------------------------------------------------------------------------------------------------
 
-CLUSTERS: dict[str, Any] = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
-MIXTURE: dict[str, Any] = {"kind": "mixture_of_softmaxes"}
-ADAPTIVE: dict[str, Any] = {"kind": "adaptive"}
+CLUSTERS = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
+MIXTURE = {"kind": "mixture_of_softmaxes"}
+ADAPTIVE = {"kind": "adaptive"}
 
 
-def raw(output: dict[str, Any], **model: Any) -> dict[str, Any]:
+def raw(output, **model):
     return {"model": {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "output": output} | model}
 
 
-def problems(section: dict[str, Any]) -> list[str]:
+def problems(section):
     with pytest.raises(ConfigError) as caught:
         build(section)
     return list(caught.value.problems)
@@ -151,7 +147,7 @@ def test_kind_decides_the_type(section, member):
 
 
 @pytest.fixture
-def own_output() -> Iterator[type]:
+def own_output():
     @registry.register("output", "tempered")
     class Tempered:
         @dataclass(frozen=True, kw_only=True)

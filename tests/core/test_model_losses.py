@@ -1,14 +1,9 @@
 """Losses of causal and of masked models for every output layer, what counts in them, and how a residual mixture starts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import output_equations as equations
 import pytest
 import torch
 from output_equations import DOUBLE
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.errors import InputError
@@ -17,7 +12,7 @@ from moving import moved
 V, E = 13, 8
 CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
 MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 3}
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "softmax": {},
     "tied": {"tied": True},
     "sigsoftmax": {"normalize": "sigsoftmax"},
@@ -31,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 MODELS = {"causal": fr.LanguageModel, "masked": fr.MaskedLanguageModel}
 
 
-def build(kind: str = "softmax", model: str = "causal", **changes: Any) -> Any:
+def build(kind="softmax", model="causal", **changes):
     """Away from its start, where priors and latents hardly differ."""
     torch.manual_seed(1)
     config = fr.ModelConfig(
@@ -41,13 +36,13 @@ def build(kind: str = "softmax", model: str = "causal", **changes: Any) -> Any:
     return moved(MODELS[model](config).to(DOUBLE))
 
 
-def gradients(made: Any, value: Tensor) -> dict[str, Tensor]:
+def gradients(made, value):
     made.zero_grad()
     value.backward(retain_graph=True)
     return {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def same(found, expected):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         equations.close(name, found[name], tensor, 1e-10, 1e-2)
@@ -126,7 +121,7 @@ def test_the_output_layer_reads_masked_places_only(kind):
     ids, weights = torch.randint(V - 1, (3, 9)), torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
     loss = made.output.loss
 
-    def watched(hidden: Tensor, *rest: Any) -> Any:
+    def watched(hidden, *rest):
         read.append(tuple(hidden.shape))
         return loss(hidden, *rest)
 

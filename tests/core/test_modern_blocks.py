@@ -1,12 +1,7 @@
 """Grouped queries, RMS norms and norms of queries and keys against their equations, written again."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.analysis.size import size
@@ -17,7 +12,7 @@ E, H, G, D, N = 10, 6, 2, 4, 7
 RELATIVE = {"name": "relative", "shared_biases": False}
 
 
-def layer(groups: int | None, position: str = "rotary", **attention: Any) -> fr.Attention:
+def layer(groups, position="rotary", **attention):
     torch.manual_seed(2)
     config = fr.ModelConfig(
         hidden_size=E, num_attention_heads=H, num_key_value_heads=groups, head_dim=D, position=position,
@@ -30,13 +25,13 @@ def layer(groups: int | None, position: str = "rotary", **attention: Any) -> fr.
     return made
 
 
-def repeat_rows(rows: Tensor) -> Tensor:
+def repeat_rows(rows):
     """Rows of G heads, D each, as rows of H heads: head i is head i // (H / G)."""
     heads = rows.unflatten(0, (G, D))
     return torch.cat([heads[i // (H // G)] for i in range(H)])
 
 
-def add_up(rows: Tensor) -> Tensor:
+def add_up(rows):
     """The sum over the heads that share, the transpose of `repeat_rows`."""
     heads, sums = rows.unflatten(0, (H, D)), [torch.zeros_like(rows[:D]) for _ in range(G)]
     for i in range(H):
@@ -112,7 +107,7 @@ def test_packed_start_counts_the_rows_that_are_there():
         assert 0.95 * bound < float(linear.weight.detach().abs().max()) <= bound
 
 
-def small(**changes: Any) -> fr.ModelConfig:
+def small(**changes):
     sizes = {"vocab_size": 13, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": H, "head_dim": D,
              "intermediate_size": 11}  # fmt: skip
     return fr.ModelConfig(**(sizes | changes))
@@ -139,7 +134,7 @@ def test_counts_of_grouped_queries(groups):
     assert 4 * kept == 5 * counted["bytes"]["cache_per_token_fp32"]
 
 
-def root_mean_square_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def root_mean_square_norm(x, weight, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -163,7 +158,7 @@ def test_norms_of_queries_and_keys_come_before_the_rotation(position):
     x = torch.randn(1, N, E, dtype=torch.float64)
     project, mix = made.project, made.attend.mix
 
-    def split(linear: torch.nn.Linear) -> Tensor:
+    def split(linear):
         return linear(x)[0].unflatten(-1, (-1, D)).transpose(0, 1)
 
     query, keys, values = split(project.query), split(project.key), split(project.value)

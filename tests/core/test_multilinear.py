@@ -1,7 +1,5 @@
 """Multi-linear attention as a layer, over pairs of positions and as decayed sums, against its equations."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -24,7 +22,6 @@ from multilinear_equations import (
     sinusoid,
     tokens,
 )
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.multilinear import pair_tensor
@@ -112,7 +109,7 @@ def test_layouts_of_encoders_and_padding(causal, padding, kernel):
     real = None if mask is None else torch.tensor(mask, dtype=torch.bool)
     module, x = layer(cores=2), tokens(2, 7)
 
-    def sees(b: int, i: int, j: int) -> bool:
+    def sees(b, i, j):
         return (j <= i or not causal) and (mask is None or bool(mask[b][j]))
 
     layout = fr.Layout.of(7, causal=causal, key_mask=real)
@@ -152,9 +149,9 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel):
         text = torch.zeros(2, max(places) + 1, E, dtype=WIDE).index_copy(1, layout.key_positions, source)
 
         def sees(
-            b: int, i: int, j: int, own: list[int] = own, places: list[int] = places, window: int | None = window,
-            causal: bool = layout.causal,
-        ) -> bool:  # fmt: skip
+            b, i, j, own = own, places = places, window = window,
+            causal = layout.causal,
+        ):  # fmt: skip
             near = window is None or j > own[i] - window
             return j in places and near and (j <= own[i] or not causal)
 
@@ -214,12 +211,12 @@ def test_outputs_stay_bounded_at_any_length():
 # -- Corollary 1 and softmax attention (docs/derivations/multilinear.md) ----------------------------------------------
 
 
-def summed(query: Tensor, keys: Tensor, values: Tensor, core: Tensor) -> Tensor:
+def summed(query, keys, values, core):
     """Corollary 1 of the paper: sum_j T_ijm = (g o Q_i o sum_j K_j) . V_m, which it calls attention."""
     return (query * core * keys.sum(1, keepdim=True)) @ values.transpose(1, 2)
 
 
-def normal(count: int, rank: int) -> list[Tensor]:
+def normal(count, rank):
     generator = torch.Generator().manual_seed(count)
     return [torch.randn(2, count, rank, generator=generator, dtype=WIDE) for _ in range(3)]
 

@@ -1,50 +1,46 @@
 """Multi-linear attention in models: caches, long texts, files, precisions; what was left out is refused."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.errors import InputError
 from moving import moved
 
 R, P, WIDE = 5, 16, torch.float64
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 13, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11,
     "max_position_embeddings": P,
 }  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "pairs": {"position": "sinusoidal", "attention": {"cores": 2}},
     "relative": {"position": "relative", "attention": {"score": "relative"}},
     "decayed": {"position": "none", "attention": {"output_map": "decayed", "decays": 3}},
 }
 
 
-def config(kind: str = "pairs", attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConfig:
+def config(kind="pairs", attention=None, **keys):
     chosen = KINDS[kind]
     stages = fr.AttentionConfig(**{"kind": "multilinear", "rank": R} | chosen["attention"] | (attention or {}))
     return fr.ModelConfig(**SIZES | {"position": chosen["position"], "attention": stages} | keys)
 
 
-def model(kind: str = "pairs", **keys: Any) -> fr.LanguageModel:
+def model(kind="pairs", **keys):
     torch.manual_seed(2)
     found = moved(fr.LanguageModel(config(kind, **keys)).double().eval())
     return found
 
 
-def ids(rows: int, length: int, seed: int = 1) -> Tensor:
+def ids(rows, length, seed=1):
     return torch.randint(13, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_cache_of_decayed_sums_does_not_grow():
     found, read = model("decayed"), ids(2, 200)
 
-    def numbers(cache: Any) -> int:
+    def numbers(cache):
         return sum(t.numel() for past in cache.layers for t in (past.keys, past.values))
 
     with torch.no_grad():
@@ -89,7 +85,7 @@ def test_a_text_goes_on_beyond_the_trained_length():
 VOCABULARY, LENGTH, STEPS, ROWS, SEGMENTS = 32, 12, 90, 24, 300
 
 
-def trained(**attention: Any) -> Tensor:
+def trained(**attention):
     """nll (S, N) of fresh segments after training on others."""
     torch.manual_seed(1)
     config = fr.ModelConfig(
@@ -120,7 +116,7 @@ def trained(**attention: Any) -> Tensor:
         return model.eval().nll(text[:, :-1], text[:, 1:]).per_token
 
 
-def perplexity(nll: Tensor) -> float:
+def perplexity(nll):
     return math.exp(float(nll.mean()))
 
 

@@ -1,7 +1,5 @@
 """Softmax and sigsoftmax against Eq. 9 and Eq. 21."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,7 +11,7 @@ SIZE = HeadSize(2, 3, 6, 8)
 NORMALIZERS = [Softmax, SigSoftmax]
 
 
-def sigsoftmax_by_hand(row: list[float]) -> list[float]:
+def sigsoftmax_by_hand(row):
     """exp(a) sigmoid(a) / sum exp(a) sigmoid(a), as it stands in Eq. 21."""
     terms = [math.exp(a) / (1 + math.exp(-a)) for a in row]
     return [term / sum(terms) for term in terms]

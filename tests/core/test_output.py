@@ -1,7 +1,5 @@
 """Output layers against their equations: every probability, every gradient; and the contract that all of them keep."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -11,21 +9,17 @@ import output_equations as equations
 import pytest
 import torch
 from output_equations import DOUBLE, Case, pairwise_cases
-from torch import Tensor, nn
+from torch import nn
 
 import fullrank as fr
-from fullrank.core.output import Output, Tempered
+from fullrank.core.output import Tempered
 
 CASES = pairwise_cases()
-KINDS = {
-    "softmax": Case(),
-    "mixture": Case(mixtures=3),
-    "adaptive": Case(cutoffs=(8, 15), form="transformer_xl"),
-}
+KINDS = {"softmax": Case(), "mixture": Case(mixtures=3), "adaptive": Case(cutoffs=(8, 15), form="transformer_xl")}
 kinds = pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
 
 
-def check(case: Case, dtype: torch.dtype = DOUBLE, targets: Tensor | None = None) -> None:
+def check(case, dtype=DOUBLE, targets=None):
     """Log-probabilities, nll, losses, and every gradient."""
     layer, (hidden, drawn) = case.layer(dtype), case.batch(dtype)
     if targets is not None:
@@ -143,7 +137,7 @@ def test_second_derivatives_are_right_or_refused(case):
     leaves = case.tensors(layer) | {"hidden": hidden}
     copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
 
-    def penalty(value: Tensor, leaf: Tensor) -> Tensor:
+    def penalty(value, leaf):
         (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
         return gradient.square().sum()
 
@@ -167,7 +161,7 @@ def test_second_derivatives_are_right_or_refused(case):
 # -- numbers at the edge ----------------------------------------------------------------------------------------------
 
 
-def improbable(dtype: torch.dtype) -> tuple[Output, Tensor, Case]:
+def improbable(dtype):
     """Two words, of which both softmaxes give the second about e^-270 and e^-200."""
     case = Case(2, bias=False, vocabulary=2, width=1, tokens=(1, 1))
     layer = case.layer(dtype)

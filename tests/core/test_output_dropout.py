@@ -1,17 +1,13 @@
 """Dropout of output layers: of latents, in tails; values and gradients under one seed; none in evaluation."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
 from output_equations import DOUBLE, Case
-from torch import Tensor
 
 
-def revealing(p: float, width: int = 40, mixtures: int = 3) -> Any:
+def revealing(p, width=40, mixtures=3):
     """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
     case = Case(mixtures, bias=False, vocabulary=width, width=width)
     layer = case.layer(latent_dropout=p)
@@ -22,7 +18,7 @@ def revealing(p: float, width: int = 40, mixtures: int = 3) -> Any:
     return layer
 
 
-def masks(layer: Any, hidden: Tensor) -> Tensor:
+def masks(layer, hidden):
     """(B, N, K, E): by how much the latents were multiplied."""
     states, _ = layer.mixture(hidden)
     return states.detach().view(*hidden.shape[:2], -1, hidden.shape[2]) / math.tanh(0.5)
@@ -46,7 +42,7 @@ def test_values_agree_under_one_seed_and_evaluation_draws_nothing():
     case = Case(3)
     layer, (hidden, targets) = case.layer(latent_dropout=0.4), case.batch()
 
-    def values() -> list[Tensor]:
+    def values():
         found = []
         for value in (
             lambda: layer.loss(hidden, targets)[0],
@@ -101,7 +97,7 @@ def test_gradients_are_those_of_the_values_under_dropout(mixtures):
     read = layer.mixture.prior.weight if mixtures else layer.class_weight
     hidden, targets = case.batch()
 
-    def seeded(*_: Tensor, run: Any) -> Tensor:
+    def seeded(*_, run):
         torch.manual_seed(3)
         value = run()
         return value

@@ -3,11 +3,6 @@
 Tensors on the device `meta` have no numbers, so that asking for one is an error; and no number goes there from here.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,20 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fullrank as fr
 
 VOCABULARY, WIDTH = 23, 8
-OUTPUTS: dict[str, dict[str, Any]] = {"softmax": {}, "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3}}
+OUTPUTS = {"softmax": {}, "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3}}
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 
 
 class Asked(TorchDispatchMode):
     """Operations that needed numbers on the host, and those that took some from there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.names: list[str] = []
+        self.names = []
 
-    def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         masks = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
         if name in (*ASKS, "lift_fresh") or masks:
@@ -36,7 +29,7 @@ class Asked(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def step(output: Any, device: str, smoothing: float, weighted: bool) -> None:
+def step(output, device, smoothing, weighted):
     hidden = torch.randn(2, 5, WIDTH, device=device, requires_grad=True)
     targets = torch.zeros(2, 5, dtype=torch.int64, device=device)
     weights = torch.ones(2, 5, device=device) if weighted else None

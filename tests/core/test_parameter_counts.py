@@ -1,7 +1,5 @@
 """The papers' parameter totals, exactly, without allocating anything."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -12,7 +10,7 @@ import fullrank as fr
 from fullrank.analysis.size import parameters_by_part, size
 
 
-def imagined(config: fr.ModelConfig) -> fr.LanguageModel:
+def imagined(config):
     with torch.device("meta"):
         return fr.LanguageModel(config)
 
@@ -46,7 +44,7 @@ def test_every_size_by_its_formula(
     layers, heads, head_dim, width, inner, vocabulary, tied, attention_bias,
     mlp_bias, gated, pre, learned,
 ):  # fmt: skip
-    def count(mix: str, **choices: object) -> int:
+    def count(mix, **choices):
         return imagined(
             fr.ModelConfig(
                 vocab_size=vocabulary,
@@ -82,7 +80,7 @@ def test_size_counts_flops_by_their_formula():
     """Two for each multiply-add of a token: matrices, scores and values over (n + 1) / 2 keys, mixing, vocabulary."""
     e, h, d, f, v, layers, n = 12, 3, 5, 20, 30, 2, 9
 
-    def flops(mix: str = "none", output: object = None, **attention: object) -> int:
+    def flops(mix="none", output=None, **attention):
         config = fr.ModelConfig(
             vocab_size=v, hidden_size=e, num_hidden_layers=layers, num_attention_heads=h, head_dim=d, intermediate_size=f,
             attention=fr.AttentionConfig(mix=mix, **attention), output=output or {},

@@ -1,7 +1,5 @@
 """Orthogonality and overlap against Eq. 16 and Eq. 20 as they stand."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -12,7 +10,7 @@ import fullrank as fr
 from fullrank.core.trace import overlap_terms
 
 
-def model(mix: str, layers: int = 2) -> fr.LanguageModel:
+def model(mix, layers=2):
     config = fr.ModelConfig(vocab_size=7, hidden_size=12, num_hidden_layers=layers, num_attention_heads=3, head_dim=5,
                             attention=fr.AttentionConfig(mix=mix))  # fmt: skip
     made = fr.LanguageModel(config).double()
@@ -23,7 +21,7 @@ def model(mix: str, layers: int = 2) -> fr.LanguageModel:
     return made
 
 
-def equation_16(mixing: np.ndarray) -> float:
+def equation_16(mixing):
     """||M^T M - I||_F^2 from its entries: columns are to be orthogonal, of length one."""
     total = 0.0
     for i, j in itertools.product(range(len(mixing)), repeat=2):

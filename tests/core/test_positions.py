@@ -1,9 +1,6 @@
 """Angles and absolute positions against their equations, near the start of a text and far into it."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ def test_sinusoids(width):
             assert abs(float(added[0, n, i]) - (math.cos(angle) if i % 2 else math.sin(angle))) < 1e-10
 
 
-def model(**changes: object) -> fr.LanguageModel:
+def model(**changes):
     sizes = {
         "vocab_size": 9,
         "hidden_size": 8,
@@ -76,7 +73,7 @@ def test_angles_of_rotary_positions_are_made_once_a_pass(monkeypatch):
     """For queries and keys of all layers; with a cache only those of new tokens."""
     rows = []
 
-    def note(positions: torch.Tensor, *arguments: Any) -> Any:
+    def note(positions, *arguments):
         rows.append(positions.tolist())
         return make_rotation(positions, *arguments)
 

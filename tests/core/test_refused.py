@@ -1,9 +1,6 @@
 """Models that cannot be are refused with one line (refused.yaml), read from YAML and built in Python alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,15 +9,15 @@ from fullrank.core.errors import ConfigError
 from fullrank.files import parse_yaml
 
 FILE = Path(__file__).parent / "refused.yaml"
-CASES: Any = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
+CASES = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
 SIZES = {"vocab_size": 100, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 3}
 
 
-def refused_in_python(keys: dict[str, Any]) -> None:
+def refused_in_python(keys):
     fr.ModelConfig(**SIZES | keys)
 
 
-def refused_in_yaml(keys: dict[str, Any]) -> None:
+def refused_in_yaml(keys):
     fr.ModelConfig.from_dict(SIZES | keys)
 
 

@@ -1,7 +1,5 @@
 """Models with relative positions: what layers share, what is dropped out, what a cache keeps, what is counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ import fullrank as fr
 from moving import moved
 
 
-def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
+def model(score="relative", **changes):
     torch.manual_seed(3)
     sizes = {
         "vocab_size": 9,
@@ -23,7 +21,7 @@ def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
     return moved(made)
 
 
-def biases(made: fr.LanguageModel) -> list[str]:
+def biases(made):
     return [name for name in made.state_dict() if "content_bias" in name or "position_bias" in name]
 
 

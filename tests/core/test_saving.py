@@ -1,7 +1,5 @@
 """Saving and loading, and what is said when it fails. (That every combination survives it is tests/properties.)"""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -14,13 +12,13 @@ import fullrank as fr
 from fullrank.core.errors import InputError, RunError
 
 
-def model(vocab_size: int = 13, seed: int = 1, **changes: object) -> fr.LanguageModel:
+def model(vocab_size=13, seed=1, **changes):
     torch.manual_seed(seed)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     return fr.LanguageModel(fr.ModelConfig(vocab_size=vocab_size, **(sizes | changes)))
 
 
-def same(first: fr.LanguageModel, second: fr.LanguageModel) -> bool:
+def same(first, second):
     a, b = first.state_dict(), second.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -46,7 +44,7 @@ def test_truncated_weights(tmp_path, keep):
         fr.LanguageModel.load(tmp_path)
 
 
-def swap(tmp_path: Path, weights: fr.LanguageModel, config: fr.LanguageModel) -> Path:
+def swap(tmp_path, weights, config):
     """The weights of one model beside the configuration of another."""
     weights.save(tmp_path)
     config.save(tmp_path / "other")
@@ -70,7 +68,7 @@ def test_no_space_left(tmp_path, monkeypatch):
 
     model(seed=1).save(tmp_path)
 
-    def full(*args: object) -> None:
+    def full(*args):
         Path(str(args[1])).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,13 +1,10 @@
 """Scores and rotary positions against their equations: over keys in pieces, within a window, and in blocks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.embedding import Rotary
@@ -15,7 +12,7 @@ from fullrank.core.embedding import Rotary
 E, H, D = 10, 3, 4
 
 
-def layer(mix: str = "none", normalize: str = "softmax", **options: object) -> fr.Attention:
+def layer(mix="none", normalize="softmax", **options):
     """Away from its start, in double precision."""
     torch.manual_seed(2)
     score = {"name": "relative", **options}
@@ -27,18 +24,18 @@ def layer(mix: str = "none", normalize: str = "softmax", **options: object) -> f
     return made
 
 
-def sinusoid(distance: float) -> np.ndarray:
+def sinusoid(distance):
     half = [distance / 10000 ** (2 * i / E) for i in range(E // 2)]
     return np.array([math.sin(x) for x in half] + [math.cos(x) for x in half])
 
 
-def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: object) -> np.ndarray:
+def equation(made, x, distance, visible):
     """One text (N, E) by a loop over all queries and keys; distance(n, m) in tokens, visible(n, m)."""
 
-    def numbers(tensor: Tensor) -> np.ndarray:
+    def numbers(tensor):
         return tensor.detach().numpy()
 
-    def linear(module: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
+    def linear(module, x):
         return x @ numbers(module.weight).T + numbers(module.bias)
 
     q, k, v = (linear(module, x) for module in (made.project.query, made.project.key, made.project.value))

@@ -1,7 +1,5 @@
 """Skip-Retain: the schedules against the equations of the paper, the draw against its distribution."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from fullrank.core.skip_retain import draw
 
 # The paper's equations: of i = 1 .. N, as fractions
 Equation = Callable[[int, int, Fraction], Fraction]
-EQUATIONS: dict[str, Equation] = {
+EQUATIONS = {
     "linear": lambda i, n, p: Fraction(1, 2) * Fraction(i - 1, n) if i != n else Fraction(0),
     "uniform": lambda i, n, p: p,
     "not_first": lambda i, n, p: Fraction(0) if i == 1 else p,
@@ -55,7 +53,7 @@ def test_the_draw_depends_on_nothing_else():
         assert deeper.skipped(7, step) & {*range(1, 6)} == before & {*range(1, 6)}
 
 
-def _draws(policy: fr.SkipRetain, seed: int, steps: range) -> np.ndarray:
+def _draws(policy, seed, steps):
     """(steps, layers), 1 where a layer rests."""
     layers = len(policy.probabilities)
     found = np.zeros((len(steps), layers))
@@ -87,7 +85,7 @@ def test_the_draw_follows_its_rule():
 
 
 @pytest.fixture
-def mine() -> object:
+def mine():
     @fr.register("skip", "mine")
     def mine(p: float | None = None) -> Callable[[int, int], float]:
         return lambda layer, layers: (p or 0.5) * (layer % 2) + (layers == 7)

@@ -1,7 +1,5 @@
 """Synthesizers against their equations: scores that no query and key agreed on."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -14,7 +12,7 @@ B, H, D, P = 2, 3, 4, 8
 SIZE = HeadSize(H, D, 10, P)
 
 
-def dense() -> DenseSynthesizer:
+def dense():
     return DenseSynthesizer(DenseSynthesizer.Config(), SIZE).double()
 
 
@@ -23,7 +21,7 @@ def test_dense_is_its_equation():
     weight, bias = score.to_positions.weight.detach(), score.to_positions.bias.detach()
     assert weight.shape == (P, D)
 
-    def expected(b: int, h: int, n: int, place: int) -> float:
+    def expected(b, h, n, place):
         return sum(float(weight[place, d] * max(query[b, h, n, d], 0)) for d in range(D)) + float(bias[place])
 
     contiguous = score(query, fr.Layout.of(3, 5)).detach()
@@ -63,7 +61,7 @@ def test_random_is_a_table():
     assert torch.equal(early[0, :, :, :], score.logits[:, [0, 0, 0, 0, 1], :2])
 
 
-def attention(score: object, mix: str = "none", length: int = P, **options: object) -> fr.Attention:
+def attention(score, mix="none", length=P, **options):
     torch.manual_seed(3)
     config = fr.AttentionConfig(score=score, mix=mix, **options)
     made = fr.Attention(config, hidden_size=10, num_attention_heads=H, head_dim=D, max_position_embeddings=length)

@@ -3,16 +3,10 @@
 Who sees what, padding, decoding, starts and files: tests/properties/test_every_translator.py.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.cache import ProjectedSource
 from fullrank.core.errors import InputError
 from translator_models import (
     PAIRS,
@@ -31,7 +25,7 @@ from translator_models import (
 LENGTHS = [7, 3, 5]
 
 
-def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list[list[int]], of: list[int]) -> Tensor:
+def whole(model, source, mask, texts, of):
     """The last logits of each text, the sentence `of` it read again from its first token, (R, V)."""
     out = []
     for text, row in zip(texts, of, strict=True):
@@ -43,7 +37,7 @@ def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list
 # -- beams ------------------------------------------------------------------------------------------------------------
 
 # what is kept at each step, of what the step before kept: (index, ...)
-SELECTIONS: dict[str, list[list[int]]] = {
+SELECTIONS = {
     "groups of one size": [[0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [0, 1, 2, 3, 5, 4], [0, 2, 4]],
     "groups of other sizes": [[0, 0, 0, 1, 2], [0, 2, 2, 3, 4, 4], [1, 0, 2, 3, 5]],
     "sentences that end": [[0, 0, 1, 1, 2, 2], [0, 1, 4, 5], [3, 2], [0, 0]],
@@ -91,7 +85,7 @@ def test_beams_of_one_sentence_read_one_row():
     source, _ = sentences(model, 3, 7)
     written = model.of_source(model.encode(source, padding(LENGTHS, 7, "right"))).new_cache().source
 
-    def rows(projected: ProjectedSource) -> int:
+    def rows(projected):
         assert {layer.batch for layer in projected.layers} == {projected.layers[0].batch}
         assert projected.mask is not None
         assert len(projected.mask) == projected.layers[0].batch
@@ -124,7 +118,7 @@ def test_released_decoding_changes_only_decoding_with_a_cache(mechanism):
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if n in plain.state_dict()}, strict=True)
     mixes = model.config.get_decoder_config().attention.mix != "none"
 
-    def cached(of: fr.Translator) -> Tensor:
+    def cached(of):
         writer = of.of_source(of.encode(source))
         first = writer(target[:, :2], cache=writer.new_cache())
         return torch.cat((first.logits, writer(target[:, 2:], cache=first.cache).logits), 1)
@@ -137,7 +131,7 @@ def test_released_decoding_changes_only_decoding_with_a_cache(mechanism):
         assert (float((cached(released) - cached(model)).abs().max()) > 1e-3) == mixes
 
 
-def _without_mix(attention: fr.AttentionConfig) -> dict[str, Any]:
+def _without_mix(attention):
     return {"score": attention.score, "normalize": attention.normalize, "cross_head": attention.cross_head}
 
 

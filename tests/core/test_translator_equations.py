@@ -1,11 +1,8 @@
 """The translator beside its equations: outputs, and the gradients of everything; T5 is in tests/hf/test_blocks_of_others.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import translator_equations as equations
-from torch import Tensor, nn
 
 from translator_models import MECHANISMS, TARGET, WIDE, close, padding, sentences, tokens, translator
 
@@ -18,7 +15,7 @@ WRITTEN = [
 LENGTHS = [6, 1, 4]
 
 
-def parameters(model: nn.Module) -> dict[str, Tensor]:
+def parameters(model):
     return {name: tensor.detach().clone().requires_grad_() for name, tensor in model.state_dict().items()}
 
 

@@ -3,25 +3,22 @@
 A sentence is its tokens alone, so that nothing here knows of padding, and its decoder reads it in one pass.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
-import fullrank as fr
 from fullrank.core.config import stage_name
 
 Parameters = dict[str, Tensor]
 
 
-def logits(config: fr.ModelConfig, read: Parameters, source: Tensor, target: Tensor) -> Tensor:
+def logits(config, read, source, target):
     """source (M,), target (N,) -> (N, V)."""
     return decoded(config, read, encoded(config, read, source), target)
 
 
-def encoded(config: fr.ModelConfig, read: Parameters, source: Tensor) -> Tensor:
+def encoded(config, read, source):
     """(M,) -> (M, E)."""
     own = config.encoder
     assert own is not None
@@ -39,7 +36,7 @@ def encoded(config: fr.ModelConfig, read: Parameters, source: Tensor) -> Tensor:
     return normed(config, read, "encoder.final_norm", x) if config.final_norm else x
 
 
-def decoded(config: fr.ModelConfig, read: Parameters, source: Tensor, target: Tensor) -> Tensor:
+def decoded(config, read, source, target):
     """source (M, E) of the encoder, target (N,) -> (N, V)."""
     own = config.decoder
     assert own is not None
@@ -62,7 +59,7 @@ def decoded(config: fr.ModelConfig, read: Parameters, source: Tensor, target: Te
     return scores + read["decoder.output.bias"] if "decoder.output.bias" in read else scores
 
 
-def embedded(config: fr.ModelConfig, read: Parameters, part: str, table: str, ids: Tensor) -> Tensor:
+def embedded(config, read, part, table, ids):
     width = config.hidden_size
     x = torch.stack([read[table][i] for i in ids.tolist()]) * (math.sqrt(width) if config.scale_embedding else 1)
     if config.position == "learned":
@@ -76,39 +73,29 @@ def embedded(config: fr.ModelConfig, read: Parameters, part: str, table: str, id
     return x
 
 
-def line(config: fr.ModelConfig, read: Parameters, norm: str, x: Tensor, f) -> Tensor:
+def line(config, read, norm, x, f):
     if config.norm == "pre":
         return x + f(normed(config, read, norm, x))
     return normed(config, read, norm, x + f(x))
 
 
-def normed(config: fr.ModelConfig, read: Parameters, name: str, x: Tensor) -> Tensor:
+def normed(config, read, name, x):
     mean = x.mean(1, keepdim=True)
     spread = ((x - mean) ** 2).mean(1, keepdim=True)
     return (x - mean) / (spread + config.layer_norm_eps).sqrt() * read[f"{name}.weight"] + read[f"{name}.bias"]
 
 
-def feed_forward(read: Parameters, block: str, x: Tensor) -> Tensor:
+def feed_forward(read, block, x):
     inner = linear(read, f"{block}feed_forward.up", x)
     return linear(read, f"{block}feed_forward.down", inner * (inner > 0))
 
 
-def linear(read: Parameters, name: str, x: Tensor) -> Tensor:
+def linear(read, name, x):
     out = x @ read[f"{name}.weight"].T
     return out + read[f"{name}.bias"] if f"{name}.bias" in read else out
 
 
-def attention(
-    config: fr.ModelConfig,
-    stages: fr.AttentionConfig,
-    read: Parameters,
-    name: str,
-    x: Tensor,
-    source: Tensor,
-    seen: Tensor,
-    position: str,
-    biases: str,
-) -> Tensor:
+def attention(config, stages, read, name, x, source, seen, position, biases):
     """x (N, E), source (M, E), seen (N, M) -> (N, E)."""
     query, keys, values = (
         linear(read, f"{name}project.{part}", of) for part, of in (("query", x), ("key", source), ("value", source))
@@ -142,7 +129,7 @@ def attention(
     return linear(read, f"{name}merge", torch.cat(out, 1))
 
 
-def share(read: Parameters, name: str, stages: fr.AttentionConfig, query: Tensor, j: int, i: int) -> Tensor:
+def share(read, name, stages, query, j, i):
     """m_ji for every query, (N, 1): A's matrix, or B's Q_j W + B."""
     mix = stage_name(stages.mix)
     if mix == "none":
@@ -151,7 +138,7 @@ def share(read: Parameters, name: str, stages: fr.AttentionConfig, query: Tensor
     return whole if mix != "position_wise" else whole + (query @ read[f"{name}from_query"][:, i])[:, None]
 
 
-def turned(row: Tensor, place: int) -> Tensor:
+def turned(row, place):
     """Rotary: (x_i, x_{i + D/2}) by the angle place / 10000^(2i/D)."""
     half = len(row) // 2
     out = [torch.zeros((), dtype=row.dtype)] * len(row)
@@ -162,7 +149,7 @@ def turned(row: Tensor, place: int) -> Tensor:
     return torch.stack(out)
 
 
-def distance(config: fr.ModelConfig, stages: fr.AttentionConfig, apart: int) -> Tensor:
+def distance(config, stages, apart):
     """Sines, then cosines; distances are clamped on both sides."""
     clamp = stages.score.get("clamp_length") if isinstance(stages.score, dict) else None
     apart = apart if clamp is None else max(-clamp, min(clamp, apart))
@@ -171,7 +158,7 @@ def distance(config: fr.ModelConfig, stages: fr.AttentionConfig, apart: int) -> 
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
 
-def pairs(read: Parameters, name: str, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+def pairs(read, name, query, keys, values, seen):
     """O_i = sum_jm (sum_r g_r Q_ir K_jr V_mr) W_jm + b, over places j and m that i sees."""
     raw = read[f"{name}attend.cores.weight"]
     core = (raw.exp() / raw.exp().sum(1, keepdim=True)).mean(0)

@@ -1,7 +1,5 @@
 """Batches of text: pure functions of (seed, epoch, index), every token once an epoch."""
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np
@@ -16,12 +14,12 @@ from fullrank.data.batches import Blocks, Streams
 START = 10_000  # no token of the texts below
 
 
-def text(size: int) -> np.ndarray:
+def text(size):
     """Every token differs, so that a token's value is its place."""
     return np.arange(size, dtype=np.uint16)
 
 
-def scored(source: Blocks | Streams, epoch: int = 0) -> list[int]:
+def scored(source, epoch=0):
     """Targets of an epoch with weight 1; checks shapes, types, and that each input is the token before its target."""
     found = []
     for index in range(source.batches_per_epoch):
@@ -80,7 +78,7 @@ def test_dropped_streams_are_contiguous(size):
     assert tokens - len(found) <= rows * length + rows - 2
 
 
-def streams(tokens: int = 4003, **options: object) -> Streams:
+def streams(tokens=4003, **options):
     return Streams(text(tokens), batch_size=4, segment_length=20, start_id=START, seed=3, **options)
 
 

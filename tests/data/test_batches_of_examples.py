@@ -1,14 +1,12 @@
 """Batches of encoded examples: every example once an epoch, padded on the right, grouped by length."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from fullrank.data.padded_batches import Encoded, ExampleBatches, batches_by_length
 
 
-def encoded(count: int, seed: int = 0) -> Encoded:
+def encoded(count, seed=0):
     """Row i begins with i + 10, so that it is known again."""
     lengths = np.random.default_rng(seed).integers(1, 40, count)
     rows = [[i + 10, *range(1, n)] for i, n in enumerate(lengths)]
@@ -37,7 +35,7 @@ def test_every_example_comes_once_an_epoch_and_in_another_order(count, size, gro
 
 
 def test_a_batch_is_a_function_of_seed_epoch_and_index():
-    def make(seed: int) -> ExampleBatches:
+    def make(seed):
         return ExampleBatches(encoded(300), batch_size=8, seed=seed)
 
     one, two = make(1), make(1)
@@ -50,7 +48,7 @@ def test_a_batch_is_a_function_of_seed_epoch_and_index():
 def test_grouping_spares_padding_and_keeps_chance():
     examples = encoded(2000)
 
-    def padded(grouped: bool) -> float:
+    def padded(grouped):
         batches = ExampleBatches(examples, batch_size=16, seed=1, group_by_length=grouped)
         parts = [batches.batch(0, i) for i in range(batches.batches_per_epoch)]
         return 1 - sum(part.read for part in parts) / sum(part.inputs["input_ids"].numel() for part in parts)

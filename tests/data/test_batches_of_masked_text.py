@@ -1,7 +1,5 @@
 """Batches of masked text: the shares of tokens that are asked for, replaced and drawn, and masks as pure functions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,25 +7,25 @@ import pytest
 import torch
 
 from fullrank.data import build_words
-from fullrank.data.batches import Blocks, MaskedBatch, MaskedBatches, Masking, Streams, iterate_masked_blocks
+from fullrank.data.batches import Blocks, MaskedBatches, Masking, Streams, iterate_masked_blocks
 
 WORDS = 20
 TOKENIZER = build_words(["\n", *(f"w{i}" for i in range(WORDS - 2)), "<unk>"])
 EOS, MASK = 0, WORDS
 
 
-def masking(probability: float = 0.15, replaced: float = 0.8, drawn: float = 0.1) -> Masking:
+def masking(probability=0.15, replaced=0.8, drawn=0.1):
     return Masking.from_tokenizer(TOKENIZER, MASK, probability=probability, replaced=replaced, drawn=drawn)
 
 
-def marked_text(size: int, seed: int = 0) -> np.ndarray:
+def marked_text(size, seed=0):
     """Words drawn at random, and every fifth token a mark."""
     ids = np.random.default_rng(seed).integers(1, WORDS, size).astype(np.uint16)
     ids[::5] = EOS
     return ids
 
 
-def within(count: int, trials: int, p: float) -> bool:
+def within(count, trials, p):
     """True if a binomial count is within five standard deviations of its mean."""
     return abs(count - trials * p) <= 5 * math.sqrt(trials * p * (1 - p))
 
@@ -65,7 +63,7 @@ def test_shares(p, replaced, drawn):
 def test_masks_of_an_evaluation_depend_on_seed_and_place_only():
     ids = marked_text(1003)
 
-    def read(seed: int = 0, size: int = 1003, **shape: int) -> tuple[list[int], list[int]]:
+    def read(seed=0, size=1003, **shape):
         inputs = []
         targets = []
         for batch in iterate_masked_blocks(ids[:size], masking(), seed=seed, **shape):
@@ -89,12 +87,12 @@ def test_masks_of_an_evaluation_depend_on_seed_and_place_only():
 def test_training_batches_are_pure_functions(shuffled):
     ids = marked_text(1003)
 
-    def batches(seed: int) -> MaskedBatches:
+    def batches(seed):
         options = {"batch_size": 4, "segment_length": 16, "start_id": EOS}
         plain = Blocks(ids, shuffle=True, seed=7, **options) if shuffled else Streams(ids, **options)
         return MaskedBatches(plain, masking(), seed=seed)
 
-    def content(batch: MaskedBatch) -> tuple[list[int], list[int]]:
+    def content(batch):
         return batch.inputs.flatten().tolist(), batch.at.tolist()
 
     made = batches(2)

@@ -1,7 +1,5 @@
 """Batches of sentence pairs: filled to a limit of tokens, sorted by length, every pair once an epoch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from fullrank.data import prepare
 from fullrank.data.padded_batches import PairBatches, pair_batch
 
 
-def lengths(seed: int, count: int) -> list[tuple[int, int]]:
+def lengths(seed, count):
     draw = np.random.default_rng(seed)
     return [(int(m), int(max(0, m + draw.integers(-3, 4)))) for m in draw.integers(0, 25, size=count)]
 

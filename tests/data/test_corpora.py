@@ -6,14 +6,13 @@ import io
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import RunError
 from fullrank.data import prepare
-from fullrank.data.corpora import CorpusInfo, download, list_corpora
+from fullrank.data.corpora import download, list_corpora
 from fullrank.files import silent
 
 SPLITS = ("train", "valid", "test")
@@ -24,7 +23,7 @@ def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def counts(corpus) -> list[int]:
+def counts(corpus):
     return [corpus.splits[split]["tokens"] for split in SPLITS]
 
 
@@ -63,7 +62,7 @@ def test_text8_has_27_characters_cut_90_5_5(tmp_path, cache):
     assert (published, sum(published.values())) == ({"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}, 10**8)
 
 
-def write(path: Path, text: str) -> None:
+def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -77,16 +76,16 @@ TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
 class Server:
     """Serves `files` of this machine; `asked`: the path of every request."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
+    def __init__(self):
+        self.files = {}
+        self.asked = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 outer.answer(self)
 
-            def log_message(self, *args: object) -> None:
+            def log_message(self, *args):
                 pass
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -94,7 +93,7 @@ class Server:
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def answer(self, request):
         self.asked.append(request.path)
         body = self.files.get(request.path.lstrip("/"))
         if body is None:
@@ -105,7 +104,7 @@ class Server:
         request.end_headers()
         request.wfile.write(body)
 
-    def close(self) -> None:
+    def close(self):
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -126,7 +125,7 @@ def server(running, monkeypatch):
     return running
 
 
-def three_files(server: Server) -> CorpusInfo:
+def three_files(server):
     server.files = {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
     return dataclasses.replace(
         list_corpora()["ptb"],
@@ -135,7 +134,7 @@ def three_files(server: Server) -> CorpusInfo:
     )
 
 
-def read(folder: Path) -> dict[str, bytes]:
+def read(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -163,7 +162,7 @@ def test_a_download_that_fails_leaves_nothing(server, tmp_path, fault):
     assert list((tmp_path / "sources").iterdir()) == []
 
 
-def zipped(texts: dict[str, bytes]) -> bytes:
+def zipped(texts):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, text in texts.items():

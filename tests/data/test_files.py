@@ -11,7 +11,7 @@ from fullrank.core.errors import InputError
 from fullrank.files import Section, cut_by_lines, read_pieces
 
 
-def pieces(section: Section, exact: bool = False, **keys: str) -> list[str]:
+def pieces(section, exact=False, **keys):
     return [piece.text for piece in read_pieces(section, exact=exact, **keys)]
 
 

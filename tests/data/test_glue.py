@@ -1,7 +1,5 @@
 """GLUE: official files, those of others, the hub (through a stand-in for `datasets`), and the real files."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys
@@ -13,17 +11,17 @@ import pytest
 
 from fullrank.config.finetune import GLUE
 from fullrank.core.errors import InputError
-from fullrank.data.tasks import TaskSplit, load_glue
+from fullrank.data.tasks import load_glue
 
 
-def columns_of(split: TaskSplit) -> tuple[list[str], list[str] | None, list[float]]:
+def columns_of(split):
     """First sentences, second ones if there are any, and labels."""
     texts, labels = zip(*split.rows, strict=True)
     first, second = (*map(list, zip(*texts, strict=True)), None)[:2]
     return first, second, list(labels)
 
 
-def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:
+def put(path, *rows, mark="", end="\n", last=None):
     """A file of tab-separated values."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = mark + end.join("\t".join(row) for row in rows) + (end if last is None else last)
@@ -36,7 +34,7 @@ MNLI = ("index", "promptID", "genre", "sentence1_parse", "sentence2_parse", "sen
 STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
 
 
-def mnli(index: int, *labels: str) -> tuple[str, ...]:
+def mnli(index, *labels):
     return (str(index), "1", "fiction", "(ROOT a)", "(ROOT b)", f"A {index}", "B", *labels)
 
 
@@ -114,7 +112,7 @@ COLUMNS = {
 class Hub(types.ModuleType):
     """A module `datasets` with the same rows for every call, which it keeps."""
 
-    def __init__(self, rows: list[dict] | Exception) -> None:
+    def __init__(self, rows):
         super().__init__("datasets")
         self.__spec__ = importlib.util.spec_from_loader("datasets", None)
         self.rows, self.calls = rows, list[tuple]()
@@ -128,7 +126,7 @@ class Hub(types.ModuleType):
 
 @pytest.fixture
 def hub(monkeypatch):
-    def put(rows) -> Hub:
+    def put(rows):
         module = Hub(rows)
         monkeypatch.setitem(sys.modules, "datasets", module)
         return module
@@ -136,7 +134,7 @@ def hub(monkeypatch):
     return put
 
 
-def hub_rows(task: str, labels: list) -> list[dict]:
+def hub_rows(task, labels):
     names = COLUMNS[task]
     return [{**{name: f"{name} {i}" for name in names}, "label": label, "idx": i + 3} for i, label in enumerate(labels)]
 

@@ -1,7 +1,5 @@
 """Invented sentences and questions: their labels follow the stated rules, and every word is known to the random encoder."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,11 +1,8 @@
 """Sentences to pieces, ids and back: any line is taken, what was saved is what is loaded, and merges are the published ones."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +10,6 @@ from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
 from fullrank.data.language import (
-    Language,
-    Pieces,
     build_language,
     clean_line,
     find_words,
@@ -30,13 +25,13 @@ TEXT = ["the cat sat on the mat .", "the dog sat on the cat .", "a mat and a hat
 CODES = "#version: 0.2\nt h\nth e</w>\na t</w>\n"
 
 
-def codes(folder: Path, text: str, lines: list[str]) -> Pieces:
+def codes(folder, text, lines):
     """The merges of a codes file with this text."""
     (folder / "codes").write_text(text, encoding="utf-8")
     return read_codes(folder / "codes", lines)
 
 
-def cut(language: Language, line: str) -> list[str]:
+def cut(language, line):
     """The pieces of a line, as subword-nmt writes them."""
     [ids] = language.encode_normalized([line])
     return [write_piece(language.entries[i]) if i != language.unk_id else "<unk>" for i in ids]
@@ -127,7 +122,7 @@ def test_worked_by_hand(word, pieces, tmp_path):
     assert language.decode(language.encode(f"{word} {word}")) == f"{word} {word}"
 
 
-def split_plainly(word: str, merges: list[tuple[str, str]]) -> list[str]:
+def split_plainly(word, merges):
     """The paper's procedure: as long as there is a pair with a code, merge the best wherever it stands."""
     symbols = [*word[:-1], word[-1] + "</w>"]
     while True:
@@ -137,7 +132,7 @@ def split_plainly(word: str, merges: list[tuple[str, str]]) -> list[str]:
         symbols = merge_pair(symbols, merges[min(there)])
 
 
-def merge_pair(symbols: list[str], best: tuple[str, str]) -> list[str]:
+def merge_pair(symbols, best):
     merged = []
     while symbols:
         both = tuple(symbols[:2]) == best
@@ -181,7 +176,7 @@ def test_merges_of_equal_counts_are_learned_in_one_order():
 
 
 def test_files_that_are_no_codes(tmp_path):
-    def error(data: bytes) -> str:
+    def error(data):
         path = tmp_path / "codes"
         path.write_bytes(data)
         with pytest.raises(InputError) as e:

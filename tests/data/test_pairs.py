@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .
 ENGLISH = ["a dog runs .", "a cat runs .", "a dog does not sleep .", "two cats sleep ."]
 
 
-def write(folder: Path, name: str, source: list[str], target: list[str]) -> None:
+def write(folder, name, source, target):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.de").write_text("".join(f"{line}\n" for line in source), encoding="utf-8", newline="")
     (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in target), encoding="utf-8", newline="")
@@ -31,12 +30,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def config(folder: Path, **keys) -> DataConfig:
+def config(folder, **keys):
     base = {"name": "parallel", "dir": str(folder), "cache": str(folder / "cache"), "source": "de", "target": "en"}
     return DataConfig(**{**base, "train": "train", "valid": "valid", "test": "test", **keys})
 
 
-def sentences(pairs, side: str) -> list[list[int]]:
+def sentences(pairs, side):
     return [getattr(pairs, side)(i).tolist() for i in range(len(pairs))]
 
 
@@ -116,7 +115,7 @@ def test_cleaning_by_length_and_ratio(folder):
         prepare(config(folder, max_length=1, max_ratio=1.0))
 
 
-def multi30k(folder: Path, counts=(3, 2, 2, 2)) -> None:
+def multi30k(folder, counts=(3, 2, 2, 2)):
     for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
         write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])
 

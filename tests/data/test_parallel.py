@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +22,13 @@ SETTINGS = {
 }
 
 
-def config(folder: Path, cache: str, **more: object) -> DataConfig:
+def config(folder, cache, **more):
     given = {split: str(folder / f"{split}.txt") for split in ("valid", "test")}
     train = [str(folder / "train.txt"), str(folder / "more.txt")]
     return DataConfig(name="text", train=train, cache=str(folder / cache), **given, **more)
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -44,7 +43,7 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def in_small_pieces(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_small_pieces(files, monkeypatch):
     monkeypatch.setattr(files_module, "_PIECE", 1000)
     monkeypatch.setattr(files_module, "_LONGEST_LINE", 300)
     assert sum(1 for name in ("train", "more") for _ in read_pieces(Section(files / f"{name}.txt"), exact=False)) > 20
@@ -65,7 +64,7 @@ def test_pieces_and_processes_change_nothing(files, monkeypatch, name):
 def test_what_stops_leaves_nothing(files, monkeypatch):
     in_small_pieces(files, monkeypatch)
 
-    def stop(line: str) -> None:
+    def stop(line):
         if line.endswith("encoding train"):
             raise KeyboardInterrupt
 

@@ -1,7 +1,5 @@
 """IWSLT 2014 and WMT 2016: raw files as they were published, files prepared by others, and the real ones."""
 
-from pathlib import Path
-
 import pytest
 
 from fullrank.config.run import DataConfig
@@ -12,16 +10,16 @@ SPLITS = ("train", "valid", "test")
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
-def put(path: Path, lines: list[str]) -> None:
+def put(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def iwslt(folder: Path, **keys):
+def iwslt(folder, **keys):
     return prepare(DataConfig(name="iwslt14-de-en", dir=str(folder), cache=str(folder / "cache"), **keys))
 
 
-def raw_talks(folder: Path) -> None:
+def raw_talks(folder):
     """Training files with tags, 50 pairs of which three are cleaned away, and five test files of two sentences."""
     for side, word in (("de", "Satz"), ("en", "Line")):
         rows = ["<url>http://x</url>", "<keywords>k</keywords>", "<talkid>1</talkid>", f"<title>{word} 0</title>"]
@@ -106,7 +104,7 @@ def test_the_codes_beside_the_talks_are_used(tmp_path):
     assert set(joint.source.entries) == set(corpus.source.entries) | set(corpus.target.entries)
 
 
-def wmt(folder: Path, **keys):
+def wmt(folder, **keys):
     return prepare(DataConfig(name="wmt16-en-de", dir=str(folder), cache=str(folder / "cache"), **keys))
 
 

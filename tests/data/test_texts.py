@@ -1,14 +1,13 @@
 """Preparing corpora from files: splits, counts, settings, caching, damage, full disks, two processes at once."""
 
 import errno
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import Corpus, load_corpus, prepare, unigram_perplexity
+from fullrank.data import load_corpus, prepare, unigram_perplexity
 
 LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
 
@@ -21,16 +20,16 @@ def files(tmp_path):
     return tmp_path
 
 
-def config(folder: Path, **more: object) -> DataConfig:
+def config(folder, **more):
     given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt", "dir": str(folder)} | more
     return DataConfig(**{"name": "text", "cache": str(folder / "cache")} | given)
 
 
-def prepared_folders(folder: Path) -> list[Path]:
+def prepared_folders(folder):
     return sorted((folder / "cache" / "corpora").iterdir())
 
 
-def text_of(corpus: Corpus, split: str) -> str:
+def text_of(corpus, split):
     return corpus.tokenizer.decode(corpus.ids(split).tolist())
 
 
@@ -106,7 +105,7 @@ def test_a_damaged_cache_is_made_again(files, victim):
 def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
     other = prepare(config(files, tokens="byte"))
 
-    def fill(*args: object) -> None:
+    def fill(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:

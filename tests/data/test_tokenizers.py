@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_tokenizer, prepare
-from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
+from fullrank.data.tokenizers import build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 EMPTY = ["<unk>", "\n"]
 
 
-def words(text: str, **options: str | bool) -> Tokenizer:
+def words(text, **options):
     """The words of a text as a tokenizer."""
     return build_words(rank_entries(Counter(build_words(EMPTY, **options).cut(text))), **options)
 

@@ -1,7 +1,5 @@
 """A tiny recurrent model with the protocol of decoding, in float64, and the slow truth about it."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ PROMPTS = [[1, 4, 2], [3], [0, 2, 2, 4, 1]]
 class State:
     hidden: Tensor  # (B, E)
 
-    def reorder(self, index: Tensor) -> State:
+    def reorder(self, index):
         return State(self.hidden[index])
 
 
@@ -28,7 +26,7 @@ class Out:
 class Recurrent(nn.Module):
     """h_n = tanh(x_n + W h_{n-1}), logits U h_n; padding leaves h as it is. Counts its calls and the tokens it read."""
 
-    def __init__(self, vocabulary: int, seed: int = 0, sharpness: float = 2.0, max_length: int | None = None) -> None:
+    def __init__(self, vocabulary, seed=0, sharpness=2.0, max_length=None):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -43,17 +41,10 @@ class Recurrent(nn.Module):
         self.read = 0
         self.dropout = nn.Dropout(0.5)
 
-    def new_cache(self) -> State:
+    def new_cache(self):
         return State(torch.zeros(0, 6, dtype=torch.float64))
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        memory: None = None,
-        *,
-        cache: State | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> Out:
+    def forward(self, input_ids, memory=None, *, cache=None, attention_mask=None):
         self.calls += 1
         self.read += input_ids.numel()
         rows, count = input_ids.shape
@@ -74,22 +65,22 @@ class WithoutCache:
 
     max_length = None
 
-    def __init__(self, model: Recurrent) -> None:
+    def __init__(self, model):
         self.model = model
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None) -> Out:
+    def __call__(self, input_ids, *, attention_mask):
         out = self.model(input_ids, attention_mask=attention_mask)
         return Out(out.logits.log_softmax(-1), out.cache)
 
 
-def log_prob(model: Recurrent, prompt: list[int], text: tuple[int, ...]) -> float:
+def log_prob(model, prompt, text):
     """log p(text | prompt), by reading everything once."""
     ids = torch.tensor([[*prompt, *text]])
     table = model(ids).logits[0].log_softmax(-1)
     return float(sum(table[len(prompt) - 1 + t, token] for t, token in enumerate(text)))
 
 
-def all_texts(vocabulary: int, longest: int, eos: int | None) -> list[tuple[int, ...]]:
+def all_texts(vocabulary, longest, eos):
     """Every text that ends with its only `eos`, and every text of full length without one."""
     others = [token for token in range(vocabulary) if token != eos]
     full = list(itertools.product(others, repeat=longest))
@@ -99,13 +90,13 @@ def all_texts(vocabulary: int, longest: int, eos: int | None) -> list[tuple[int,
     return [*ended, *full]
 
 
-def keeps(text: tuple[int, ...], *, eos: int | None, shortest: int, ngram: int) -> bool:
+def keeps(text, *, eos, shortest, ngram):
     """A text, whole or begun, keeps the constraints."""
     grams = [text[i : i + ngram] for i in range(len(text) - ngram + 1)] if ngram else []
     return len(grams) == len(set(grams)) and (eos is None or eos not in text[:shortest])
 
 
-def padded(prompts: list[list[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
+def padded(prompts, filler=0):
     """Prompts side by side, padded on the left with `filler`, and their mask."""
     width = max(map(len, prompts))
     ids = torch.tensor([[filler] * (width - len(p)) + p for p in prompts])

@@ -1,7 +1,5 @@
 """Beam search against every text written down, and against search on lists."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -39,17 +37,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(eos, ngram,
         assert found.scores[b, len(best) :].eq(-math.inf).all()
 
 
-def by_hand(
-    model: Recurrent,
-    prompt: list[int],
-    *,
-    longest: int,
-    beams: int,
-    eos: int,
-    penalty: float,
-    shortest: int,
-    ngram: int,
-) -> list[tuple[float, Text]]:
+def by_hand(model, prompt, *, longest, beams, eos, penalty, shortest, ngram):
     """Beam search on lists, as the definition says; it never stops before `beams` texts have ended."""
     alive = [(0.0, ())]
     ended = []

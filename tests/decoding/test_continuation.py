@@ -1,9 +1,5 @@
 """`model.generate`: a window that slides is the slow loop of its definition; options mean what `sample` and the search mean."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,7 +9,7 @@ from moving import moved
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 PAIRS = fr.AttentionConfig(kind="multilinear", cores=2, rank=5)
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "rotary": {"attention": fr.AttentionConfig(mix="position_wise")},
     "sinusoidal": {"position": "sinusoidal"},
     "learned": {"position": "learned"},
@@ -23,13 +19,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(**settings: Any) -> fr.LanguageModel:
+def build(**settings):
     torch.manual_seed(2)
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     return moved(fr.LanguageModel(fr.ModelConfig(**sizes, max_position_embeddings=7, **settings)).double().eval())
 
 
-def slow(model: fr.LanguageModel, prompt: list[int], count: int, window: int) -> list[int]:
+def slow(model, prompt, count, window):
     """The likeliest tokens, every one from a context that is read anew: the last `window` tokens, or half once it was full."""
     context, written = prompt[-window:], list(prompt)
     for _ in range(count):

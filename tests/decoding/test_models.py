@@ -1,14 +1,9 @@
 """Decoding with language models and translators: caches, padding and limits are what decoding takes them for."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from decoding_standin import PROMPTS
 from decoding_standin import padded as left_padded
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.decoding import MemoryReader, beam_search, sample
@@ -18,7 +13,7 @@ EOS, TARGETS, SOURCES = 0, 5, 9
 SENTENCES = [[3, 1, 7, 2, 8], [4], [6, 6, 2], [1, 2, 3, 4, 5, 6, 7]]
 
 
-def config(attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConfig:
+def config(attention=None, **keys):
     """A tiny translation model; `attention` of all its places, `encoder` and `decoder` as in a configuration."""
     encoder = {"vocab_size": SOURCES} | keys.pop("encoder", {})
     sizes = {
@@ -34,13 +29,13 @@ def config(attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConf
     )
 
 
-def translator(settings: fr.ModelConfig, dtype: torch.dtype = torch.float64) -> fr.Translator:
+def translator(settings, dtype=torch.float64):
     """With every parameter away from its start, where mixing does nothing."""
     torch.manual_seed(3)
     return moved(fr.Translator(settings).to(dtype).eval())
 
 
-MODELS: dict[str, fr.ModelConfig] = {
+MODELS = {
     "B, relative": config({"mix": "position_wise", "score": "relative", "cross_head": 0.5}, position="relative"),
     "adaptive, post-norm": config(norm="post", output=fr.OutputConfig(kind="adaptive", cutoffs=[2, 4])),
     "mixture, tied": config(output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, tied=True)),
@@ -50,7 +45,7 @@ MODELS: dict[str, fr.ModelConfig] = {
 }
 
 
-def padded(sentences: list[list[int]], longest: int | None = None, filler: int = EOS) -> tuple[Tensor, Tensor]:
+def padded(sentences, longest=None, filler=EOS):
     """Sentences with <eos>, padded on the right, and their mask."""
     width = longest or max(map(len, sentences)) + 1
     rows = [[*sentence, EOS] for sentence in sentences]
@@ -86,7 +81,7 @@ def test_a_batch_is_its_sentences_one_by_one(name):
 # -- language models ----------------------------------------------------------------------------------------------------
 
 
-def language_model(mix: str, position: str, **keys: Any) -> fr.LanguageModel:
+def language_model(mix, position, **keys):
     torch.manual_seed(1)
     sizes = {
         "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 16,

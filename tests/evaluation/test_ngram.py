@@ -1,7 +1,5 @@
 """The n-gram model against one that is written as its equations read, with dictionaries."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -19,7 +17,7 @@ TEXT = Path(__file__).resolve().parents[1] / "invented_text"
 VOCAB, START = 7, 0
 
 
-def draw_text(length: int, seed: int) -> np.ndarray:
+def draw_text(length, seed):
     """A text in which a word often depends on the two before it."""
     generator = np.random.default_rng(seed)
     words = [1, 2]
@@ -32,18 +30,16 @@ def draw_text(length: int, seed: int) -> np.ndarray:
 class Definition:
     """Interpolated Kneser-Ney of one order, word by word."""
 
-    def __init__(self, train: list[int], order: int, modified: bool) -> None:
+    def __init__(self, train, order, modified):
         padded = [START] * order + train
         ends = range(order, len(padded))
-        self.counts: dict[int, Counter[tuple[int, ...]]] = {
-            order: Counter(tuple(padded[i - order + 1 : i + 1]) for i in ends)
-        }
+        self.counts = {order: Counter(tuple(padded[i - order + 1 : i + 1]) for i in ends)}
         for n in range(order - 1, 0, -1):
             longer = {tuple(padded[i - n : i + 1]) for i in ends}
             self.counts[n] = Counter(gram[1:] for gram in longer)
         self.order, self.modified = order, modified
 
-    def discount(self, n: int, count: int) -> float:
+    def discount(self, n, count):
         number = Counter(self.counts[n].values())
         share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
         k = min(count, 3)
@@ -51,7 +47,7 @@ class Definition:
             return share
         return min(max(0.0, k - (k + 1) * share * number[k + 1] / number[k]), k)
 
-    def probability(self, word: int, history: tuple[int, ...], n: int | None = None) -> float:
+    def probability(self, word, history, n=None):
         n = self.order if n is None else n
         if n == 0:
             return 1 / VOCAB

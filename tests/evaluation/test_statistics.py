@@ -1,7 +1,5 @@
 """Statistics against scipy and hand computation; intervals cover the truth as often as they say."""
 
-from __future__ import annotations
-
 import math
 import statistics as exact
 

@@ -1,7 +1,5 @@
 """Scores of tasks against their definitions written out here, sacreBLEU, scikit-learn and scipy."""
 
-from __future__ import annotations
-
 import math
 import random
 import warnings
@@ -34,7 +32,7 @@ SENTENCE = "a man rides the red bike , in front of two dogs . Frau läuft &quot;
 WORDS = SENTENCE.split()
 
 
-def sentences(count: int, seed: int, *, noise: float = 0.3) -> tuple[list[str], list[str]]:
+def sentences(count, seed, *, noise=0.3):
     """Hypotheses and references: every word of a reference is kept, dropped, changed, or doubled."""
     drawn = random.Random(seed)
     references = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 14))] for _ in range(count)]
@@ -48,7 +46,7 @@ def sentences(count: int, seed: int, *, noise: float = 0.3) -> tuple[list[str], 
     return [" ".join(words) for words in hypotheses], [" ".join(words) for words in references]
 
 
-def bleu_by_definition(hypotheses: list[str], references: list[str]) -> float:
+def bleu_by_definition(hypotheses, references):
     """Papineni et al. 2002 with one reference, written out: clipped counts by searching lists, no counters."""
     precisions, c, r = [], 0, 0
     for n in (1, 2, 3, 4):

@@ -1,7 +1,5 @@
 """The examples run, offline, and say what they are there to show."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.full
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, *words: str) -> str:
+def run(name, *words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=300, env=environment
@@ -23,7 +21,7 @@ def run(name: str, *words: str) -> str:
     return done.stdout
 
 
-def figure(said: str, before: str) -> float:
+def figure(said, before):
     found = re.search(rf"{before}:?\s+([0-9.]+)", said)
     assert found is not None, said
     return float(found[1])

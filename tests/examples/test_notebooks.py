@@ -1,10 +1,7 @@
 """The notebooks run from the first cell to the last, with fewer updates than a reader makes, and show what they say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pytest
@@ -14,7 +11,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 
 
 @pytest.fixture
-def names(request, tmp_path, monkeypatch) -> dict[str, Any]:
+def names(request, tmp_path, monkeypatch):
     """Names that the cells of a notebook define."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")

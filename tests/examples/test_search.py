@@ -1,12 +1,9 @@
 """The search with Optuna, at a tiny size."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,7 +15,7 @@ pytest.importorskip("optuna", reason="optuna is not installed")
 MODEL = "model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}\n"
 
 
-def load_example() -> ModuleType:
+def load_example():
     spec = importlib.util.spec_from_file_location("search_with_optuna", ROOT / "examples" / "search_with_optuna.py")
     assert spec is not None
     assert spec.loader is not None

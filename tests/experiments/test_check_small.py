@@ -1,7 +1,5 @@
 """Every row of every recipe can be made small, and keeps its mechanisms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

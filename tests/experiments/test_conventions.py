@@ -1,11 +1,8 @@
 """A run on lines that begin with <sos>: both counts of tokens, the last checkpoint beside the best, and what is written."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def run(folder: Path, *overrides: str) -> dict[str, Any]:
+def run(folder, *overrides):
     """A training of a few steps on lines of made-up words."""
     drawn = np.random.default_rng(0)
     for split, lines in (("train", 80), ("valid", 12), ("test", 15)):
@@ -35,7 +32,7 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
     return train(resolved, folder / "run", quiet=True, say=lambda line: None)
 
 
-def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int, int]:
+def by_hand(folder, checkpoint, split):
     """Nats of a split token by token, its tokens, and how many of them are <sos>."""
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     model, ids = fr.LanguageModel.load(folder, checkpoint).eval(), corpus.ids(split).tolist()
@@ -50,7 +47,7 @@ def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int, int]
 
 
 @pytest.fixture(scope="module")
-def worse(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def worse(tmp_path_factory):
     """A run whose last steps spoil it: the best checkpoint is not the last."""
     folder = tmp_path_factory.mktemp("worse")
     schedule = [
@@ -80,11 +77,7 @@ def test_best_and_last_checkpoint_and_both_counts(worse):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "read"),
-    [
-        ("", ["<eos>", "<sos>"]),
-        ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"]),
-    ],
+    ("prompt", "read"), [("", ["<eos>", "<sos>"]), ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"])]
 )
 def test_what_is_written_begins_a_line(worse, prompt, read, monkeypatch):
     folder, _ = worse
@@ -92,7 +85,7 @@ def test_what_is_written_begins_a_line(worse, prompt, read, monkeypatch):
     seen = []
     forward = fr.LanguageModel.forward
 
-    def watched(model: fr.LanguageModel, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def watched(model, input_ids, *args, **options):
         seen.append(input_ids[0].tolist())
         return forward(model, input_ids, *args, **options)
 

@@ -1,14 +1,9 @@
 """A run folder on a hostile disk: what was changed in it is refused by name, and no figure changes without a word."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,12 +16,12 @@ from fullrank.core.errors import InputError
 from fullrank.experiments.run import average, evaluate, resume, train
 
 
-def silent(text: str) -> None:
+def silent(text):
     pass
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory) -> Path:
+def pristine(tmp_path_factory):
     """A finished run of words, its text and its cache; tests work on a copy that they find at the same place."""
     place = tmp_path_factory.mktemp("pristine")
     draw = random.Random(0)
@@ -51,25 +46,25 @@ def pristine(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(pristine) -> Iterator[Path]:
+def run(pristine):
     """A copy of the run."""
     shutil.copytree(pristine / "kept", pristine / "here", symlinks=True)
     yield pristine / "here" / "run"
     shutil.rmtree(pristine / "here")
 
 
-def nll(run: Path, **options: Any) -> float:
+def nll(run, **options):
     return float(evaluate(run, "test", device_name="cpu", say=silent, **options)["nll"])
 
 
-def edit(path: Path, change: Callable[[Any], object]) -> None:
+def edit(path, change):
     """Change the plain values in a YAML or JSON file in place."""
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     change(values)
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
-def unfinished(run: Path) -> Path:
+def unfinished(run):
     """The run as it was before its end."""
     (run / "result.json").unlink()
     return run

@@ -1,7 +1,5 @@
 """The demo, very short: two rows trained on equal terms, table and report, and resuming after a stop."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,18 +1,15 @@
 """Findings of `fullrank diagnose` on models whose bottleneck is known."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.comparison.runs import read_run
-from fullrank.experiments.diagnose import CHECKS, Finding, Subject, unigram_perplexity
+from fullrank.experiments.diagnose import CHECKS, Subject, unigram_perplexity
 from fullrank.models import open_model
 from fullrank.text import Text
 
@@ -23,13 +20,13 @@ BY_NAME = {check.name: check for check in CHECKS}
 class LooksBack(nn.Module):
     """Predicts with certainty the token that stands `distance` places before the one wanted, where it can see it."""
 
-    def __init__(self, distance: int) -> None:
+    def __init__(self, distance):
         super().__init__()
         self.distance = distance
         self.config = SimpleNamespace(vocab_size=VOCABULARY)
         self.otherwise = nn.Embedding(VOCABULARY, VOCABULARY)  # logits where it cannot
 
-    def forward(self, ids: Tensor) -> SimpleNamespace:
+    def forward(self, ids):
         logits = self.otherwise(ids).detach()
         back = self.distance - 1
         if back < ids.shape[1]:
@@ -37,7 +34,7 @@ class LooksBack(nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def diagnosed(distance: int, length: int) -> tuple[str, dict[str, float], int]:
+def diagnosed(distance, length):
     text = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:PERIOD].repeat(length * 5).tolist()
     found = BY_NAME["context"].examine(Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
     return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
@@ -67,7 +64,7 @@ def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts():
     assert unigram_perplexity(tokens) == pytest.approx(math.exp(nll / len(tokens)))
 
 
-def examined(name: str, folder: Path, train: list[float], valid: list[float], fourgrams: float = 200.0) -> Finding:
+def examined(name, folder, train, valid, fourgrams=200.0):
     """The finding on a run with these perplexities every 10 steps; its test perplexity is 100."""
     lines = [
         {"step": 10 * place, "split": split, "nll": math.log(perplexity), "ppl": perplexity}

@@ -1,10 +1,6 @@
 """Fine-tuning on GLUE: the same updates as a loop written here, the same figures as the equations, nothing lost."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +12,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.config.finetune import GLUE
 from fullrank.config.load import Resolved, build_any
-from fullrank.data.padded_batches import ExampleBatch, ExampleBatches
-from fullrank.data.tasks import TaskSplit
+from fullrank.data.padded_batches import ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
@@ -27,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     """A folder with an encoder without dropout, one with, and task files."""
     folder = tmp_path_factory.mktemp("finetuning")
     tiny_encoder(folder / "still", dropout=0.0)
@@ -38,12 +33,12 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(place) -> tuple[Path, dict[str, Any]]:
+def finished(place):
     """The folder of a run, and its result."""
     return place / "run", run(settings(place), place / "run")
 
 
-def settings(place: Path, name: str = "glue/cola", encoder: str = "encoder", **train: Any) -> dict[str, Any]:
+def settings(place, name="glue/cola", encoder="encoder", **train):
     return {
         "model": {"pretrained": str(place / encoder), "attention": {"mix": "position_wise"}},
         "data": {"name": name, "dir": str(place / "glue"), "max_length": 32},
@@ -51,7 +46,7 @@ def settings(place: Path, name: str = "glue/cola", encoder: str = "encoder", **t
     }
 
 
-def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run(raw, folder):
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
@@ -98,12 +93,12 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     )
 
 
-def columns_of(split: TaskSplit) -> tuple[list[tuple[str, ...]], torch.Tensor]:
+def columns_of(split):
     texts, labels = zip(*split.rows, strict=True)
     return list(texts), torch.tensor(labels)
 
 
-def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor:
+def logits_of_batch(model, batch):
     logits = model(**batch.inputs).logits
     return logits
 

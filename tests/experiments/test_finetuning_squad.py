@@ -1,12 +1,9 @@
 """Fine-tuning on SQuAD: the loss from its equation, figures from the files of predictions, and a span that can be learned."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 
 
-def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, seed: int = 0) -> Path:
+def write_squad(folder, version, *, train=48, dev=16, seed=0):
     """Files in which the answer is the colour in the context; in v2 some contexts have none."""
     generator = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +48,7 @@ def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, s
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("squad")
     tiny_encoder(folder / "encoder", dropout=0.0)
     write_squad(folder / "squad", "1.1")
@@ -59,7 +56,7 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def settings(place: Path, name: str = "squad", **train: Any) -> dict[str, Any]:
+def settings(place, name="squad", **train):
     return {
         "model": {"pretrained": str(place / "encoder"), "attention": {"mix": "position_wise"}},
         "data": {"name": name, "dir": str(place), "max_length": 16, "doc_stride": 4},
@@ -67,7 +64,7 @@ def settings(place: Path, name: str = "squad", **train: Any) -> dict[str, Any]:
     }
 
 
-def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run(raw, folder):
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
@@ -105,12 +102,12 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place)
     assert model.qa_outputs.weight.grad.abs().sum() > 0
 
 
-def f1(predicted: list[str], wanted: list[str]) -> float:
+def f1(predicted, wanted):
     common = sum((Counter(predicted) & Counter(wanted)).values())
     return 2 * common / (len(predicted) + len(wanted)) if common else float(predicted == wanted)
 
 
-def plain(text: str) -> list[str]:
+def plain(text):
     """Words without the articles; these files have no capitals and no punctuation."""
     return [word for word in text.split() if word not in ("a", "the")]
 

@@ -3,10 +3,7 @@
 `make faults` does the same to more kinds of runs, at random moments.
 """
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from tiny_causal import tiny_causal, write_text
 MEMORY = "memory, Skip-Retain, cross-head"
 
 
-def kill_when(folder: Path, lines: int, *words: object, verb: str = "train") -> None:
+def kill_when(folder, lines, *words, verb="train"):
     """Start a training, and kill it when so many lines of metrics and a checkpoint are there."""
     process = forked.start(verb, *words, "--quiet")
     end, metrics = time.monotonic() + 200, folder / "metrics.jsonl"
@@ -32,7 +29,7 @@ def kill_when(folder: Path, lines: int, *words: object, verb: str = "train") -> 
     assert not (folder / "result.json").exists()
 
 
-def finish(*words: object, verb: str = "train") -> None:
+def finish(*words, verb="train"):
     """Train to the end, in a process as the killed one is: the last digits may vary with what a process did before."""
     process = forked.start(verb, *words, "--quiet")
     process.join()

@@ -1,13 +1,8 @@
 """The policies for little data of `examples/little_data.py`, each against its equation."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
-from collections.abc import Mapping
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +17,7 @@ from fullrank.analysis.size import parameters_by_part
 from fullrank.config.load import build
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.data.batches import Batch, Part, Streams
+from fullrank.data.batches import Streams
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import resume
 from fullrank.experiments.task import begin_pass
@@ -33,7 +28,7 @@ from fullrank.training.device import begin_draws, end_draws
 # -- value residuals ---------------------------------------------------------------------------------------------------
 
 
-def residual_model(norm: str = "pre", **changes: object) -> fr.LanguageModel:
+def residual_model(norm="pre", **changes):
     torch.manual_seed(2)
     config = fr.ModelConfig(
         vocab_size=11, hidden_size=12, num_attention_heads=3, head_dim=5, num_hidden_layers=3, position="sinusoidal", norm=norm,
@@ -77,7 +72,7 @@ def test_kept_values_follow_the_first_layers_parameters():
 # -- parts that only training has ---------------------------------------------------------------------------------------
 
 
-def tied(kind: str, **options: Any) -> fr.LanguageModel:
+def tied(kind, **options):
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
     output = fr.OutputConfig(kind=kind, tied=True, **options)
     found = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()
@@ -126,7 +121,7 @@ def test_parts_of_training_are_not_saved_with_the_model(tmp_path):
     assert set(fr.LanguageModel.load(tmp_path).state_dict()) == names
 
 
-def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: Part | None = None) -> torch.Tensor:
+def masked_inputs(model, batch, number=1, part=None):
     """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
     seen = []
     handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
@@ -169,13 +164,13 @@ def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch):
 
 
 @pytest.fixture(scope="module")
-def teacher(text, tmp_path_factory) -> Path:
+def teacher(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher") / "elder"
     trained(folder, configuration(text, steps=3))
     return folder
 
 
-def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+def taught(text, teacher, model=MODEL, **options):
     return configuration(
         text, model, steps=10, parts={"distill": {"run": str(teacher), "weight": 0.25, "temperature": 2.0}}, **options
     )

@@ -1,14 +1,11 @@
 """Runs as models of lm-eval: its requests against code written here, its figures against those of `fullrank eval`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -38,7 +35,7 @@ each_kind = pytest.mark.parametrize("name", ["word", "byte"])
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
+def runs(tmp_path_factory):
     """A run of every kind on the same small text, trained for a few steps."""
     folder = write_text(tmp_path_factory.mktemp("lm_eval"), sentences=160)
     found = {}
@@ -51,18 +48,18 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def asked(*pairs: tuple[Any, ...]) -> list[Any]:
+def asked(*pairs):
     return [SimpleNamespace(args=pair) for pair in pairs]
 
 
-def model_of(folder: Path, **settings: Any) -> FullRankLM:
+def model_of(folder, **settings):
     return FullRankLM(path=str(folder), device="cpu", **settings)
 
 
 # -- log-likelihood ---------------------------------------------------------------------------------------------------
 
 
-def loop(folder: Path, context: str, continuation: str, segment: int) -> tuple[float, bool]:
+def loop(folder, context, continuation, segment):
     """log p(continuation | context) token by token, from logits; without memory the last `segment` tokens are read."""
     tokenizer, model = load_tokenizer(folder), fr.LanguageModel.load(folder)
     before, text = len(tokenizer.encode(context)), [tokenizer.start_id, *tokenizer.encode(context + continuation)]
@@ -104,7 +101,7 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs, name):
 # -- perplexity -------------------------------------------------------------------------------------------------------
 
 
-PROTOCOLS: list[Any] = [
+PROTOCOLS = [
     ("word", {"context": 5, "stride": 3}),
     ("byte", {}),
     ("byte", {"streams": 4}),
@@ -112,7 +109,7 @@ PROTOCOLS: list[Any] = [
 ]
 
 
-def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def as_eval(folder, settings):
     """The figures of `fullrank eval` with the same settings; its batch size is that of streams."""
     flags = {key: value for key, value in settings.items() if key != "streams"}
     return evaluate(folder, "test", **flags, batch_size=settings.get("streams", 1), device_name="cpu")
@@ -154,7 +151,7 @@ def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
     options = {"model_args": {"path": str(runs["byte"])}, "tasks": ["whole_split"], "device": "cpu"}
     results = []
 
-    def evaluate_task() -> None:
+    def evaluate_task():
         results.append(simple_evaluate("fullrank", **options, task_manager=manager, bootstrap_iters=0))
 
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", evaluate_task)

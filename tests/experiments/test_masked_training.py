@@ -1,11 +1,8 @@
 """Masked language modelling from a configuration to figures: what is learnt, measured, resumed, and said of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +27,14 @@ MODEL = {
 }  # fmt: skip
 
 
-def masked(text: Path, **options: Any) -> dict[str, Any]:
+def masked(text, **options):
     sizes = {"batch_size": 16, "segment_length": 24, "learning_rate": 0.005}
     raw = configuration(text, MODEL, objective="masked", **sizes | options)
     return raw | {"eval": {"every_steps": 50, "batch_size": 7}}
 
 
 @pytest.fixture(scope="module")
-def run(text, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def run(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "masked"
     penalties = {"orthogonality": 1e-3, "overlap": 1e-4, "label_smoothing": 0.01}
     return folder, trained(folder, masked(text, steps=120, **penalties))[0]
@@ -55,7 +52,7 @@ def test_it_learns_from_both_sides(run):
     assert result["tokens_seen"] == epochs * 12_000 + more * 16 * 24, "all tokens that are read count as seen"
 
 
-def by_hand(folder: Path, split: str, seed: int = 0) -> tuple[float, int, int]:
+def by_hand(folder, split, seed=0):
     """Nats, tokens and hits of a run, one block at a time, from logits."""
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     model = fr.MaskedLanguageModel.load(folder)
@@ -102,7 +99,7 @@ def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
     asked = {}
     original = MaskedObjective.__call__
 
-    def watched(self: MaskedObjective, batch: MaskedBatch, carry: Any, place: TrainingPosition) -> Any:
+    def watched(self, batch, carry, place):
         asked.setdefault(self.options.seed, []).append(batch.at.tolist())
         return original(self, batch, carry, place)
 
@@ -142,7 +139,7 @@ def test_the_objective():
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
 
 
-WRONG: list[dict[str, Any]] = [
+WRONG = [
     {"train": {"mlm_probability": 0.0}},
     {"train": {"random_replace_prob": 0.3}},
     {"model": {"memory_length": 8}},

@@ -1,11 +1,6 @@
 """Training with memory, Skip-Retain, phases: the real model in the real loop."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +25,7 @@ PLAIN = {**MODEL, "memory_length": 0}
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
+def text(tmp_path_factory):
     """Letters drawn at random, each small and then large: what is masked can be told from the token beside it."""
     folder = tmp_path_factory.mktemp("text")
     generator = torch.Generator().manual_seed(0)
@@ -40,7 +35,7 @@ def text(tmp_path_factory) -> Path:
     return folder
 
 
-def configuration(text: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+def configuration(text, model=MODEL, **options):
     files = {split: str(text / f"{split}.txt") for split in ("train", "valid", "test")}
     return {
         "model": dict(model),
@@ -53,14 +48,14 @@ def configuration(text: Path, model: Mapping[str, Any] = MODEL, **options: Any) 
     }  # fmt: skip
 
 
-def trained(folder: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
+def trained(folder, raw):
     result = train(Resolved(build(raw), "test"), folder, quiet=True, say=lambda _: None)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return result, lines, (folder / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
-def plain(text, tmp_path_factory) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
+def plain(text, tmp_path_factory):
     """Training without phases."""
     return trained(tmp_path_factory.mktemp("plain") / "run", configuration(text, steps=20))
 
@@ -75,7 +70,7 @@ def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain, text, tmp
     assert list(kept[0]["ms_per_step"]) == ["skip_retain", "vanilla"]
 
 
-def small(**train_options: Any) -> tuple[fr.LanguageModel, CausalObjective]:
+def small(**train_options):
     torch.manual_seed(0)
     model = build({"model": {**MODEL, "vocab_size": 30, "dropout": {}, "attention": {"score": "relative"}}}).model
     made = fr.LanguageModel(model).train()

@@ -1,17 +1,14 @@
 """Models whose tokens see later ones: what is measured of them, against one pass for each segment, window or token."""
 
-from __future__ import annotations
-
 import math
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fullrank as fr
-from fullrank.experiments.measure import Evaluation, EvaluationProtocol, measure
+from fullrank.experiments.measure import EvaluationProtocol, measure
 from moving import moved
 
 START, VOCABULARY, LONGEST = 3, 11, 8
@@ -19,7 +16,7 @@ IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
 INPUTS = [START, *IDS.tolist()]  # the input of token n is the token before it
 
 
-def build(published: bool = True, relative: bool = False) -> fr.LanguageModel:
+def build(published=True, relative=False):
     torch.manual_seed(0)
     causal = {"causal": "as_published", "not_next_token_perplexity": True} if published else {}
     attention = fr.AttentionConfig(
@@ -34,18 +31,18 @@ def build(published: bool = True, relative: bool = False) -> fr.LanguageModel:
     return moved(model, 0.3).eval()
 
 
-def nll(model: fr.LanguageModel, first: int, end: int) -> list[float]:
+def nll(model, first, end):
     """-log p of tokens first .. end - 1, from one pass over their inputs and nothing else."""
     with torch.no_grad():
         log_p = model(torch.tensor([INPUTS[first:end]])).logits[0].log_softmax(-1)
     return [-float(log_p[place, IDS[first + place]]) for place in range(end - first)]
 
 
-def found(model: fr.LanguageModel, batch_size: int, **protocol: Any) -> Evaluation:
+def found(model, batch_size, **protocol):
     return measure(model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START)
 
 
-def check(evaluation: Evaluation, every: list[float], lasts: list[float] | None) -> None:
+def check(evaluation, every, lasts):
     assert evaluation.tokens == len(every)
     assert evaluation.nll == pytest.approx(math.fsum(every), rel=1e-12)
     if lasts is None:

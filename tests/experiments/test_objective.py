@@ -1,7 +1,5 @@
 """The training objective: nll, label smoothing and penalties, against what they are made of."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -17,7 +15,7 @@ from moving import moved
 
 
 @pytest.fixture
-def model() -> fr.LanguageModel:
+def model():
     attention = fr.AttentionConfig(mix="position_wise")
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
     found = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()
@@ -25,7 +23,7 @@ def model() -> fr.LanguageModel:
 
 
 @pytest.fixture
-def batch() -> Batch:
+def batch():
     weights = torch.ones(3, 7)
     weights[2, 4:] = 0
     return Batch(torch.randint(13, (3, 7)), torch.randint(13, (3, 7)), weights)
@@ -63,7 +61,7 @@ def test_the_penalties_of_the_last_hidden_states(alpha, beta):
     batch = Batch(ids[:, :-1], ids[:, 5:])  # 4 inputs are context, 7 are predicted
     options = TrainConfig(steps=1, activation_regularization=alpha, temporal_regularization=beta)
 
-    def loss(options: TrainConfig) -> torch.Tensor:
+    def loss(options):
         torch.manual_seed(1)
         return CausalObjective(model.train(), options)(batch, {}, TrainingPosition(1)).value
 

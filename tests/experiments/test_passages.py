@@ -1,10 +1,5 @@
 """Texts scored side by side against a loop that reads one token at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +12,7 @@ from moving import moved
 
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "learned": {
         "position": "learned",
         "max_position_embeddings": 50,
@@ -26,10 +21,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "rotary": {"position": "rotary"},
     "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
 }
-XL: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 6}
+XL = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 6}
 
 
-def build(**settings: Any) -> fr.LanguageModel:
+def build(**settings):
     """A small model in float64 whose every parameter matters."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
@@ -37,15 +32,13 @@ def build(**settings: Any) -> fr.LanguageModel:
     return moved(model, 0.3).eval()
 
 
-def log_probs_after(model: fr.LanguageModel, read: list[int]) -> torch.Tensor:
+def log_probs_after(model, read):
     """log p of what follows these tokens, read at once."""
     with torch.no_grad():
         return model(torch.tensor([read])).logits[0, -1].log_softmax(-1)
 
 
-def by_hand(
-    model: fr.LanguageModel, text: list[int], first: Callable[[int], int], scored: int = 1
-) -> tuple[float, bool]:
+def by_hand(model, text, first, scored=1):
     """nll of tokens `scored` .. of text (start mark included), each in a pass of its own that begins at token first(n)."""
     nll, greedy = 0.0, True
     for n in range(scored, len(text)):
@@ -78,10 +71,7 @@ def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name, context
     model = build(**MODELS[name])
     kind = "window" if context else "blocks"
     protocol = EvaluationProtocol(
-        kind=kind,
-        segment_length=context + stride,
-        context=context or None,
-        stride=stride if context else None,
+        kind=kind, segment_length=context + stride, context=context or None, stride=stride if context else None
     )
     pieces = [passages(text, protocol, START) for text in TEXTS]
     scores = iter(score(model, [p for some in pieces for p in some], segment_length=context + stride, batch_size=4))

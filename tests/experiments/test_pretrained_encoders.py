@@ -1,16 +1,10 @@
 """Encoders for `model.pretrained`: other families, checkpoints of other tasks, and injected ones."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
-from fullrank.config.finetune import GLUE, GlueTask, GraftConfig, PretrainedConfig
+from fullrank.config.finetune import GLUE, GraftConfig, PretrainedConfig
 from fullrank.experiments.finetuning import encode, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
 
@@ -19,20 +13,20 @@ transformers = pytest.importorskip("transformers")
 TEXTS = ["the cat", "a red dog sleeps", "old bird not sings the blue a", "cat"]
 
 
-def examples(texts: list[str]) -> list[tuple[str, ...]]:
+def examples(texts):
     return [(text,) for text in texts]
 
 
-def logits_of(model: Any, encoded: Any, batch_size: int) -> torch.Tensor:
+def logits_of(model, encoded, batch_size):
     return torch.stack(logits_by_example(model, encoded, batch_size, lambda model, batch: model(**batch.inputs).logits))
 
 
-def load(folder: Path, num_labels: int = 2, **graft: Any) -> Any:
+def load(folder, num_labels=2, **graft):
     config = PretrainedConfig(pretrained=str(folder), attention=GraftConfig(**graft))
     return load_pretrained(config, "classification", num_labels=num_labels)
 
 
-def tiny_gpt2(folder: Path, **tokenizer: bool) -> Path:
+def tiny_gpt2(folder, **tokenizer):
     tiny_tokenizer(folder, **tokenizer)
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=4, n_positions=32, bos_token_id=None,
@@ -75,7 +69,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def classifier(folder: Path, names: Sequence[str], family: str = "bert", **settings: Any) -> Any:
+def classifier(folder, names, family="bert", **settings):
     """A model of random weights whose output layer has labels of these names."""
     tiny_tokenizer(folder)
     prefix, sizes = FAMILIES[family]
@@ -92,7 +86,7 @@ def classifier(folder: Path, names: Sequence[str], family: str = "bert", **setti
     return model
 
 
-def opened(folder: Path, task: GlueTask) -> Any:
+def opened(folder, task):
     return load_pretrained(
         PretrainedConfig(pretrained=str(folder)), "classification", num_labels=task.outputs, labels=task.labels
     )

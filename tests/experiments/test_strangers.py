@@ -1,10 +1,6 @@
 """Folders of strangers: what their files name is a folder or a model of the hub, and never code that is run."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +13,7 @@ from fullrank.hf.load import load_named  # noqa: E402
 EVIL = "from pathlib import Path\n\nPath(__file__).with_name('ran').touch()\n\n\ndef make():\n    return None\n"
 
 
-def tiny(folder: Path) -> Any:
+def tiny(folder):
     """A GPT-2 of one layer, saved in `folder`."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -29,7 +25,7 @@ def tiny(folder: Path) -> Any:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch):
     """A working directory with a module that leaves a file where it is imported, and the model `base`."""
     (tmp_path / "evil.py").write_text(EVIL, encoding="utf-8")
     tiny(tmp_path / "base")

@@ -1,12 +1,8 @@
 """Fine-tuning of a causal model on a text: losses by transformers itself, resume to the byte, adapters, bad input."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causal")
     text = write_text(folder / "book.txt")
     for kind in ("gpt2", "llama"):
@@ -40,7 +36,7 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def settings(place: Path, kind: str = "gpt2", attention: Mapping[str, Any] = B, **train: Any) -> dict[str, Any]:
+def settings(place, kind="gpt2", attention=B, **train):
     return {
         "model": {"pretrained": str(place / kind), "attention": dict(attention)},
         "data": {"train": str(place / "book.txt"), "cache": str(place / "cache")},
@@ -52,18 +48,18 @@ def settings(place: Path, kind: str = "gpt2", attention: Mapping[str, Any] = B, 
     }  # fmt: skip
 
 
-def run(raw: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
+def run(raw, folder, **options):
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None, **options)
 
 
 @pytest.fixture(scope="module")
-def finished(place) -> Path:
+def finished(place):
     folder = place / "finished"
     run(settings(place, mixing_learning_rate=0.1, keep_checkpoints=2) | {"eval": {"every_steps": 4}}, folder)
     return folder
 
 
-def call(*words: object) -> Any:
+def call(*words):
     return CliRunner().invoke(load(), list(map(str, words)), catch_exceptions=False)
 
 
@@ -157,7 +153,7 @@ def test_training_lowers_the_loss_and_the_model_is_saved_whole(place, finished):
     assert isinstance(load_tokenizer(finished), PretrainedTokenizer)
 
 
-def state_of(folder: Path) -> tuple[bytes, list[dict[str, torch.Tensor]], dict[str, Any]]:
+def state_of(folder):
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     figures = {key: result[key] for key in ("final", "last", "best", "before", "steps", "tokens_seen")}
     files = [folder / "checkpoints" / link / "model.safetensors" for link in ("last", "best")]

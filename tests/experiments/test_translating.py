@@ -1,10 +1,5 @@
 """Lines to translations: what each line gets is what the search gives for it alone."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,13 +12,13 @@ from translation_runs import LINES, languages, write_run
 SENTENCES = [[2, 3, 4], [5, 6], [7, 7, 7, 7, 7, 2], [3], [2, 9]]
 
 
-def alone(model: fr.Translator, ids: list[int], longest: int, **options: Any) -> Any:
+def alone(model, ids, longest, **options):
     reader = model.of_source(model.encode(torch.tensor([[*ids, 0]])))
     return beam_search(reader, torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=longest, eos_id=0, **options)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[Path, fr.Translator]:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine"
     return folder, write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
 

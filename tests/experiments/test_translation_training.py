@@ -1,11 +1,7 @@
 """A translation run with everything training has for it: the best checkpoint by BLEU, the last checkpoints averaged."""
 
-from __future__ import annotations
-
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +18,7 @@ WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird"
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> Path:
+def config(tmp_path_factory):
     """Sentences of five words, each translated by a word, in the order of the source."""
     folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
     for split, count in (("train", 240), ("valid", 24), ("test", 12)):
@@ -47,12 +43,12 @@ def config(tmp_path_factory) -> Path:
     return file
 
 
-def run(config: Path, folder: Path) -> dict[str, Any]:
+def run(config, folder):
     return train(resolve(str(config)), folder, quiet=True, say=lambda text: None)
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory) -> Path:
+def whole(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(config, folder)
     return folder
@@ -82,7 +78,7 @@ def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, 
     assert f"|tok:{tokens}|" in figures["bleu_signature"]
 
 
-def lines(folder: Path, split: str) -> list[dict[str, Any]]:
+def lines(folder, split):
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in found if line["split"] == split]
 

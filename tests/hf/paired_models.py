@@ -1,22 +1,17 @@
 """Pairs of models, with parameters away from their start: one of Hugging Face's kind, and the same one of ours."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fullrank as fr
 from moving import moved
 
 VOCABULARY, EOS = 23, 2
-IDS: dict[str, int] = {"eos_token_id": EOS, "bos_token_id": EOS, "pad_token_id": EOS}
-MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+IDS = {"eos_token_id": EOS, "bos_token_id": EOS, "pad_token_id": EOS}
+MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
 
 
-def small(**settings: Any) -> fr.ModelConfig:
+def small(**settings):
     """Two narrow layers; an option of attention is given as `attention=dict(...)`, of the output as `output=dict(...)`."""
     attention = fr.AttentionConfig(**settings.pop("attention", {}))
     output = fr.OutputConfig(**settings.pop("output", {}))
@@ -27,10 +22,10 @@ def small(**settings: Any) -> fr.ModelConfig:
     return fr.ModelConfig(**sizes | settings)
 
 
-XL: dict[str, Any] = {"position": "relative", "attention": {"score": "relative", "mix": "position_wise"}}
+XL = {"position": "relative", "attention": {"score": "relative", "mix": "position_wise"}}
 
 # one of each kind of state that a text leaves behind
-CAUSAL: dict[str, fr.ModelConfig] = {
+CAUSAL = {
     "keys and values": small(attention={"mix": "position_wise", "normalize": "sigsoftmax"}),
     "rotary, mixture": small(position="rotary", output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
     "keys of distances": small(**XL),
@@ -57,7 +52,7 @@ kinds = pytest.mark.parametrize(
 )
 
 
-def pair(config: fr.ModelConfig, **options: Any) -> tuple[Any, nn.Module]:
+def pair(config, **options):
     """(model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)
     hf_model = moved(fr.FullRankForCausalLM(fr.FullRankConfig.of(config, **IDS | options))).eval()
@@ -66,13 +61,13 @@ def pair(config: fr.ModelConfig, **options: Any) -> tuple[Any, nn.Module]:
     return hf_model, own.eval()
 
 
-def tokens(rows: int = 2, length: int = 7, seed: int = 5) -> Tensor:
+def tokens(rows=2, length=7, seed=5):
     """Without <eos>, which would end a text."""
     drawn = torch.randint(VOCABULARY - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
     return drawn + (drawn >= EOS)
 
 
-def padded(texts: list[Tensor], side: str = "left") -> tuple[Tensor, Tensor]:
+def padded(texts, side="left"):
     """Texts (1, N_i) as one batch and its mask."""
     longest = max(text.shape[1] for text in texts)
     ids = torch.full((len(texts), longest), EOS)
@@ -84,7 +79,7 @@ def padded(texts: list[Tensor], side: str = "left") -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def masked_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.MaskedLanguageModel]:
+def masked_of(config, **options):
     """(masked language model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)
     hf_model = moved(fr.FullRankForMaskedLM(fr.FullRankConfig.of(config, objective="masked", **options))).eval()

@@ -4,15 +4,11 @@ transformers computes norms, angles, slopes and softmax in fp32 whatever the mod
 with fp64 in their place, so that outputs and every gradient have to agree to 1e-10.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -39,7 +35,7 @@ Tensors = dict[str, Tensor]
 class DoubleTorch(ModuleType):
     """torch, whose fp32 is fp64."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(torch, {"float32": "float64", "float": "float64"}.get(name, name))
 
 
@@ -49,7 +45,7 @@ def in_double(monkeypatch):
         monkeypatch.setattr(module, "torch", DoubleTorch("torch"))
     buckets = T5Attention._relative_position_bucket
 
-    def in_single(*arguments: Any, **options: Any) -> Tensor:  # T5's buckets are those of fp32
+    def in_single(*arguments, **options):  # T5's buckets are those of fp32
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "float", single)
             return buckets(*arguments, **options)
@@ -61,7 +57,7 @@ def in_double(monkeypatch):
     torch.manual_seed(3)
 
 
-def start(model: nn.Module) -> Any:
+def start(model):
     """Random numbers everywhere, around 1 in the norms."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -69,7 +65,7 @@ def start(model: nn.Module) -> Any:
     return model.double().eval()
 
 
-def rename(theirs: Tensors, names: dict[str, str]) -> Tensors:
+def rename(theirs, names):
     """Tensors under our names; {i} stands for the number of a layer."""
     ours = {}
     for number in range(LAYERS):
@@ -77,7 +73,7 @@ def rename(theirs: Tensors, names: dict[str, str]) -> Tensors:
     return ours
 
 
-def compare(theirs: Any, ours: nn.Module, translate: Callable[[Tensors], Tensors], calls: list[Any]) -> None:
+def compare(theirs, ours, translate, calls):
     """Logits and the gradients of all parameters under a random cotangent."""
     missing = ours.load_state_dict(translate(theirs.state_dict()), strict=True)
     assert not missing.missing_keys
@@ -95,7 +91,7 @@ def compare(theirs: Any, ours: nn.Module, translate: Callable[[Tensors], Tensors
         assert size > 0 or name.endswith("key.bias"), name
 
 
-def our_model(**options: Any) -> fr.LanguageModel:
+def our_model(**options):
     attention = {"bias": False, **options.pop("attention", {})}
     sizes = {"vocab_size": VOCABULARY, "hidden_size": E, "num_hidden_layers": LAYERS, "intermediate_size": INNER,
              "output": fr.OutputConfig(bias=False)}  # fmt: skip
@@ -134,7 +130,7 @@ BLOCK = {"num_attention_heads": 6, "head_dim": 4, "norm_type": "rms_norm", "laye
          "mlp_bias": False, "rope_theta": 500.0}  # fmt: skip
 
 
-def from_llama(theirs: Tensors, names: dict[str, str] = LLAMA) -> Tensors:
+def from_llama(theirs, names=LLAMA):
     ours = rename(theirs, names)
     for i in range(LAYERS):
         parts = [theirs[f"model.layers.{i}.mlp.{name}_proj.weight"] for name in ("gate", "up")]
@@ -189,7 +185,7 @@ def test_falcon(heads, shared):
         )
     )  # fmt: skip
 
-    def from_falcon(tensors: Tensors) -> Tensors:
+    def from_falcon(tensors):
         ours = rename(tensors, FALCON)
         for i in range(LAYERS):
             for kind in ("weight", "bias"):
@@ -214,7 +210,7 @@ def test_falcon(heads, shared):
 T5_ATTENTION = {"query": "q", "key": "k", "value": "v"}
 
 
-def from_t5(tensors: Tensors) -> Tensors:
+def from_t5(tensors):
     ours = {"decoder.embedding.weight": tensors["shared.weight"]}
     for side, parts in (("encoder", 2), ("decoder", 3)):
         names = {f"{side}.final_norm.weight": f"{side}.final_layer_norm.weight"}
@@ -256,8 +252,5 @@ def test_t5():
         )
     ).double().eval()  # fmt: skip
     source = torch.randint(1, VOCABULARY, (2, N + 4), generator=torch.Generator().manual_seed(2))
-    calls = [
-        lambda model: model(input_ids=source, decoder_input_ids=IDS),
-        lambda model: model(source, IDS),
-    ]
+    calls = [lambda model: model(input_ids=source, decoder_input_ids=IDS), lambda model: model(source, IDS)]
     compare(theirs, ours, from_t5, calls)

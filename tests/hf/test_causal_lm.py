@@ -1,7 +1,5 @@
 """Our language model as Hugging Face's: what it computes, saves and loads, for everything registered."""
 
-from __future__ import annotations
-
 import json
 
 import paired_models

@@ -1,7 +1,5 @@
 """Our masked language model and our classifiers as Hugging Face's."""
 
-from __future__ import annotations
-
 import paired_models
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`fullrank export`: a run as a folder that Hugging Face reads, also in a process that has no `fullrank`."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -10,11 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
 
@@ -69,7 +65,7 @@ save_file(actual, work + "/actual.safetensors")
 """
 
 
-def figures(**more: Any) -> dict[str, Any]:
+def figures(**more):
     """A `result.json` with figures that nobody measured."""
     return {
         "name": "b", "recipe": "/home/somebody/secret/run.yaml", "row": None, "scale": "tiny", "seed": 7,
@@ -84,13 +80,7 @@ def figures(**more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def write_language_run(
-    folder: Path,
-    result: dict[str, Any] | None = None,
-    attention: dict[str, Any] | None = None,
-    evaluation: dict[str, Any] | None = None,
-    **model: Any,
-) -> fr.LanguageModel:
+def write_language_run(folder, result=None, attention=None, evaluation=None, **model):
     """A run folder as training leaves it, with two checkpoints; gives the model of the best one."""
     sizes = {
         "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -113,15 +103,15 @@ def write_language_run(
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path):
     write_language_run(tmp_path / "run", figures(), {"mix": "position_wise"})
     return tmp_path / "run"
 
 
-MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
-CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [3, 5], "div_val": 2}
+MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
+CLUSTERED = {"kind": "adaptive", "cutoffs": [3, 5], "div_val": 2}
 # language models with every score, normaliser, mixing, position, input and output: (model, attention)
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+KINDS = {
     "memory": ({"memory_length": 4, "position": "relative"}, {"score": "relative", "mix": "position_wise"}),
     "mixture": ({"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, tied=True), "position": "rotary"},
                 {"normalize": "sigsoftmax", "mix": "position_independent", "pattern": "strided", "stride": 2}),
@@ -140,7 +130,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def exported(tmp_path_factory):
     """A folder that holds an export of every kind, and the models themselves, in double precision."""
     work = tmp_path_factory.mktemp("exported")
     models = {}
@@ -181,7 +171,7 @@ def test_a_process_without_the_package_computes_the_same(exported):
 
 
 @torch.no_grad()
-def written(model: fr.LanguageModel) -> Tensor:
+def written(model):
     """Five tokens that `model` finds most probable, one after the other."""
     state, read, text = model.new_memory() if model.memory_length else None, IDS, []
     for _ in range(5):
@@ -191,14 +181,14 @@ def written(model: fr.LanguageModel) -> Tensor:
     return torch.cat(text, 1)
 
 
-def check_close(given: Tensor, expected: Tensor, tolerance: float = 1e-10, what: str = "") -> None:
+def check_close(given, expected, tolerance=1e-10, what=""):
     """Assert equality up to `tolerance`, relative to the largest element."""
     assert given.shape == expected.shape, what
     worst = float((given - expected).abs().max())
     assert worst <= tolerance * max(1.0, float(expected.abs().max())), f"{what}: differs by {worst:.2e}"
 
 
-def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
+def alone(work, jobs, given):
     """Results of the exported folders in a process that cannot import `fullrank`."""
     save_file({name: ids.clone() for name, ids in given.items()}, work / "given.safetensors")
     environment = {

@@ -4,25 +4,20 @@
 model type that it has.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from tiny_families import CAUSAL, FAMILIES, ROTARY, SEQ2SEQ, Inputs, stir  # noqa: E402
+from tiny_families import CAUSAL, FAMILIES, ROTARY, SEQ2SEQ, stir  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank import kernels  # noqa: E402
@@ -39,7 +34,7 @@ EVERYDAY = {
 }  # fmt: skip
 
 
-def everyday(names: Iterable[str]) -> list[Any]:
+def everyday(names):
     return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.full) for name in names]
 
 
@@ -54,24 +49,24 @@ def family(request):
     return request.param
 
 
-def output(model: Any, inputs: Inputs) -> Tensor:
+def output(model, inputs):
     actual = model(**inputs)
     return actual.logits if "logits" in actual else actual.last_hidden_state
 
 
-def own_output(model: Any, inputs: Inputs, **options: Any) -> Any:
+def own_output(model, inputs, **options):
     own = copy.deepcopy(model)
     own.set_attn_implementation("eager")
     return own(**inputs, **options) if options else output(own, inputs)
 
 
-def on_tokens(values: Tensor, inputs: Inputs) -> Tensor:
+def on_tokens(values, inputs):
     """Outputs at tokens: nobody reads those at padding, and a kernel may give others there."""
     mask = inputs.get("attention_mask")
     return values if mask is None or mask.shape != values.shape[:2] else values[mask.bool()]
 
 
-def assert_near(actual: Tensor, expected: Tensor, limit: float) -> None:
+def assert_near(actual, expected, limit):
     torch.testing.assert_close(actual, expected, rtol=0, atol=limit * max(1, expected.abs().max().item()))
 
 
@@ -108,7 +103,7 @@ def test_dropout_is_the_models_own_at_the_start():
         assert not torch.equal(output(injected.eval(), inputs), expected), name
 
 
-def slow_mixing(weights: Tensor, query: Tensor, value: Tensor, mixing: Tensor, from_query: Tensor | None) -> Tensor:
+def slow_mixing(weights, query, value, mixing, from_query):
     """O_i(n) = sum_j m_ji(n) sum_k P_j(n, k) V_i(k),  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji, number by number of heads."""
     texts, heads, queries, _ = weights.shape
     out = torch.zeros(texts, queries, heads, value.shape[-1], dtype=weights.dtype)
@@ -122,7 +117,7 @@ def slow_mixing(weights: Tensor, query: Tensor, value: Tensor, mixing: Tensor, f
     return out
 
 
-def query_columns(name: str, heads: int, width: int) -> Tensor:
+def query_columns(name, heads, width):
     """Columns of a projection's output that are queries, head after head, from the published layouts of fused projections."""
     columns = torch.arange(heads * width).view(heads, width)
     by_head = {"gpt_neox": 3, "persimmon": 3, "qwen3_next": 2}  # q, k, v of a head; q and its gate
@@ -133,7 +128,7 @@ def query_columns(name: str, heads: int, width: int) -> Tensor:
     return columns
 
 
-def projected_queries(model: Any, family: str) -> dict[Any, Tensor]:
+def projected_queries(model, family):
     """The queries (B, N, H, D) of each module's projection, filled in a pass."""
     names = ("q_b_proj", "q_proj", "query", "q_lin", "q", "query_key_value", "Wqkv", "qkv_proj", "c_attn")
     projected = {}
@@ -142,7 +137,7 @@ def projected_queries(model: Any, family: str) -> dict[Any, Tensor]:
             size = module.fullrank.size
             columns = query_columns(family, size.num_heads, size.head_dim)
 
-            def keep(_: Any, __: Any, output: Tensor, module: Any = module, columns: Tensor = columns) -> None:
+            def keep(_, __, output, module=module, columns=columns):
                 projected[module] = output[..., columns]
 
             next(part for name in names if (part := getattr(module, name, None)) is not None).register_forward_hook(
@@ -161,7 +156,7 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel, monkeypatch):
     injected, seen = stir(fr.inject(model, mix=mix)), []
     projected = projected_queries(injected, family)
 
-    def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
+    def watched(module, query, key, value, mask, **given):
         actual = interface.attend(module, query, key, value, mask, **given)
         eager = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
         _, weights = eager(module, query, key, value, mask, **given)
@@ -286,12 +281,12 @@ def test_spectra_and_weights_of_a_model_without_injection(name):
     assert model.state_dict().keys() == before.keys()
 
 
-def read_classes(path: Path) -> Iterable[tuple[str, set[str], bool]]:
+def read_classes(path):
     """Name, attributes set by __init__ and whether forward names the interface: of each class that has a forward of its own."""
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
-    def read_attributes(node: ast.ClassDef) -> set[str]:
+    def read_attributes(node):
         names = set()
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in classes:

@@ -1,9 +1,6 @@
 """`generate` of our models: the cache changes nothing, and the tokens are those of our own decoding."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import paired_models
 import pytest
@@ -18,7 +15,7 @@ from fullrank.decoding import MemoryReader, beam_search, sample
 NEW = 8
 
 
-def reader(own: Any) -> Any:
+def reader(own):
     """A model of ours as our own decoding reads it."""
     return MemoryReader(own) if own.memory_length else own
 
@@ -126,12 +123,12 @@ def test_caches_can_be_cut_and_reordered(config):
     mask = torch.ones_like(read)
     mask[0, :2] = 0
 
-    def after(past: Any, ids: torch.Tensor) -> torch.Tensor:
+    def after(past, ids):
         with torch.no_grad():
             logits = hf_model(ids, past_key_values=past).logits
         return logits
 
-    def filled(length: int = 9, rows: slice | torch.Tensor = slice(None)) -> Any:
+    def filled(length=9, rows=slice(None)):
         with torch.no_grad():
             out = hf_model(read[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
         return out.past_key_values

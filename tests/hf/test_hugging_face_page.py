@@ -1,7 +1,5 @@
 """docs/hugging_face.md: its blocks run one after the other, with a tiny BERT under the name of the real one and a tiny run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -20,12 +18,12 @@ TINY = (
 )
 
 
-def write_words(file: Path, number: int) -> None:
+def write_words(file, number):
     words = [f"w{int(n)}" for n in torch.randint(400, (number,))]
     file.write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, number, 10)) + "\n", encoding="utf-8")
 
 
-def run(line: str) -> None:
+def run(line):
     with pytest.raises(SystemExit) as stopped:
         main(shlex.split(line, comments=True))
     assert not stopped.value.code, line

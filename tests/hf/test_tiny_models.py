@@ -1,7 +1,5 @@
 """Tiny models of model types: each kind runs, has every kind of layer, and windows shorter than a text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ KINDS = [  # model type, class, settings that it must have
 ]
 
 
-def runs(model_type: str, class_name: str | None) -> torch.nn.Module:
+def runs(model_type, class_name):
     """The tiny model, after logits of every token were seen."""
     model, _, inputs = build_tiny(model_type, class_name)
     with torch.no_grad():

@@ -1,11 +1,8 @@
 """Tokenizers of Hugging Face give the ids that the vocabulary of a run gives, on real text and on odd text."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -14,7 +11,7 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import DataConfig, RunConfig, TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
+from fullrank.data import build_bytes, build_characters, build_words, rank_entries, train_bpe
 from fullrank.hf.tokenizer import tokenizer_of, tokenizer_of_vocabulary
 
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
@@ -33,7 +30,7 @@ ODD = [
 ]  # fmt: skip
 
 
-def texts() -> list[str]:
+def texts():
     """Real text, odd text, and both mixed at random."""
     drawn = random.Random(3)
     pieces = [piece for text in REAL[25:] for piece in text.split(" ")] + ODD + ["\n", " ", "<eos>", "é", "Σ"]
@@ -41,12 +38,12 @@ def texts() -> list[str]:
     return [*REAL[30:], *ODD, *mixed]
 
 
-def words(**options: Any) -> Tokenizer:
+def words(**options):
     counts = Counter(build_words(["<unk>", "\n"], **options).cut(READ))
     return build_words(rank_entries(counts, min_count=2), **options)
 
 
-OWN: dict[str, Any] = {
+OWN = {
     "words": lambda: words(),
     "words, lower case": lambda: words(lowercase=True),
     "words and punctuation": lambda: words(split="punctuation", lowercase=True),

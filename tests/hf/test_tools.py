@@ -1,7 +1,5 @@
 """Injected models in other people's tools: PEFT, activation checkpointing, the compiler, halves, static caches."""
 
-from __future__ import annotations
-
 import copy
 
 import peft

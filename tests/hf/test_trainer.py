@@ -1,10 +1,6 @@
 """Trainer and pipelines on our models."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +14,12 @@ from fullrank.hf.tokenizer import tokenizer_of_vocabulary
 DROPPING = fr.DropoutConfig(embedding=0.1, attention=0.2, residual=0.1)
 
 
-def rows(count: int = 16) -> list[dict[str, torch.Tensor]]:
+def rows(count=16):
     """Texts of 6 tokens."""
     return [{"input_ids": ids, "labels": ids} for ids in tokens(count, 6, seed=9)]
 
 
-def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
+def trainer(model, folder, **options):
     settings = {
         "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.05,
         "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True,
@@ -33,7 +29,7 @@ def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
     return Trainer(model=model, args=arguments, train_dataset=rows(), eval_dataset=rows(4))
 
 
-def begun(config: fr.ModelConfig) -> Any:
+def begun(config):
     return pair(config)[0]
 
 
@@ -52,7 +48,7 @@ def test_resuming_is_bitwise_equal(tmp_path):
     assert any(not torch.equal(tensor, start[name]) for name, tensor in whole.model.state_dict().items())
 
 
-def padding_runs() -> dict[str, Any]:
+def padding_runs():
     text = "a b <unk> zz\nc \u00e9 \x00 a\n" * 5
     words = Counter(build_words(["<unk>", "\n"]).cut(text))
     return {

@@ -1,7 +1,5 @@
 """One tiny model of each named family, with what it reads; random parameters, no network."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable
@@ -28,7 +26,7 @@ _IMAGE = {**_SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
 Inputs = dict[str, Tensor]
 
 
-def _texts(sides: str = "right") -> Inputs:
+def _texts(sides="right"):
     """Three texts of which two are padded."""
     generator = torch.Generator().manual_seed(1)
     mask = torch.ones(3, LENGTH, dtype=torch.int64)
@@ -38,24 +36,24 @@ def _texts(sides: str = "right") -> Inputs:
     return {"input_ids": torch.randint(3, VOCABULARY, (3, LENGTH), generator=generator), "attention_mask": mask}
 
 
-def _pairs() -> Inputs:
+def _pairs():
     generator = torch.Generator().manual_seed(2)
     return {**_texts(), "decoder_input_ids": torch.randint(3, VOCABULARY, (3, 7), generator=generator)}
 
 
-def _images() -> Inputs:
+def _images():
     return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))}
 
 
-def _sounds() -> Inputs:
+def _sounds():
     generator = torch.Generator().manual_seed(4)
     features = torch.randn(2, 8, 24, generator=generator)
     return {"input_features": features, "decoder_input_ids": torch.randint(3, VOCABULARY, (2, 7), generator=generator)}
 
 
-def _of(kind: str, config: str, inputs: Callable[[], Inputs], **options: Any) -> Callable[[], tuple[Any, Inputs]]:
+def _of(kind, config, inputs, **options):
     @functools.cache
-    def built() -> Any:
+    def built():
         torch.manual_seed(0)
         model = getattr(transformers, kind)(getattr(transformers, config)(**options))
         _stir(model)
@@ -65,7 +63,7 @@ def _of(kind: str, config: str, inputs: Callable[[], Inputs], **options: Any) ->
 
 
 @torch.no_grad()
-def _stir(model: torch.nn.Module) -> None:
+def _stir(model):
     """Away from where parameters start, which is often zero: biases, sinks and position biases count from now on."""
     for parameter in model.parameters():
         parameter.add_(0.15 * torch.randn_like(parameter))
@@ -74,7 +72,7 @@ def _stir(model: torch.nn.Module) -> None:
 class Families(dict[str, Callable[[], tuple[Any, Inputs]]]):
     """Models by name; the test is skipped where the installed transformers lacks one, or has it off the attention interface."""
 
-    def __missing__(self, name: str) -> Callable[[], tuple[Any, Inputs]]:
+    def __missing__(self, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name} that can be injected into")
 
 
@@ -146,7 +144,7 @@ CAUSAL = [*ROTARY, "gpt2", "opt"]
 SEQ2SEQ = [name for name in FAMILIES if name in ("t5", "bart")]
 
 
-def stir(model: Any, scale: float = 0.4) -> Any:
+def stir(model, scale=0.4):
     """Move what was injected far from its start, as training does: mixing then depends on the query."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -1,13 +1,10 @@
 """Calls of weighted attention at odd sizes, their equation in double precision, and the comparison of a kernel with it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.engine import Distances, Problem
@@ -23,7 +20,7 @@ runs = fr.Layout.from_runs
 PACKED = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2]])
 
 
-def with_documents(layout: fr.Layout) -> fr.Layout:
+def with_documents(layout):
     return replace(layout, documents=PACKED)
 
 
@@ -61,21 +58,21 @@ LAYOUTS = {
 }
 
 
-def relative_can(layout: fr.Layout) -> bool:
+def relative_can(layout):
     return layout.causal and layout.runs is not None and layout.key_mask is None
 
 
 def call(
-    layout: fr.Layout, mixing: str = "none", *, relative: bool = False, normalize: str = "softmax", p: float = 0.0,
-    batch: int = 2, heads: int = 3, size: int = 5, dtype: torch.dtype = torch.float64, device: str = "cpu", times: float = 1.0,
-    scoring: bool = False,
-) -> Problem:  # fmt: skip
+    layout, mixing = "none", *, relative = False, normalize = "softmax", p = 0.0,
+    batch = 2, heads = 3, size = 5, dtype = torch.float64, device = "cpu", times = 1.0,
+    scoring = False,
+):  # fmt: skip
     """mixing: none, A = (H, H), B = (B, N, H, H). scoring: scores are mixed, too.
 
     times: what queries and keys are multiplied by, which makes scores large."""
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
 
-    def drawn(*shape: int, times: float = 1.0) -> Tensor:
+    def drawn(*shape, times=1.0):
         x = torch.randn(*shape, generator=generator, dtype=torch.float64) * times
         return x.to(device, dtype).requires_grad_()
 
@@ -89,7 +86,7 @@ def call(
     return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores)
 
 
-def scores(problem: Problem) -> Tensor:
+def scores(problem):
     """Before the mask, one query and key after the other where distances count."""
     layout, query, far = problem.layout, problem.query, problem.distances
     if far is None:
@@ -105,7 +102,7 @@ def scores(problem: Problem) -> Tensor:
     return problem.scale * (content + torch.einsum("bhnd,hnmd->bhnm", query + far.v[:, None], keys_of_distances))
 
 
-def weights(problem: Problem) -> Tensor:
+def weights(problem):
     """Before dropout, as the equations read."""
     a = scores(problem)
     if problem.scoring is not None:
@@ -119,7 +116,7 @@ def weights(problem: Problem) -> Tensor:
     return (matrix.permute(0, 2, 3, 1)[..., None] * normalized[:, :, None]).sum(1)  # sum over j of M_ji P_j
 
 
-def equation(problem: Problem, kept: Tensor | None = None) -> Tensor:
+def equation(problem, kept=None):
     """kept: 1 where dropout keeps a weight, (B, H, N, M)."""
     mixed = weights(problem)
     if kept is not None:
@@ -127,10 +124,10 @@ def equation(problem: Problem, kept: Tensor | None = None) -> Tensor:
     return mixed @ problem.values
 
 
-def exact(problem: Problem) -> Problem:
+def exact(problem):
     """These operands in fp64."""
 
-    def wide(x: Tensor | None) -> Tensor | None:
+    def wide(x):
         return None if x is None else x.detach().double().requires_grad_()
 
     far = problem.distances
@@ -140,16 +137,14 @@ def exact(problem: Problem) -> Problem:
     return replace(problem, query=query, keys=keys, values=values, distances=distances, **matrices)
 
 
-def named(problem: Problem) -> list[str]:
+def named(problem):
     """The names of what is differentiated."""
     far = () if problem.distances is None else ("distances", "u", "v")
     matrices = [name for name in ("mixing", "scoring") if getattr(problem, name) is not None]
     return ["query", "keys", "values", *matrices, *far]
 
 
-def check(
-    problem: Problem, out: Tensor, tolerance: float, kept: Tensor | None = None, relative_norm: bool = False
-) -> None:
+def check(problem, out, tolerance, kept=None, relative_norm=False):
     """`out` and all gradients under a random cotangent beside the equation: relative to the largest number, or by norms."""
     wide = exact(problem)
     expected = equation(wide, kept)
@@ -166,7 +161,7 @@ def check(
         assert off <= tolerance, f"{name} is off by {off:.1e}"
 
 
-def needs_compiler() -> None:
+def needs_compiler():
     from fullrank.kernels.native.build import library
 
     if library() is None:

@@ -1,26 +1,22 @@
 """The choice of a kernel: names and errors, the order for a call, and dropout in each of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from calls import LAYOUTS, call, equation, needs_compiler
-from torch import Tensor
 
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core import engine
-from fullrank.core.engine import Problem
 from moving import moved
 
 FAST = ["sdpa", "native"]
 of = fr.Layout.of
 
 
-def chosen(problem: Problem | str) -> str:
+def chosen(problem):
     with kernels.chosen() as names:
         out = kernels.attend(problem)
     (name,) = names
@@ -28,7 +24,7 @@ def chosen(problem: Problem | str) -> str:
     return name
 
 
-def plain(queries: int, **choices: object) -> Problem:
+def plain(queries, **choices):
     return call(of(queries), batch=1, heads=1, **choices)
 
 
@@ -103,7 +99,7 @@ def test_transforms_of_functions_get_kernels_that_know_them(mix):
     x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
-    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+    def loss(values, x):
         return torch.func.functional_call(layer, values, (x[None],)).square().sum()
 
     each = [torch.func.grad(loss)(values, row) for row in x]

@@ -3,15 +3,12 @@
 Compilers here are scripts: the good one copies what was compiled before, and all of them write down that they were called.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +33,7 @@ class Workshop:
     compiled: str
     patch: pytest.MonkeyPatch
 
-    def compiler(self, does: str) -> Path:
+    def compiler(self, does):
         """A script; `$out` is where the library has to be, `$compiled` one that is as it should be."""
         path = self.tools / "compiler"
         path.write_text(
@@ -48,19 +45,19 @@ class Workshop:
         return path
 
     @property
-    def calls(self) -> int:
+    def calls(self):
         """Number of compilations."""
         diary = self.tools / "calls"
         return len(diary.read_text().splitlines()) if diary.exists() else 0
 
     @property
-    def kept(self) -> list[str]:
+    def kept(self):
         """Files in the cache, without locks."""
         return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix != ".lock")
 
 
 @pytest.fixture
-def workshop(tmp_path, monkeypatch) -> Iterator[Workshop]:
+def workshop(tmp_path, monkeypatch):
     needs_compiler()
     loaded = library()
     assert loaded is not None
@@ -73,14 +70,14 @@ def workshop(tmp_path, monkeypatch) -> Iterator[Workshop]:
     library.cache_clear()
 
 
-def computed() -> tuple[set[str], bool]:
+def computed():
     """The kernels that compute attention, and whether they compute what it is."""
     with kernels.chosen() as names:
         out = kernels.attend(PROBLEM)
     return names, out is None or torch.allclose(out, equation(PROBLEM), atol=1e-6)
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_of(caplog):
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     return [text for text in said if not text.startswith("compiling")]
 

@@ -3,12 +3,9 @@
 The backend runs the traced graph, and the traced gradients, by eager kernels.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from calls import call, needs_compiler
-from torch import Tensor, fx
 
 import fullrank as fr
 from fullrank import kernels
@@ -39,7 +36,7 @@ HOLES = torch.rand(2, 25, generator=torch.Generator().manual_seed(3)) > 0.3
 def test_one_graph_with_the_operator_and_its_gradients(problem):
     graphs = []
 
-    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> object:
+    def backend(graph, inputs):
         graphs.append({node.target for node in graph.graph.nodes})
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
@@ -67,10 +64,10 @@ def test_compiled_dropout_is_drawn_anew():
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-def _arguments(mixed: bool) -> tuple[object, ...]:
+def _arguments(mixed):
     """Arguments that `native` makes, with all that may be there or with nothing of it."""
 
-    def heads(*shape: int) -> Tensor:
+    def heads(*shape):
         return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)
 
     own = torch.arange(2, 7, dtype=torch.int32)

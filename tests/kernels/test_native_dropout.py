@@ -1,13 +1,10 @@
 """Dropout in the C++ kernel: the mask is drawn by a hash, again in the backward pass, and is as random as it must be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from calls import call, check, needs_compiler, weights
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.engine import Problem
@@ -19,7 +16,7 @@ def _compiled():
     needs_compiler()
 
 
-def masks(p: float, seed: int, *, batch: int = 2, heads: int = 3, queries: int = 24, keys: int = 150) -> Tensor:
+def masks(p, seed, *, batch=2, heads=3, queries=24, keys=150):
     """(B, H, N, M), 1 / (1 - p) where a weight is kept: scores are all 0, and the values of each key are one-hot."""
     zeros = torch.zeros(batch, heads, queries, keys)
     values = torch.eye(keys).expand(batch, heads, keys, keys)
@@ -60,7 +57,7 @@ def test_comes_from_torchs_seed():
     assert not torch.equal(masks(0.5, 4), masks(0.5, 5))
 
 
-def _correlation(one: Tensor, other: Tensor) -> float:
+def _correlation(one, other):
     return float(torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1])
 
 

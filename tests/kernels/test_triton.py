@@ -1,7 +1,5 @@
 """The Triton kernels against the equation: on a GPU where there is one, otherwise under the interpreter."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys
@@ -10,10 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import LAYOUTS, call, check
-from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS, triton
 from fullrank.kernels.native import differentiable
 from fullrank.kernels.triton import attend
@@ -29,7 +25,7 @@ on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(DEVICE == "cpu", reason="needs 
 of = fr.Layout.of
 
 
-def moved(layout: fr.Layout) -> fr.Layout:
+def moved(layout):
     mask = layout.key_mask
     return replace(
         layout,
@@ -40,7 +36,7 @@ def moved(layout: fr.Layout) -> fr.Layout:
     )
 
 
-def fp32(layout: fr.Layout, mixing: str = "A", **choices: object) -> Problem:
+def fp32(layout, mixing="A", **choices):
     keys = {"dtype": torch.float32, "heads": 2, "size": 16, "device": DEVICE, "batch": 1, **choices}
     if layout.key_mask is not None or layout.documents is not None:
         keys["batch"] = 2
@@ -100,7 +96,7 @@ def test_no_look_ahead():
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def shown_mask(problem: Problem) -> Tensor:
+def shown_mask(problem):
     """The factors of dropout, read off values that are one-hot; keys at most as many as a head is large."""
     keys, size = problem.keys.shape[2:]
     one_hot = torch.eye(size, device=DEVICE)[:keys].expand_as(problem.values)
@@ -151,7 +147,7 @@ def test_dropout_has_its_distribution():
 def test_one_graph_when_compiled(mixing):
     problem = fp32(of(9), mixing)
 
-    def around(query: Tensor) -> Tensor:
+    def around(query):
         return attend(replace(problem, query=query + 1)) * 2
 
     expected = around(problem.query)
@@ -194,7 +190,7 @@ def test_rows_of_any_stride_are_read_where_they_are():
 
 
 def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise RuntimeError("out of resource: shared memory\nmore of it")
 
     monkeypatch.setattr(triton, "_TRIAL", (1, 16))

@@ -3,14 +3,11 @@
 Limits are what the compiler made of them when block sizes were chosen, and a tenth more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ if sys.platform != "linux":
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compile_kernels(folder: Path, *words: str) -> dict[str, Any]:
+def compile_kernels(folder, *words):
     """The table of that call: cards and kinds of heads, each with the best block sizes of its kernels."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))

@@ -1,16 +1,13 @@
 """Visible keys as intervals equal the mask of the layout; shapes that fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from calls import LAYOUTS
-from torch import Tensor
 
-from fullrank.kernels.native import VisibleKeys, find_visible_keys
+from fullrank.kernels.native import find_visible_keys
 
 
-def mask(visible: VisibleKeys, keys: int) -> Tensor:
+def mask(visible, keys):
     """(B, N, M), pair by pair."""
     rows = max(
         len(visible.tokens) if visible.tokens is not None else 1, len(visible.first) if visible.first.dim() == 2 else 1

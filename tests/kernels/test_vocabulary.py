@@ -3,11 +3,6 @@
 Layers of every kind meet it in tests/core/test_output.py; here are chunks, large vocabularies and lower precision.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +17,9 @@ TOLERANCES = {torch.float32: 1e-5, DOUBLE: 1e-11}
 
 
 def softmaxes(
-    tokens: int, width: int, vocabulary: int, mixtures: int | None = None, dtype: torch.dtype = DOUBLE,
-    bias: bool = True, normalize: str = "softmax",
-) -> tuple[Components, dict[str, Tensor], Tensor]:  # fmt: skip
+    tokens, width, vocabulary, mixtures = None, dtype = DOUBLE,
+    bias = True, normalize = "softmax",
+):  # fmt: skip
     """One softmax, or a mixture of them; the leaves of its graph by name; targets."""
     torch.manual_seed(tokens + vocabulary)
     shapes = {"states": (tokens, mixtures or 1, width), "weight": (vocabulary, width)}
@@ -40,7 +35,7 @@ def softmaxes(
     return components, leaves, torch.randint(vocabulary, (tokens,))
 
 
-def log_prob(given: Components) -> Tensor:
+def log_prob(given):
     """log sum_k pi_k softmax_k, from PyTorch's own functions."""
     z = F.linear(given.states, given.clusters[0].weight, given.clusters[0].bias)
     z = z + F.logsigmoid(z) if given.normalize == "sigsoftmax" else z
@@ -50,12 +45,12 @@ def log_prob(given: Components) -> Tensor:
     return (given.log_prior[:, :, None] + each).logsumexp(1)
 
 
-def cross_entropy(logs: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logs, ids, smoothing=0.0):
     """(T,); `F.nll_loss` has no label smoothing of its own."""
     return -(1 - smoothing) * logs.gather(1, ids[:, None])[:, 0] - smoothing * logs.mean(1)
 
 
-def compare(found: Tensor, expected: Tensor, leaves: dict[str, Tensor], cotangent: Tensor, tolerance: float) -> None:
+def compare(found, expected, leaves, cotangent, tolerance):
     """A value and its gradients with respect to the leaves that require one."""
     asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     given = dict(zip(asked, torch.autograd.grad(found, [*asked.values()], cotangent, retain_graph=True), strict=True))
@@ -117,13 +112,13 @@ def test_gradcheck(mixtures):
 class Watch(TorchDispatchMode):
     """Notes the most bytes held at a time, the largest tensor, and the shape of every matrix product."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.peak = self.largest = 0  # bytes, numbers
-        self.products: list[tuple[int, ...]] = []
-        self._held: dict[int, tuple[Any, int]] = {}
+        self.products = []
+        self._held = {}
 
-    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from torch.multiprocessing.reductions import StorageWeakRef
 
         out = func(*args, **(kwargs or {}))
@@ -138,19 +133,19 @@ class Watch(TorchDispatchMode):
             self.products.append(tuple(out.shape))
         return out
 
-    def held(self) -> int:
+    def held(self):
         """Bytes that are held now."""
         self._held = {key: (ref, size) for key, (ref, size) in self._held.items() if not ref.expired()}
         return sum(size for _, size in self._held.values())
 
 
-def _tensors(nested: Any) -> list[Tensor]:
+def _tensors(nested):
     if isinstance(nested, Tensor):
         return [nested]
     return [t for item in nested for t in _tensors(item)] if isinstance(nested, tuple | list) else []
 
 
-def watched(run: Callable[[], object]) -> Watch:
+def watched(run):
     with Watch() as watch:
         run()
     return watch
@@ -200,10 +195,10 @@ def test_backward_twice_and_accumulation(mixtures):
 # -- clusters ---------------------------------------------------------------------------------------------------------
 
 
-def adaptive(tokens: int, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Components:
+def adaptive(tokens, sizes, dtype=torch.float32):
     """An adaptive softmax of width 4 with a projection to 2 in each tail."""
 
-    def leaf(*shape: int) -> Tensor:
+    def leaf(*shape):
         return torch.randn(shape, dtype=dtype, requires_grad=True)
 
     tails = tuple(Cluster(leaf(size, 2), None, leaf(4, 2)) for size in sizes[1:])

@@ -1,20 +1,16 @@
 """Properties of every model that can be configured, as functions of a `Combination`."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import fullrank as fr
-from combinations import FACTORS, HEADS, LENGTH, VOCABULARY, Combination, kernels_for, noisy, score_needs, tokens
+from combinations import FACTORS, HEADS, LENGTH, VOCABULARY, kernels_for, noisy, score_needs, tokens
 from fullrank.training.optimizer import parameter_groups
 
 
-def changing_a_token_changes_nothing_before(combination: Combination, training: bool) -> None:
+def changing_a_token_changes_nothing_before(combination, training):
     model = combination.moved(**noisy(combination)).train(training)
     for kernel in kernels_for(model):
         with fr.kernel(kernel), torch.no_grad():
@@ -30,7 +26,7 @@ def changing_a_token_changes_nothing_before(combination: Combination, training: 
                 assert not torch.equal(before[:, place], after[:, place]), f"{kernel}: token {place} is not seen at all"
 
 
-def no_gradient_from_the_future(combination: Combination) -> None:
+def no_gradient_from_the_future(combination):
     model = combination.moved(**noisy(combination)).train()
     kept = []
     model.embedding.register_forward_hook(lambda module, args, out: kept.append(out))
@@ -48,7 +44,7 @@ def no_gradient_from_the_future(combination: Combination) -> None:
             assert gradient[:, place].abs().max() > 0
 
 
-def starts_as_plain_attention(combination: Combination) -> None:
+def starts_as_plain_attention(combination):
     """Bit for bit, on the logits of the whole model, through one kernel; closely across kernels."""
     plain = combination.but("mix", "none")
     with torch.no_grad():
@@ -59,7 +55,7 @@ def starts_as_plain_attention(combination: Combination) -> None:
         assert (combination.model()(tokens()).logits - fast).abs().max() <= 1e-6 * max(1.0, float(fast.abs().max()))
 
 
-def gates_start_as_plain_attention(combination: Combination) -> None:
+def gates_start_as_plain_attention(combination):
     """Bit for bit through one kernel, and all other parameters start equal."""
     plain, gated = combination.but("gate", "none").model(), combination.model()
     state = plain.state_dict()
@@ -69,7 +65,7 @@ def gates_start_as_plain_attention(combination: Combination) -> None:
         assert torch.equal(gated(tokens()).logits, plain(tokens()).logits)
 
 
-def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
+def mixing_leaves_other_parameters_alone(combination):
     plain = combination.but("mix", "none").model().state_dict()
     mixed = combination.model().state_dict()
     assert plain.keys() <= mixed.keys()
@@ -79,12 +75,12 @@ def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
     assert all(any(mark in name for mark in own) for name in mixed.keys() - plain.keys())
 
 
-def _reads_query(combination: Combination) -> bool:
+def _reads_query(combination):
     """True if the score reads the query; otherwise only mixing may."""
     return "scored" in score_needs(combination.score)
 
 
-def evaluation_is_deterministic(combination: Combination) -> None:
+def evaluation_is_deterministic(combination):
     model = combination.moved(**noisy(combination))
     state = torch.get_rng_state()
     with torch.no_grad():
@@ -98,7 +94,7 @@ def evaluation_is_deterministic(combination: Combination) -> None:
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-def decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+def decoding_equals_one_pass(combination, dtype):
     """With a key/value cache and the text cut anywhere, also when rows begin with padding."""
     model, read = combination.moved(dtype=dtype), tokens(3, 12)
     padding = torch.ones(3, 12, dtype=torch.int64)
@@ -123,7 +119,7 @@ def decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> No
                 _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cut at {bounds}", mask)
 
 
-def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+def segments_with_memory_equal_one_pass(combination, dtype):
     """A memory as long as the text makes segments one pass, with cached keys or without; a short one is the same for every
     kernel, also where a layer rests."""
     read, cuts = tokens(3, 12), [0, 4, 5, 12]
@@ -153,7 +149,7 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
         _close(other, found[0], TOLERANCES[dtype], "kernels disagree", None)
 
 
-def padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
+def padding_changes_nothing(combination, dtype):
     """A batch of texts of different lengths gives each text what it gets alone; padding on either side."""
     model, lengths, longest = combination.moved(dtype=dtype), (7, 1, 4), 7
     texts = [tokens(1, length, seed=length) for length in lengths]
@@ -171,14 +167,14 @@ def padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> Non
                     _close(batch[row, place], model(text).logits[0], TOLERANCES[dtype], f"{kernel}, {side}, row {row}")
 
 
-def _close(given: Tensor, expected: Tensor, tolerance: float, message: str, mask: Tensor | None = None) -> None:
+def _close(given, expected, tolerance, message, mask=None):
     off = (given - expected).detach().abs()
     off = off if mask is None else off[mask.bool()]
     limit = tolerance * max(1.0, float(expected.detach().abs().max()))
     assert float(off.max()) <= limit, f"{message}: off by {float(off.max()):.2e}, at most {limit:.2e}"
 
 
-def gradients_reach_every_parameter(combination: Combination, at_start: bool) -> None:
+def gradients_reach_every_parameter(combination, at_start):
     """And every single mixing weight, both at the start (no zero start hides one from the first step) and after it."""
     model = (combination.model if at_start else combination.moved)(dtype=torch.float64).train()
     model.loss(tokens(), tokens(seed=6)).backward()
@@ -198,13 +194,13 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
 
 
-def is_factor(combination: Combination, name: str) -> bool:
+def is_factor(combination, name):
     """True for a parameter of a product that starts at zero."""
     slots = {".attend.mix.": combination.mix, ".attend.mix_scores.": combination.mix_scores}
     return any(mark in name and choice in FACTORS for mark, choice in slots.items())
 
 
-def _ignores_key_bias(model: fr.LanguageModel) -> bool:
+def _ignores_key_bias(model):
     """q.(k + b) adds one number to all scores of a query; a softmax, unlike sigsoftmax, does not see that."""
     scores = torch.randn(1, HEADS, 2, 5, dtype=torch.float64)
     normalize = model.blocks[0].attention.attend.normalize
@@ -212,7 +208,7 @@ def _ignores_key_bias(model: fr.LanguageModel) -> bool:
     return not turned and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
 
 
-def weight_decay_spares_mixing(combination: Combination) -> None:
+def weight_decay_spares_mixing(combination):
     """Decay would pull mixing towards nothing, not towards plain attention; cores, too, are scales."""
     model = combination.model()
     groups = parameter_groups(model, 0.1)
@@ -229,7 +225,7 @@ def weight_decay_spares_mixing(combination: Combination) -> None:
             assert id(parameter) in decaying, f"{name} does not decay"
 
 
-def saved_and_loaded(combination: Combination, dtype: torch.dtype, folder: Any) -> None:
+def saved_and_loaded(combination, dtype, folder):
     model = combination.moved(dtype=dtype)
     model.save(folder)
     torch.manual_seed(1234)
@@ -245,7 +241,7 @@ def saved_and_loaded(combination: Combination, dtype: torch.dtype, folder: Any) 
         assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
 
 
-def meta_build_is_the_real_one(combination: Combination) -> None:
+def meta_build_is_the_real_one(combination):
     with torch.device("meta"):
         imagined = fr.LanguageModel(combination.config())
     real = combination.model()
@@ -254,11 +250,11 @@ def meta_build_is_the_real_one(combination: Combination) -> None:
     assert imagined.num_parameters() == real.num_parameters() == sum(p.numel() for p in real.parameters())
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+def _shapes(model):
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-def double_precision_agrees(combination: Combination) -> None:
+def double_precision_agrees(combination):
     single, double = combination.moved(), combination.moved().double()
     with torch.no_grad():
         logits = double(tokens()).logits
@@ -266,7 +262,7 @@ def double_precision_agrees(combination: Combination) -> None:
         _close(single(tokens()).logits.double(), logits, 1e-5, "fp32 and fp64")
 
 
-def learns(combination: Combination) -> None:
+def learns(combination):
     """A text that repeats itself is learned in a few steps, with randomness on."""
     noise = noisy(combination, 0.05, 0.05, 0.1) | {"scale_embedding": True}
     noise["dropout"] = replace(noise["dropout"], embedding=0.0, activation=0.0, output=0.0)

@@ -1,10 +1,7 @@
 """The properties, for everything registered."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import property_checks as checks
@@ -13,7 +10,6 @@ import torch
 
 import combinations
 import fullrank as fr
-from combinations import Combination
 from fullrank.core.errors import ConfigError
 
 ATTENTION = combinations.every_attention()
@@ -142,7 +138,7 @@ def test_learns(combination):
     checks.learns(combination)
 
 
-def _belongs_to(slot: str) -> Callable[[str], bool]:
+def _belongs_to(slot):
     """Test of names: does a parameter belong to the part of a model that a slot chooses?"""
     read = ("query", "key", "relative", "query_norm", "key_norm")  # a score says what it reads
     scores = (".attend.score.", *(f".project.{name}." for name in read))
@@ -168,7 +164,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
 
 
 @functools.cache
-def shapes_of(combination: Combination) -> dict[str, torch.Size]:
+def shapes_of(combination):
     with torch.device("meta"):
         model = fr.LanguageModel(combination.config(head_dim=None, hidden_size=24, num_hidden_layers=1))
     return {name: tensor.shape for name, tensor in model.state_dict().items()}

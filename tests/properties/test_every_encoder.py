@@ -1,23 +1,18 @@
 """The properties of encoders and masked models, for everything registered: all see all, and padding is no place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import combinations
 import fullrank as fr
-from combinations import VOCABULARY, Combination, tokens
+from combinations import VOCABULARY, tokens
 from moving import moved, seed
 
 PAIRS = combinations.pairwise()
 LENGTHS = (7, 3, 5)
 
 
-def masked_model(combination: Combination) -> fr.MaskedLanguageModel:
+def masked_model(combination):
     seed(3)
     return moved(fr.MaskedLanguageModel(combination.config()).double().eval())
 
@@ -26,7 +21,7 @@ def masked_model(combination: Combination) -> fr.MaskedLanguageModel:
 def test_every_token_sees_every_other(combination):
     model, read = masked_model(combination), []
 
-    def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
+    def leaf(module, args, out):
         read.append(out.detach().requires_grad_())
         return read[-1]
 

@@ -3,14 +3,10 @@
 And for translators whose places differ: encoder, decoder, attention between them, tables and depths.
 """
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import combinations
 import fullrank as fr
@@ -23,12 +19,12 @@ SOURCES = 13
 Case = Combination | str
 
 
-def cases(step: int) -> list[Any]:
+def cases(step):
     """Every `step`-th combination, others are full; and each translator of `translator_models.FEW` by its name."""
     return [*combinations.sparse(PAIRS, step), *translator_models.FEW]
 
 
-def translator(combination: Case, *, fresh: bool = False, **changes: Any) -> fr.Translator:
+def translator(combination, *, fresh=False, **changes):
     """Both halves, and cross-attention, are what the combination says, where positions of two texts do not matter."""
     if isinstance(combination, str):
         return translator_models.translator(combination, **changes)
@@ -41,11 +37,11 @@ def translator(combination: Case, *, fresh: bool = False, **changes: Any) -> fr.
     return model if fresh else moved(model)
 
 
-def sources(model: fr.Translator, length: int = 6) -> Tensor:
+def sources(model, length=6):
     return tokens(3, length, seed=9) % (model.encoder.config.vocab_size or 1)
 
 
-def close(given: Tensor, expected: Tensor, message: str) -> None:
+def close(given, expected, message):
     off, limit = float((given - expected).abs().max()), 1e-11 * max(1.0, float(expected.abs().max()))
     assert off <= limit, f"{message}: off by {off:.1e}"
 
@@ -64,7 +60,7 @@ def test_no_later_target_and_the_whole_source(combination, training):
     model.train(training)
     read = []
 
-    def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
+    def leaf(module, args, out):
         read.append(out.detach().requires_grad_())
         return read[-1]
 

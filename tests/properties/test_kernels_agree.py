@@ -1,21 +1,16 @@
 """Every kernel computes what `reference` computes: outputs and all gradients under a random cotangent, at odd sizes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import combinations
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
-from fullrank.core.engine import Problem
 from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import KERNELS
 from moving import moved
@@ -25,7 +20,7 @@ H, D = 3, 5
 PAIRED = {"differential": 4}  # heads of mixings that take them in pairs
 
 
-def layout(name: str) -> fr.Layout:
+def layout(name):
     """Seven queries (or one) after four past keys, or none, at their places; two texts."""
     padded = torch.ones(2, 11, dtype=torch.bool)
     padded[0, :3] = False
@@ -63,16 +58,16 @@ LAYOUTS = ["causal", "past", "one new token", "padding", "past and padding", "on
            "gaps and window", "cross", "cross, more queries", "cross and padding"]  # fmt: skip
 
 
-def stages(score: str, normalize: str, mix: str) -> WeightedValues:
+def stages(score, normalize, mix):
     config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
     return moved(WeightedValues(config, head_size(mix), 0.0))
 
 
-def head_size(mix: str) -> HeadSize:
+def head_size(mix):
     return HeadSize(PAIRED.get(mix, H), D, 17, 16)
 
 
-def heads_for(attend: WeightedValues, where: fr.Layout, dtype: torch.dtype) -> tuple[Heads, dict[str, Tensor]]:
+def heads_for(attend, where, dtype):
     """Heads that the stages read, and their tensors by name."""
     queries, keys = where.shape
     generator = torch.Generator().manual_seed(8)
@@ -88,7 +83,7 @@ def heads_for(attend: WeightedValues, where: fr.Layout, dtype: torch.dtype) -> t
     return Heads(**{name: tensors.get(name) for name in shapes}), tensors
 
 
-def computed(attend: WeightedValues, where: fr.Layout, dtype: torch.dtype, kernel: str) -> dict[str, Tensor]:
+def computed(attend, where, dtype, kernel):
     """Output and gradients by name."""
     heads, tensors = heads_for(attend, where, dtype)
     attend.zero_grad()
@@ -99,7 +94,7 @@ def computed(attend: WeightedValues, where: fr.Layout, dtype: torch.dtype, kerne
     return {"output": out.detach()} | {n: torch.zeros(()) if x is None else x for n, x in gradients.items()}
 
 
-def compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+def compare(found, expected, tolerance):
     for name, right in expected.items():
         assert found[name].isfinite().all(), f"{name} is not finite"
         off, scale = float((found[name] - right).abs().max()), max(1.0, float(right.abs().max()))
@@ -107,14 +102,14 @@ def compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: fl
 
 
 @functools.cache
-def problem(score: str, normalize: str, mix: str, where: str) -> Problem | str:
+def problem(score, normalize, mix, where):
     """The call as kernels see it, with its numbers as they happen to be."""
     attend = WeightedValues(fr.AttentionConfig(score=score, normalize=normalize, mix=mix), head_size(mix), 0.0)
     heads, _ = heads_for(attend, layout(where), torch.float32)
     return attend.problem(heads, layout(where), attend.mix.matrix(heads.query))
 
 
-def computes(row: dict[str, Any]) -> bool:
+def computes(row):
     """True if this kernel, or for "auto" one written by hand, computes the call; C++ is not compiled for the answer."""
     call = problem(row["score"], row["normalize"], row["mix"], row["where"])
     if isinstance(call, str):
@@ -150,7 +145,7 @@ WAYS = {**combinations.ATTENDS, "position term": POSITION_TERM}
 def test_multilinear_equals_the_definition(row):
     dtype, where = DTYPES[row["dtype"]], layout(row["where"])
 
-    def computed(kernel: str) -> dict[str, Tensor]:
+    def computed(kernel):
         torch.manual_seed(3)
         attention = fr.Attention(fr.AttentionConfig(**WAYS[row["way"]]), hidden_size=17, max_position_embeddings=16)
         attend = moved(attention.attend.to(dtype))

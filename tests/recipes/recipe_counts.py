@@ -1,42 +1,38 @@
 """Recipes resolved and counted, once each: what the tests of recipes have in common."""
 
-from __future__ import annotations
-
 import functools
 
 import torch
 
 from fullrank.config.load import resolve
-from fullrank.config.run import RunConfig
-from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.translator import Translator
 
 
 @functools.cache
-def _count(model: str, translates: bool) -> int:
+def _count(model, translates):
     config = _configs[model]
     with torch.device("meta"):
         built = Translator(config) if translates else LanguageModel(config)
     return built.num_parameters()
 
 
-_configs: dict[str, ModelConfig] = {}
+_configs = {}
 
 
-def total(name: str, row: str, scale: str = "paper", overrides: tuple[str, ...] = ()) -> int:
+def total(name, row, scale="paper", overrides=()):
     """Parameters; where the data decide on the vocabulary, it has 20,000 words."""
     given = [] if scale == "paper" else ["model.vocab_size=20000"]
     config = config_of(name, row, scale, (*given, *overrides))
     return count_of(config.model, config.translates)
 
 
-def count_of(model: ModelConfig, translates: bool = False) -> int:
+def count_of(model, translates=False):
     """Parameters of a model of this configuration."""
     _configs[repr(model)] = model
     return _count(repr(model), translates)
 
 
 @functools.cache
-def config_of(name: str, row: str, scale: str = "paper", overrides: tuple[str, ...] = ()) -> RunConfig:
+def config_of(name, row, scale="paper", overrides=()):
     return resolve(name, row, scale, overrides).config

@@ -1,12 +1,8 @@
 """Recipes beside what their papers state (published.yaml): settings, phases, figures and parameters."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from recipe_counts import config_of, total
@@ -26,7 +22,7 @@ OURS = [
 ]
 
 
-def match_rows(case: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def match_rows(case):
     for name in RECIPES:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in case["recipes"]):
             for row in load(name).rows:
@@ -34,7 +30,7 @@ def match_rows(case: dict[str, Any]) -> Iterator[tuple[str, str]]:
                     yield name, row
 
 
-def find_setting(settings: dict[str, Any], key: str) -> Any:
+def find_setting(settings, key):
     """The value of a key; a section of options as a mapping."""
     inside = {name.removeprefix(f"{key}."): value for name, value in settings.items() if name.startswith(f"{key}.")}
     return inside or settings.get(key)

@@ -1,7 +1,5 @@
 """The recipes of our own best models: their sizes, and what the published Penn Treebank code does."""
 
-from __future__ import annotations
-
 import pytest
 from recipe_counts import config_of, total
 

@@ -1,7 +1,5 @@
 """Rows of every recipe: they build at every scale, and differ in the mechanism of their table alone."""
 
-from __future__ import annotations
-
 import pytest
 from recipe_counts import config_of, total
 

@@ -1,7 +1,5 @@
 """Totals of parameters of the papers' recipes, by formulas that are written apart from the models."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -14,45 +12,45 @@ WIKITEXT = (20_000, 40_000, 200_000)
 MIXES = ("plain", "a", "b")
 
 
-def attention(width: int, inner: int) -> int:
+def attention(width, inner):
     """Query, key, value (E, H D) and the output projection, with biases."""
     return 4 * width * inner + 3 * inner + width
 
 
-def feed_forward(width: int, inner: int) -> int:
+def feed_forward(width, inner):
     return 2 * width * inner + inner + width
 
 
-def layer(width: int, inner: int, heads: int = 0) -> int:
+def layer(width, inner, heads=0):
     """Attention of inner width `heads` (E if 0), a feed-forward layer, two norms."""
     return attention(width, heads or width) + feed_forward(width, inner) + 2 * 2 * width
 
 
-def mixing(mix: str, heads: int, head_dim: int) -> int:
+def mixing(mix, heads, head_dim):
     """A: H^2; B: H^2 + D H, of a layer."""
     return {"plain": 0, "a": heads**2, "b": heads**2 + head_dim * heads}[mix]
 
 
-def relative_layers(layers: int, width: int, heads: int, inner: int) -> int:
+def relative_layers(layers, width, heads, inner):
     """Query, key, value, distances, output without biases; u and v once for all layers. `heads` is H D."""
     return layers * (5 * width * heads + feed_forward(width, inner) + 2 * 2 * width) + 2 * heads
 
 
-def clusters(vocabulary: int, width: int, cutoffs: tuple[int, ...], div: int) -> tuple[int, int]:
+def clusters(vocabulary, width, cutoffs, div):
     """Numbers in the vectors of all clusters, and in their projections to the width of the model."""
     sizes = [end - start for start, end in itertools.pairwise((0, *cutoffs, vocabulary))]
     widths = [width // div**i for i in range(len(sizes))]
     return sum(n * w for n, w in zip(sizes, widths, strict=True)), width * sum(widths) if div != 1 else 0
 
 
-def adaptive(vocabulary: int, width: int, cutoffs: tuple[int, ...], div: int, tied: bool = True) -> int:
+def adaptive(vocabulary, width, cutoffs, div, tied=True):
     """Input and output; the output has a bias for each word and a class with its bias for each tail."""
     vectors, projections = clusters(vocabulary, width, cutoffs, div)
     own = projections if tied else vectors + projections  # only vectors are shared where there are projections
     return vectors + projections + own + vocabulary + len(cutoffs) * (width + 1)
 
 
-def plain(vocabulary: int, width: int, tied: bool = True) -> int:
+def plain(vocabulary, width, tied=True):
     """Vectors and biases of words."""
     return (1 if tied else 2) * vocabulary * width + vocabulary
 
@@ -69,7 +67,7 @@ def test_vanilla(name, vocabulary, layers, expected):
     assert vocabulary * 512 + layers * layer(512, 2048) + 2 * 512 == expected == total(name, "plain")
 
 
-def baevski(heads: int = 8, head_dim: int = 128, mix: str = "plain", words: int = 267_744, first: int = 20_000) -> int:
+def baevski(heads=8, head_dim=128, mix="plain", words=267_744, first=20_000):
     """fairseq's `transformer_lm_wiki103`: projections of input and output are one, two classes, no last norm."""
     cutoffs = (first, 60_000 if first == 20_000 else 160_000)
     layers = 16 * (layer(1024, 4096, heads * head_dim) + mixing(mix, heads, head_dim))
@@ -143,7 +141,7 @@ def test_translation(heads, mix):
         assert total("mixhead/table4", f"{row}-cross") - base == 3 * stack
 
 
-def translator(width: int, inner: int, words: int) -> int:
+def translator(width, inner, words):
     """Six layers of encoder and decoder, which has attention and a norm more."""
     return words * width + 6 * (2 * layer(width, inner) + attention(width, width) + 2 * width)
 
@@ -220,7 +218,7 @@ def test_pairs_of_positions(name, row):
     assert total(name, row) == layers * (attends + feed_forward(width, 2100) + 2 * 2 * width) + 2 * 40 + words
 
 
-def train(words: tuple[int, ...], widths: tuple[int, ...], rank: int) -> int:
+def train(words, widths, rank):
     """Three cores (r, v, e, s)."""
     (v1, v2, v3), (e1, e2, e3) = words, widths
     return v1 * e1 * rank + rank * v2 * e2 * rank + rank * v3 * e3

@@ -1,13 +1,11 @@
 """Tables, figures and pages of records: numbers and labels stand where they belong."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from fullrank.core.errors import InputError
-from fullrank.records import HeatMap, Lines, Plot, Record, Table
+from fullrank.records import HeatMap, Lines, Record, Table
 from fullrank.render.blocks import (
     Code,
     Details,
@@ -63,7 +61,7 @@ def test_heat_map_cells_stand_at_their_labels():
     assert figure.axes[0].images[0].get_array().tolist() == [[0, -1], [1, 0], [2, 1]]
 
 
-PLOTS: list[Plot] = [
+PLOTS = [
     Lines(x="tokens", series=("row",), band="seed", title="Curves", marks=(("y", "bound"),)),
     HeatMap("seed", "tokens", "perplexity", ("row",), title="Map"),
 ]
@@ -77,7 +75,7 @@ def test_figures_are_equal_bytes_and_follow_the_theme(plot, tmp_path):
     assert "var(--ink)" in draw_svg(plot, CURVES) or "var(--muted)" in draw_svg(plot, CURVES)
 
 
-def make_page() -> Page:
+def make_page():
     grid = build_grid(Table("layer", columns="head"), CHANGES)
     blocks = [
         Paragraph("lead <b>"), Facts([("term", "text")]), grid, Legend([(0, "plain")]),

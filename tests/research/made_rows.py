@@ -1,18 +1,13 @@
 """Rows of a ledger and run folders that nobody trained."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from fullrank.config.load import resolve_any, to_yaml
 
 RECIPE = "mixhead/table1-vanilla"
 
 
-def make_row(name: str, seed: int, figure: float, **columns: Any) -> dict[str, Any]:
+def make_row(name, seed, figure, **columns):
     row = {
         "recipe": RECIPE, "row": name, "scale": "small", "seed": seed, "settings": {}, "corpus": "a corpus (slice)",
         "vocabulary": "ff", "text.test": "aa", "protocol.test": "blocks of 7", "final.test.perplexity": figure,
@@ -22,13 +17,13 @@ def make_row(name: str, seed: int, figure: float, **columns: Any) -> dict[str, A
     return {**empty, **row, "run": f"{name}{seed}{figure}{columns}", **columns}
 
 
-def make_rows(plain: Sequence[float], b: Sequence[float], **columns: Any) -> list[dict[str, Any]]:
+def make_rows(plain, b, **columns):
     """Rows `plain` and `b` with a figure for each seed. The columns are those of `b`."""
     rows = [make_row("plain", seed, figure) for seed, figure in enumerate(plain, 1)]
     return rows + [make_row("b", seed, figure, **columns) for seed, figure in enumerate(b, 1)]
 
 
-def make_run(folder: Path, *overrides: str, perplexity: float = 90.5, commit: str = "abc", **result: Any) -> Path:
+def make_run(folder, *overrides, perplexity=90.5, commit="abc", **result):
     """A finished run of Mixhead B, of which nothing but the records is there."""
     folder.mkdir(parents=True)
     config = resolve_any(RECIPE, "b", "small", ["train.seed=3", *overrides]).config

@@ -1,12 +1,8 @@
 """Verdicts on claims, for rows that nobody trained."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ from research import LEDGER, RESEARCH
 from research.claims import (
     FEWEST_SEEDS,
     Claim,
-    Verdict,
     correct,
     deviation_change,
     deviation_interval,
@@ -39,14 +34,14 @@ OTHER_RATES = [
 SEARCHED = {"final.valid.perplexity": 100.0}
 
 
-def make_searched(plain: Sequence[float], b: Sequence[float], **columns: Any) -> list[dict[str, Any]]:
+def make_searched(plain, b, **columns):
     """Rows of which a lower and a higher learning rate are worse."""
     rows = [make_row("plain", seed, figure, **SEARCHED) for seed, figure in enumerate(plain, 1)]
     rows += [make_row("b", seed, figure, **{**SEARCHED, **columns}) for seed, figure in enumerate(b, 1)]
     return [*rows, *OTHER_RATES]
 
 
-def judge_rows(rows: Sequence[dict[str, Any]], lines: Any = None, **claim: Any) -> Verdict:
+def judge_rows(rows, lines=None, **claim):
     stated = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
     (verdict,) = judge([Claim(**stated)], rows, lines)
     return verdict
@@ -126,7 +121,7 @@ SCORES, OTHERS = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
 def test_change_of_deviation_is_the_papers():
     """Skip Cross-head, Table 4, MRPC: 1.281 and 1.4 are +9.3 %, 0.988 and 0.91 are -7.9 %; CoLA 1.23 and 1.1 are -10.6 %."""
 
-    def spread(deviation: float) -> list[float]:
+    def spread(deviation):
         return [80 - deviation, 80.0, 80 + deviation]  # its sample deviation is `deviation`
 
     for base, other, stated in ((1.281, 1.4, 9.3), (0.988, 0.91, -7.9), (1.23, 1.1, -10.6)):

@@ -1,10 +1,6 @@
 """The ledger: rows from run folders, and the CSV that holds them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from typing import Any
 
 from made_rows import RECIPE, make_run
 
@@ -52,7 +48,7 @@ def test_a_row_is_made_again_from_its_record(tmp_path):
     files = [f"data.{split}={tmp_path}/{split}.txt" for split in ("train", "valid", "test")]
     files += [f"data.cache={tmp_path}/cache", "train.device=cpu"]
 
-    def train_row(folder: str, words: Sequence[str]) -> dict[str, Any]:
+    def train_row(folder, words):
         resolved = resolve_any(RECIPE, "b", "tiny", [*words, *files])
         train(resolved, tmp_path / folder, quiet=True, say=lambda _: None)
         return row_of(tmp_path / folder)

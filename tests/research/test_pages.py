@@ -1,9 +1,6 @@
 """Pages made from a ledger: those of this repository are up to date, and a made-up one is told in full."""
 
-from __future__ import annotations
-
 import shlex
-from pathlib import Path
 
 import pytest
 from made_rows import RECIPE, make_rows
@@ -17,7 +14,7 @@ from research.pages import write_pages
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "mixhead.yaml").write_text(
         "paper: Mixhead\nclaims:\n"

@@ -1,7 +1,5 @@
 """The trainings of a plan: their order, folders and commands, what is skipped, and processes that fail or are stopped."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,5 @@
 """Averages of weights against brute force over all the weights there were."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import safetensors.torch
 import torch
 from training_toy import train
@@ -14,13 +10,13 @@ from fullrank.training import EvaluationResult
 def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path):
     evaluated = []
 
-    def evaluate(model: Any) -> EvaluationResult:
+    def evaluate(model):
         evaluated.append(model.inner.weight.detach().clone())
         return EvaluationResult(10.0 - len(evaluated), 10)
 
     plain = []
 
-    def remember(model: Any) -> EvaluationResult:
+    def remember(model):
         plain.append(model.inner.weight.detach().clone())
         return EvaluationResult(1.0, 10)
 

@@ -1,7 +1,5 @@
 """Checkpoints: an interrupted write keeps the one before it, and damage is noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -9,14 +7,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from safetensors.numpy import load_file
-from torch import Tensor
 from training_toy import Death, Objective, Recorder, Toy, outcome, train
 
 from fullrank.core.errors import InputError, RunError
@@ -35,7 +31,7 @@ from fullrank.training.checkpoint import (
 )
 
 
-def snapshot(step: int, best_step: int | None = None) -> Snapshot:
+def snapshot(step, best_step=None):
     """A checkpoint whose every part tells its step; the best one so far, unless another is said to be."""
     value = torch.full((3,), float(step))
     return Snapshot(
@@ -43,7 +39,7 @@ def snapshot(step: int, best_step: int | None = None) -> Snapshot:
     )
 
 
-def check(found: Snapshot | None, *steps: int) -> None:
+def check(found, *steps):
     assert found is not None
     assert found.state["step"] in steps
     wanted = snapshot(found.state["step"], found.state["best_step"])
@@ -52,16 +48,16 @@ def check(found: Snapshot | None, *steps: int) -> None:
     assert found.state == wanted.state
 
 
-def refuse(text: str) -> None:
+def refuse(text):
     raise AssertionError(text)
 
 
-def breaking_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> list[int]:
+def breaking_at(monkeypatch, number, error):
     """The `number`-th call that reaches for the disk raises `error`; returns a list that holds how many were made."""
     calls = [0]
 
-    def breaking(call: Any) -> Any:
-        def wrapped(*args: Any, **options: Any) -> Any:
+    def breaking(call):
+        def wrapped(*args, **options):
             calls[0] += 1
             if calls[0] == number:
                 raise error
@@ -78,7 +74,7 @@ def breaking_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcepti
     return calls
 
 
-def check_kept(folder: Path, *allowed: list[int]) -> None:
+def check_kept(folder, *allowed):
     """The steps whose weights are kept are one of `allowed`, and each is whole: its weights tell its step."""
     kept = list_kept_checkpoints(folder)
     assert list(kept) in allowed
@@ -87,7 +83,7 @@ def check_kept(folder: Path, *allowed: list[int]) -> None:
         assert not (path / "training.safetensors").exists()
 
 
-def no_links(*args: Any, **options: Any) -> None:
+def no_links(*args, **options):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
@@ -134,10 +130,10 @@ def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(tmp_path, monk
     train(tmp_path / "whole", **once)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
-    def minutes_then_death(model: Toy) -> Any:
+    def minutes_then_death(model):
         inner = Objective(model)
 
-        def objective(batch: Any, carry: Any, position: Any) -> Any:
+        def objective(batch, carry, position):
             now[0] += 61.0
             if position.step == 8:
                 raise Death
@@ -167,13 +163,13 @@ def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path, monkeypat
     assert (tmp_path / "full" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
-def flip(path: Path) -> None:
+def flip(path):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -210,7 +206,7 @@ def test_the_weights_of_the_last_evaluations_are_kept(tmp_path):
     """Evaluations at 4, 8, 12, 16 and the end, 18; checkpoints have another rhythm, and only three are kept."""
     seen = {}
 
-    def evaluate(model: Any) -> EvaluationResult:
+    def evaluate(model):
         seen[len(seen) + 1] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return EvaluationResult(1.0 + len(seen), 1)
 
@@ -228,7 +224,7 @@ def test_the_weights_of_the_last_evaluations_are_kept(tmp_path):
         assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
-def made(folder: Path, step: int, **tensors: Tensor) -> Path:
+def made(folder, step, **tensors):
     path = folder / "kept" / f"step-{step:08d}"
     path.mkdir(parents=True)
     write_tensors(path / "model.safetensors", tensors)
@@ -259,7 +255,7 @@ def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path, monkeypat
     state = json.loads((place / "checkpoint.json").read_text())["content"]["state"]
     assert state == {"step": 3, "averaged": [2, 3]}
 
-    def full(*args: Any, **options: Any) -> None:
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -12,7 +10,7 @@ from fullrank.training import choose_device
 from fullrank.training.device import begin_draws, end_draws, explain_failures
 
 
-def draw() -> list[float]:
+def draw():
     return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()), float(torch.rand(())),
             float(torch.randn(()))]  # fmt: skip
 
@@ -38,7 +36,7 @@ def test_devices():
 
 
 def test_failures_of_the_machine_name_the_keys_to_change():
-    def fail(error: Exception) -> None:
+    def fail(error):
         with explain_failures(TrainConfig(steps=1, compile=True)):
             raise error
 

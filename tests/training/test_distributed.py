@@ -1,7 +1,5 @@
 """Several processes that train one model: the same numbers as one, whatever is shared between them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -25,7 +23,7 @@ EVERYDAY = {
 forked.preload("torch.distributed.fsdp", "torch.distributed.tensor", "fullrank.data.tokenizers")
 
 
-def run_together(processes: int, folder: Path, sharding: str, names: list[str]) -> None:
+def run_together(processes, folder, sharding, names):
     """Train the cases by processes that meet at a free port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,7 +36,7 @@ def run_together(processes: int, folder: Path, sharding: str, names: list[str]) 
         assert process.exitcode == 0, (folder / f"process-{rank}.log").read_text()[-3000:]
 
 
-def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+def torchrun(processes, *words, restarts=0, **variables):
     command = [
         sys.executable,
         "-m",
@@ -54,21 +52,21 @@ def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
+def alone(tmp_path_factory):
     """A folder with texts, and what `train_alone` made there."""
     folder = tmp_path_factory.mktemp("together")
     together.write_texts(folder)
     return folder
 
 
-def train_alone(folder: Path, name: str) -> Path:
+def train_alone(folder, name):
     """The run of a case by this process alone, trained once."""
     if not (folder / name).is_dir():
         run_in_fp64(folder, name, folder / name)
     return folder / name
 
 
-def run_in_fp64(folder: Path, name: str, out: Path, **options: object) -> None:
+def run_in_fp64(folder, name, out, **options):
     torch.set_default_dtype(torch.float64)
     try:
         together.run(folder, name, out, **options)
@@ -76,7 +74,7 @@ def run_in_fp64(folder: Path, name: str, out: Path, **options: object) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def weights(run: Path) -> Path:
+def weights(run):
     """The file of the last weights of a run; fine-tuning keeps its model and no checkpoint."""
     return next(
         file
@@ -85,7 +83,7 @@ def weights(run: Path) -> Path:
     )
 
 
-def figures(run: Path) -> list[float]:
+def figures(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     final = json.loads((run / "result.json").read_text())["final"]
     ends = [one["loss" if "loss" in one else "nll"] for one in final.values()]
@@ -115,7 +113,7 @@ def test_several_processes_train_what_one_trains(alone, processes, sharding):
         assert figures(run) == pytest.approx(figures(single), abs=near), name
 
 
-def rewound(run: Path, copy: Path) -> Path:
+def rewound(run, copy):
     """A copy of a finished run as it was at the checkpoint before the last one."""
     shutil.copytree(run, copy, symlinks=True)
     (copy / "result.json").unlink()
@@ -125,7 +123,7 @@ def rewound(run: Path, copy: Path) -> Path:
     return copy
 
 
-def last_weights(run: Path) -> bytes:
+def last_weights(run):
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 

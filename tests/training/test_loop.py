@@ -1,38 +1,20 @@
 """A step of the loop: its gradient, its lines and its end."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from training_toy import (
-    LENGTH,
-    STREAMS,
-    Death,
-    Even,
-    Objective,
-    Recorder,
-    Toy,
-    ToyBatches,
-    at_call,
-    die,
-    train,
-)
+from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy, ToyBatches, at_call, die, train
 
 from fullrank.config.run import PhaseConfig
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
-from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
+from fullrank.training import EvaluationResult, Loss, load_weights
 
 
-def lines(folder: Path, split: str) -> list[dict[str, Any]]:
+def lines(folder, split):
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in found if line["split"] == split]
 
@@ -45,20 +27,20 @@ class Grouped:
     inner: ToyBatches
 
     @property
-    def batches_per_epoch(self) -> int:
+    def batches_per_epoch(self):
         return math.ceil(self.inner.batches_per_epoch / self.size)
 
-    def batch(self, epoch: int, index: int) -> list[Tensor]:
+    def batch(self, epoch, index):
         last = min((index + 1) * self.size, self.inner.batches_per_epoch)
         return [self.inner.batch(epoch, i) for i in range(index * self.size, last)]
 
 
-def without_dropout(model: Toy) -> Any:
+def without_dropout(model):
     """Mean nll over all tokens of a batch, or of a list of batches, in double precision and with no carry."""
     model.double()
     model.dropout.p = 0.0
 
-    def objective(given: Any, carry: Any, position: TrainingPosition) -> Loss:
+    def objective(given, carry, position):
         parts = given if isinstance(given, list) else [given]
         losses = [Objective(model)(part, {}, position) for part in parts]
         tokens = sum(loss.tokens for loss in losses)
@@ -71,13 +53,7 @@ def without_dropout(model: Toy) -> Any:
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_accumulation_is_the_big_batch(clip, tmp_path):
     """Seven batches an epoch by threes, the last shorter: steps of 3, 3 and 1 batches, weighted by tokens."""
-    options = {
-        "steps": 7,
-        "optimizer": "sgd",
-        "learning_rate": 0.5,
-        "max_grad_norm": clip,
-        "log_every_steps": 1,
-    }
+    options = {"steps": 7, "optimizer": "sgd", "learning_rate": 0.5, "max_grad_norm": clip, "log_every_steps": 1}
     options |= {"objective": without_dropout, "eval_options": {"every_steps": 100}}
     small, result = train(tmp_path / "small", gradient_accumulation_steps=3, **options)
     big, expected = train(tmp_path / "big", batches=Grouped(3, ToyBatches()), **options)
@@ -91,8 +67,8 @@ def test_accumulation_is_the_big_batch(clip, tmp_path):
 def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
     seen = []
 
-    def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+    def noting(model):
+        def objective(batch, carry, position):
             loss = Objective(model)(batch, carry, position)
             seen.append((float(loss.nll), loss.tokens))
             return loss
@@ -118,8 +94,8 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
     """It outlives a phase."""
     given = []
 
-    def counting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+    def counting(model):
+        def objective(batch, carry, position):
             given.append(float(carry["count"]) if carry else None)
             loss = Objective(model)(batch, {}, position)
             return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((given[-1] or 0.0) + 1)})
@@ -134,8 +110,8 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path):
     types = set()
 
-    def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+    def noting(model):
+        def objective(batch, carry, position):
             types.add(model.inner(torch.zeros(1, 6)).dtype)
             return Objective(model)(batch, carry, position)
 
@@ -148,8 +124,8 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value, tmp_path):
-    def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+    def breaking(model):
+        def objective(batch, carry, position):
             loss = Objective(model)(batch, carry, position)
             late = int(model.seen) > 11 * STREAMS * LENGTH
             return Loss(loss.value * value, loss.nll, loss.tokens) if late else loss
@@ -185,10 +161,10 @@ def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path):
 BY_BLEU = {"every_steps": 5, "metric": "bleu"}
 
 
-def following(nll: Sequence[float], bleu: Sequence[float]) -> Callable[[nn.Module], EvaluationResult]:
+def following(nll, bleu):
     """The n-th evaluation of every 5 steps gives the n-th nll per token and the n-th BLEU."""
 
-    def judged(model: nn.Module) -> EvaluationResult:
+    def judged(model):
         assert isinstance(model, Toy)
         number = int(model.seen) // (5 * STREAMS * LENGTH) - 1
         return EvaluationResult(10 * nll[number], 10, {"bleu": bleu[number], "chrf": 2 * bleu[number]})
@@ -233,11 +209,11 @@ def test_the_plateau_schedule_follows_the_metric(metric, rates, tmp_path):
 def test_the_rate_follows_the_tokens_of_an_update(tmp_path):
     """The last batch of an epoch has 9 targets instead of 15, and with two batches an update the last one is alone."""
 
-    def moved(name: str, **changes: Any) -> list[float]:
+    def moved(name, **changes):
         rates = []
 
         class Rates(torch.optim.SGD):
-            def step(self, closure: Any = None) -> None:
+            def step(self, closure=None):
                 rates.append(self.param_groups[0]["lr"])
                 super().step(closure)
 

@@ -1,42 +1,32 @@
-from __future__ import annotations
-
 import io
 import json
 import math
 import sys
 import types
-from typing import Any
 
 from rich.console import Console
 from training_toy import evaluate_scored, train
 
 from fullrank.training import make_observers
-from fullrank.training.observers import (
-    JsonLines,
-    Progress,
-    TensorBoard,
-    WandB,
-    metrics_line,
-    timing_line,
-)
+from fullrank.training.observers import JsonLines, Progress, TensorBoard, WandB, metrics_line, timing_line
 
 
 class Recorder:
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args, **options):
         self.made = (args, options)
-        self.calls: list[Any] = []
+        self.calls = []
         self.closed = False
 
-    def log(self, values: dict[str, float], step: int) -> None:
+    def log(self, values, step):
         self.calls += [(name, value, step) for name, value in values.items()]
 
-    def finish(self) -> None:
+    def finish(self):
         self.closed = True
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name, value, step):
         self.calls.append((name, value, step))
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 

@@ -1,16 +1,12 @@
 """Optimizers against their equations, and what weight decay may not touch."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from training_toy import Toy
 
 import fullrank as fr
@@ -25,12 +21,12 @@ MU, DECAY, BETAS, EPS = 0.9, 0.3, (0.8, 0.95), 1e-3
 ON_A_GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def sgd(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+def sgd(p, state, g, lr, t):
     state["v"] = MU * state["v"] + g + DECAY * p
     return p - lr * state["v"]
 
 
-def fairseq_nag(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+def fairseq_nag(p, state, g, lr, t):
     """fairseq's form: a velocity that carries the rate and is corrected when the rate changes."""
     g = g + DECAY * p
     correct = lr / RATES[max(t - 2, 0)]
@@ -39,18 +35,18 @@ def fairseq_nag(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: in
     return p
 
 
-def adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, decay: float = DECAY) -> Tensor:
+def adam(p, state, g, lr, t, decay=DECAY):
     g = g + decay * p
     state["m"] = BETAS[0] * state["m"] + (1 - BETAS[0]) * g
     state["s"] = BETAS[1] * state["s"] + (1 - BETAS[1]) * g * g
     return p - lr * (state["m"] / (1 - BETAS[0] ** t)) / ((state["s"] / (1 - BETAS[1] ** t)).sqrt() + EPS)
 
 
-def adamw(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+def adamw(p, state, g, lr, t):
     return adam(p - lr * DECAY * p, state, g, lr, t, decay=0.0)
 
 
-def muon(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+def muon(p, state, g, lr, t):
     """Newton-Schulz steps as what they do to singular values: s -> a s + b s^3 + c s^5, with the numbers of Jordan et al."""
     state["v"] = MU * state["v"] + (1 - MU) * g
     u, s, v = torch.linalg.svd((1 - MU) * g + MU * state["v"], full_matrices=False)
@@ -60,7 +56,7 @@ def muon(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> T
     return p - lr * DECAY * p - 0.2 * math.sqrt(max(p.shape)) * lr * u @ s.diag() @ v
 
 
-EQUATIONS: dict[str, Callable[..., Tensor]] = {
+EQUATIONS = {
     "sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon": muon
 }  # fmt: skip
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -69,16 +65,16 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 class Layers(nn.Module):
     """Layers as the blocks of a model."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
 
-def groups_for(name: str, *layers: nn.Module) -> Any:
+def groups_for(name, *layers):
     return parameter_groups(Layers(*layers), DECAY, muon=name == "muon")
 
 
-def follow(layer: nn.Linear, optimizer: Any, equation: Callable[..., Tensor]) -> Iterator[Tensor]:
+def follow(layer, optimizer, equation):
     """The weight that the equation gives after each update that the optimizer has made."""
     expected = layer.weight.detach().clone()
     state = {key: torch.zeros_like(expected) for key in "vwms"}
@@ -193,7 +189,7 @@ def test_embedding_and_mixing_learn_at_rates_of_their_own():
     assert {rates[:2] for p, rates in given.items() if p is not model.embedding.weight} == {(None, None)}
 
 
-def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:
+def fairseq_adam(p, state, g, lr, t, eps):
     """fairseq's form: the decay acts on the parameter, and eps is added before the second moment is corrected."""
     state["m"] = BETAS[0] * state["m"] + (1 - BETAS[0]) * g
     state["s"] = BETAS[1] * state["s"] + (1 - BETAS[1]) * g * g

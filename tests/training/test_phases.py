@@ -1,36 +1,18 @@
 """`train.phases`: when a phase ends, what follows, which position the objective is given, and that a kill changes nothing."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from training_toy import (
-    LENGTH,
-    STREAMS,
-    Death,
-    Even,
-    Objective,
-    Recorder,
-    Toy,
-    at_call,
-    die,
-    outcome,
-    train,
-)
+from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy, at_call, die, outcome, train
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
-from fullrank.training import EvaluationResult, Loss, TrainingPosition
+from fullrank.training import EvaluationResult
 from fullrank.training.values import update_plateau
 
 
-def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -> PhaseConfig:
+def phase(name, plateau=None, **options):
     flat = None if plateau is None else PlateauConfig(ppl=plateau[0], steps=plateau[1])
     return PhaseConfig(name=name, plateau=flat, **options)
 
@@ -38,27 +20,27 @@ def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -
 class Positions:
     """The toy's objective, which notes where it is called."""
 
-    def __init__(self) -> None:
-        self.seen: list[TrainingPosition] = []
+    def __init__(self):
+        self.seen = []
 
-    def __call__(self, model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+    def __call__(self, model):
+        def objective(batch, carry, position):
             self.seen.append(position)
             return Objective(model)(batch, carry, position)
 
         return objective
 
-    def phases(self) -> str:
+    def phases(self):
         """The names of the phases, a letter for each update."""
         return "".join(
             "-" if position.phase is None else position.phase.name for position in self.seen if position.part == 0
         )
 
 
-def judged(perplexities: Mapping[int, float]) -> Any:
+def judged(perplexities):
     """An evaluation with these perplexities after these updates (on batches of one size, each)."""
 
-    def evaluate(model: nn.Module) -> EvaluationResult:
+    def evaluate(model):
         assert isinstance(model, Toy)
         return EvaluationResult(
             float(torch.tensor(perplexities[int(model.seen) // (STREAMS * LENGTH)]).double().log()), 1
@@ -67,7 +49,7 @@ def judged(perplexities: Mapping[int, float]) -> Any:
     return evaluate
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -1,18 +1,15 @@
 """When training ends, and what is due when."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from training_toy import ToyBatches
 
 from fullrank.config.run import EvalConfig, TrainConfig
-from fullrank.training import Plan, make_plan
+from fullrank.training import make_plan
 
 
-def plan(eval_options: dict[str, Any] | None = None, batches: Any = None, **options: Any) -> Plan:
+def plan(eval_options=None, batches=None, **options):
     options = {"batch_size": 3, "segment_length": 5} | options
     return make_plan(TrainConfig(**options), EvalConfig(**eval_options or {}), batches or ToyBatches(7))
 
@@ -35,7 +32,7 @@ class Known(ToyBatches):
 
     tokens_per_epoch: int = 260
 
-    def tokens_of_batches(self, epoch: int) -> list[int]:
+    def tokens_of_batches(self, epoch):
         sizes = [20, 20, 30, 30, 30, 50, 80]
         return sizes[-(epoch % 7) :] + sizes[: -(epoch % 7)]
 
@@ -57,7 +54,7 @@ def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know
 
     @dataclass(frozen=True)
     class Unknown(ToyBatches):
-        def tokens_of_batches(self, epoch: int) -> None:
+        def tokens_of_batches(self, epoch):
             return None
 
     assert plan(tokens=2 * 99 + 16, batches=Unknown()).total_steps == 14 + 2

@@ -4,24 +4,13 @@ It is killed before every batch in test_phases.py, at every reach for the disk i
 moments by `make faults`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from typing import Any
 
 import pytest
 import torch
-from training_toy import (
-    Death,
-    Recorder,
-    at_call,
-    die,
-    evaluate_scored,
-    outcome,
-    train,
-)
+from training_toy import Death, Recorder, at_call, die, evaluate_scored, outcome, train
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.core.errors import RunError
@@ -33,7 +22,7 @@ PHASES = [
     PhaseConfig(name="b", steps=21),
     PhaseConfig(name="c", skip="uniform", p=0.2),
 ]
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "sgd": {"optimizer": "sgd", "momentum": 0.5, "schedule": "plateau", "gradient_accumulation_steps": 2, "learning_rate": 0.5,
             "epochs": 12.5, "eval_options": {"every_epochs": 0.4}},
     "nag": {"optimizer": "nag", "momentum": 0.9, "averaging": "swa", "swa_start": 0.1, "steps": 60, "save_every_steps": 3},
@@ -86,12 +75,7 @@ def test_a_run_on_a_gpu_resumes_exactly(tmp_path):
 @pytest.mark.parametrize("number", [1, 5, 6, 23])
 def test_metrics_beyond_the_checkpoint_are_cut(number, tmp_path):
     """Death between a line and the next checkpoint: the line is written again, not twice."""
-    options = {
-        "steps": 24,
-        "log_every_steps": 1,
-        "save_every_steps": 6,
-        "eval_options": {"every_steps": 24},
-    }
+    options = {"steps": 24, "log_every_steps": 1, "save_every_steps": 6, "eval_options": {"every_steps": 24}}
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(number, die))
@@ -124,7 +108,7 @@ def test_a_signal_finishes_the_step_and_saves(number, tmp_path):
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):
-    def again() -> None:
+    def again():
         with pytest.raises(RunError, match="another process is training there"):
             train(tmp_path, steps=5)
 

@@ -1,7 +1,5 @@
 """Learning rates against their equations, the values worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,7 +10,7 @@ from fullrank.core.errors import ConfigError
 from fullrank.training import make_schedule
 
 
-def rates(steps: list[int], total: int = 110, **options: object) -> list[float]:
+def rates(steps, total=110, **options):
     schedule = make_schedule(TrainConfig(steps=total, **options), total)
     return [schedule.rate(step) for step in steps]
 
@@ -25,7 +23,7 @@ def test_every_schedule_warms_up_linearly(name):
 
 HALF = 0.4 * math.sqrt(0.5)
 LOW = {"min_learning_rate": 0.2, "warmup_steps": 10}
-RATES: list[tuple[str, dict[str, object], dict[int, float]]] = [
+RATES = [
     ("constant", {}, {1: 1.0, 50: 1.0, 110: 1.0}),
     ("linear", LOW, {10: 1.0, 60: 0.6, 110: 0.2, 111: 0.2}),
     ("cosine", LOW, {10: 1.0, 35: 0.6 + HALF, 60: 0.6, 85: 0.6 - HALF, 110: 0.2, 150: 0.2}),
@@ -104,7 +102,7 @@ def test_inverse_sqrt_is_fairseqs_an_update_later():
     """fairseq's schedule of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
     high, start, warmup = 5e-4, 1e-7, 4000
 
-    def fairseq(u: int) -> float:
+    def fairseq(u):
         return start + u * (high - start) / warmup if u < warmup else high * math.sqrt(warmup) * u**-0.5
 
     steps = [1, 2, 1999, 3999, 4000, 4001, 16_000, 50_000]

@@ -1,7 +1,5 @@
 """Runs in fp64, trained alone or by several processes: `train_as`, or `python together.py FOLDER SHARDING` under torchrun."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -9,7 +7,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import examples.little_data  # noqa: F401 - registers past_decode and input_mask
 import torch
@@ -25,7 +22,7 @@ from tiny_encoder import tiny_encoder, write_cola
 DROPOUT = {"residual": 0.2, "attention": 0.2, "embedding": 0.1, "activation": 0.1, "output": 0.1}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "dropout": DROPOUT}
 SHORT = {"steps": 5, "batch_size": 4, "segment_length": 10, "log_every_steps": 1, "learning_rate": 0.01}
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "plain": {
         "model": SMALL | {"output": {"kind": "softmax", "tied": True}},
         "train": SHORT | {"max_grad_norm": 0.5, "averaging": "swa", "swa_start": 0.3, "activation_checkpointing": True},
@@ -78,8 +75,8 @@ NARROW = {
     "muon": {"model": SMALL, "train": SHORT | {"optimizer": "muon", "weight_decay": 0.1, "eps": 0.01}},
 }
 # a pretrained encoder
-TUNING: dict[str, Any] = {"steps": 5, "batch_size": 7, "log_every_steps": 1, "learning_rate": 0.001}
-TUNED: dict[str, dict[str, Any]] = {
+TUNING = {"steps": 5, "batch_size": 7, "log_every_steps": 1, "learning_rate": 0.001}
+TUNED = {
     "tuned": {"model": {}, "train": TUNING},
     "tuned, mixed": {
         "model": {"attention": {"mix": "position_wise", "cross_head": 0.5}},
@@ -88,7 +85,7 @@ TUNED: dict[str, dict[str, Any]] = {
 }
 
 
-def write_texts(folder: Path) -> None:
+def write_texts(folder):
     """A text, pairs of sentences of many lengths, and an encoder with sentences to judge."""
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
@@ -101,14 +98,14 @@ def write_texts(folder: Path) -> None:
     write_cola(folder / "glue")
 
 
-def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
+def run(folder, name, out, **options):
     """The result of a case in the run folder `out`; options: others of its `train` section."""
     return train(
         Resolved(build_any(document(folder, name, options)), name, None, None, None), out, quiet=True, say=silent
     )
 
 
-def document(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
+def document(folder, name, options):
     if name in TUNED:
         case = TUNED[name]
         return {
@@ -125,19 +122,14 @@ def document(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]
     kind = "parallel" if languages else "text"
     data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
     case = (CASES | NARROW)[name]
-    return {
-        **case,
-        "train": {**case["train"], **options},
-        "data": data,
-        "eval": {"batch_size": 3, "every_steps": 2},
-    }
+    return {**case, "train": {**case["train"], **options}, "data": data, "eval": {"batch_size": 3, "every_steps": 2}}
 
 
-def fail(kind: str) -> None:
+def fail(kind):
     """Let the second process die or fail in its third pass; torchrun asks the first one to end while it notices that."""
     begin, end, passes = loop.begin_draws, loop.end_draws, itertools.count(1)
 
-    def begin_or_fail(seed: int, number: int) -> None:
+    def begin_or_fail(seed, number):
         if distributed.rank() == 1 and next(passes) == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +138,7 @@ def fail(kind: str) -> None:
             raise InputError("the second process refuses")
         begin(seed, number)
 
-    def end_and_be_ended() -> None:
+    def end_and_be_ended():
         if distributed.rank() == 0 and sys.exc_info()[0]:
             os.kill(os.getpid(), signal.SIGTERM)
         end()
@@ -154,7 +146,7 @@ def fail(kind: str) -> None:
     loop.begin_draws, loop.end_draws = begin_or_fail, end_and_be_ended
 
 
-def train_as(rank: int, processes: int, port: int, folder: Path, sharding: str, names: list[str]) -> None:
+def train_as(rank, processes, port, folder, sharding, names):
     """Train the cases as one of several processes that meet at `port`; what they say goes to a file of each."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -164,7 +156,7 @@ def train_as(rank: int, processes: int, port: int, folder: Path, sharding: str, 
     train_cases(folder, sharding, names)
 
 
-def train_cases(folder: Path, sharding: str, names: list[str], failure: str | None = None) -> None:
+def train_cases(folder, sharding, names, failure=None):
     torch.set_default_dtype(torch.float64)
     try:
         for case in names or CASES | (NARROW if sharding == "fsdp" else TUNED):
