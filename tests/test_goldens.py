@@ -26,8 +26,6 @@ GOLDENS = Path(__file__).resolve().parent / "goldens"
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # differences of perplexities in fp32 vary by 3e-6 between processors
 LONGEST = 12  # entries of a list that is kept whole
 
-# -- runs: the invented sentences are the same text in every Python -----------------------------------------------------
-
 SENTENCES = GOLDENS.parent / "invented_text"  # sentence pairs, source .svo and target .sov
 
 TABLE = parse_yaml((GOLDENS.parent / "goldens.yaml").read_text(encoding="utf-8"), "goldens.yaml")
@@ -92,8 +90,6 @@ def summarize_tensors(file):
     return summaries
 
 
-# -- condensed documents ------------------------------------------------------------------------------------------------
-
 MACHINE = re.compile("seconds|ms_per|per_second|peak|environment|version$")  # keys of what depends on machine or clock
 LABELS = {"verdict", "check", "text", "label", "corpus", "name"}  # keys of values with spaces that are no sentences
 
@@ -144,9 +140,6 @@ def round_number(number):
     return float(f"{number:.8g}")
 
 
-# -- comparison ---------------------------------------------------------------------------------------------------------
-
-
 def compare(golden, now, path, scale=None):
     """Lines `path: golden -> now`, one for each number or label that differs.
 
@@ -173,8 +166,6 @@ def is_equal(golden, now, scale=None):
 def show_value(value):
     return json.dumps(value, ensure_ascii=False)[:100]
 
-
-# -- tests, and how the goldens are made --------------------------------------------------------------------------------
 
 WRITE, KEEP = "GOLDENS_WRITE", "GOLDENS_KEEP"  # environment variables that `main` sets
 

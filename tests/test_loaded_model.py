@@ -180,9 +180,6 @@ def test_a_module_around_a_model_is_read_as_it_is():
     torch.testing.assert_close(model.logits(IDS), scaled(IDS))
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
 def test_saved_models(tmp_path):
     module = own().eval()
     module.save(tmp_path / "ours")
@@ -197,9 +194,6 @@ def test_saved_models(tmp_path):
     without = fr.open_model(tmp_path / "gpt2", tokenizer=False)
     with pytest.raises(InputError, match="has no tokenizer"):
         without.require({"tokenizer"})
-
-
-# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 def test_text_of_ids():

@@ -142,8 +142,6 @@ def test_a_part_of_the_vocabulary():
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
 
 
-# -- models of Hugging Face: what stands behind the output embedding decides ---------------------------------------------
-
 FOREIGN = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
 
 
@@ -172,8 +170,6 @@ def test_a_soft_cap_is_exempt_and_escapes():
         assert found.layer.bound == 9
         assert found.rank == 30
 
-
-# -- the gradient that is let through ----------------------------------------------------------------------------------
 
 TARGETS = torch.where(torch.rand(8, 12, generator=torch.Generator().manual_seed(1)) < 0.3, -100, FOREIGN.roll(-1, 1))
 

@@ -130,9 +130,6 @@ def make_pairs_of_seeds(root):
     ]
 
 
-# -- translation -------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def draw_references(split, seed=0):
     drawn = random.Random(f"{split}-{seed}")
@@ -192,9 +189,6 @@ def make_translation_table(root):
     return [*made, make_translation_run(root / "k-1", row="k", mix="average", finished=False)]
 
 
-# -- fine-tuning -------------------------------------------------------------------------------------------------------
-
-
 def make_finetuned_run(
     folder,
     score,
@@ -235,9 +229,6 @@ def make_arms(folder, base, other, **more):
         make_finetuned_run(folder / f"{row}-{seed}", value, seed=seed, row=row, **settings, **more)
         for row, seed, value, settings in runs
     ]
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def find(records, measure, **labels):

@@ -85,8 +85,6 @@ def test_a_headline_is_as_strong_as_its_interval(tmp_path, plain, b, beginning):
     assert summarize(build_report(runs))[0].startswith(beginning)
 
 
-# -- measures ----------------------------------------------------------------------------------------------------------
-
 BITS = {"valid_bits_per_character": 1.060, "test_bits_per_character": 1.037, "context": 1600}
 
 
@@ -112,9 +110,6 @@ def describe_run(kind, paper=None):
 )
 def test_the_measure_follows_the_tokens_and_the_paper(runs, measure):
     assert choose(runs) is measure
-
-
-# -- rows that see later tokens, and masked models ---------------------------------------------------------------------
 
 
 def make_protocols(next_token):
@@ -143,9 +138,6 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path):
     assert facts == dict.fromkeys(("plain", "ours", "slid"), (True, None)) | {"core": (False, NOT_NEXT_TOKEN)}
     assert "core (not next-token)" in print_report([tmp_path / "core", plain])
     assert "not next-token" not in print_report([plain, ours])
-
-
-# -- folders -----------------------------------------------------------------------------------------------------------
 
 
 def test_damaged_and_unfinished_runs_are_listed(tmp_path):

@@ -5,8 +5,6 @@ import pytest
 from fullrank.config.load import build
 from fullrank.core.errors import ConfigError
 
-# -- translation -------------------------------------------------------------------------------------------------------
-
 SENTENCES = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
 
 

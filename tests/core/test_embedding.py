@@ -37,9 +37,6 @@ def test_adaptive_input(div_val, scaled):
     equations.compare(layer(ids), expected, leaves, leaves, torch.randn(2, 5, width, dtype=DOUBLE))
 
 
-# -- tensor trains ----------------------------------------------------------------------------------------------------
-
-
 def train(vocab_size=23, hidden_size=24, scaled=False, **options):
     config = fr.ModelConfig(vocab_size=vocab_size, hidden_size=hidden_size, num_attention_heads=1, scale_embedding=scaled,
                             input=fr.InputConfig(kind="tensor_train", **options))  # fmt: skip

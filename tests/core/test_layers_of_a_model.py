@@ -114,9 +114,6 @@ def test_layers_by_place_and_by_number():
     assert [hasattr(block.attention.attend, "mix") for block in mixed.blocks] == [False, True, True, True]
 
 
-# -- translation models and masked ones -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", ["B in the last two layers", "multi-linear first", "relative"])
 @torch.no_grad()
 def test_both_sides_of_a_translator(case):

@@ -51,9 +51,6 @@ def test_rows_of_nothing_but_padding_give_no_nan(causal, normalize, kernel):
     assert all(p.grad.isfinite().all() for p in attention.parameters() if p.grad is not None)
 
 
-# -- the strided pattern of the Sparse Transformer ------------------------------------------------------------------------
-
-
 def test_strided_pattern():
     """Child et al. 2019, §4.3: A1 = {t, .., i} with t = max(0, i - l), A2 = {j: (i - j) mod l = 0}; a merged head sees both."""
     tokens, stride = 9, 3

@@ -69,9 +69,6 @@ def shares(weights, head_dim):
     return logits, mixing
 
 
-# -- Theorem 1 -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("head_dim", [1, 4])
 def test_a_head_of_fewer_than_n_minus_1_dimensions_stays_at_its_distance(head_dim):
     """The truncated scores reach the distance, which is that of the singular values left out (Eckart and Young)."""
@@ -113,9 +110,6 @@ def test_with_the_causal_mask_half_the_length_is_enough(tokens):
     torch.testing.assert_close(weights_of(layer, x, causal=True)[0][0], weights, atol=1e-9, rtol=0)
     first = tokens // 2  # rows first .., columns .. first: a block of which every entry is visible
     assert int(torch.linalg.matrix_rank(centred(weights[first:, : first + 1].log()))) == tokens // 2
-
-
-# -- mixing -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])

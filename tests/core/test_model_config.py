@@ -26,9 +26,6 @@ def model(**sections):
     return fr.ModelConfig.from_dict(SIZES | sections)
 
 
-# -- what follows from what -------------------------------------------------------------------------------------------
-
-
 def test_what_is_not_said_is_as_in_the_model():
     plain = model(attention={"mix": "position_wise"}, num_hidden_layers=3, position="learned")
     for part in (plain.get_encoder_config(), plain.get_decoder_config()):
@@ -59,9 +56,6 @@ def test_cross_attention_scores_by_content():
         found = model(position=position, attention={"score": score, "mix": "position_wise"}, encoder={})
         assert found.get_cross_config().attention == fr.AttentionConfig(mix="position_wise")
         assert found.get_decoder_config().attention.score == score
-
-
-# -- tokens that see later ones ---------------------------------------------------------------------------------------
 
 
 def test_as_published_is_asked_of_the_decoder():
@@ -105,8 +99,6 @@ def test_the_default_position_is_rotary_where_there_is_something_to_rotate(secti
             fr.LanguageModel(made)
 
 
-# -- kinds ----------------------------------------------------------------------------------------------------------
-
 CLUSTERS = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
 MIXTURE = {"kind": "mixture_of_softmaxes"}
 ADAPTIVE = {"kind": "adaptive"}
@@ -120,9 +112,6 @@ def problems(section):
     with pytest.raises(ConfigError) as caught:
         build(section)
     return list(caught.value.problems)
-
-
-# -- members -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,9 +158,6 @@ def test_a_registered_kind_has_the_keys_of_its_config(own_output):
     assert (
         "goes with `model.output.kind: mixture_of_softmaxes`" in problems(raw({"kind": "tempered", "mixtures": 2}))[0]
     )
-
-
-# -- what follows from what --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

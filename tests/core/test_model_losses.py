@@ -112,9 +112,6 @@ def test_inputs_before_the_targets_are_context(memory):
         made.nll(read, targets[:, 3:])  # a figure is of all tokens
 
 
-# -- masked models -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_output_layer_reads_masked_places_only(kind):
     made, read = build(kind, "masked"), []
@@ -128,9 +125,6 @@ def test_the_output_layer_reads_masked_places_only(kind):
     made.output.loss = watched
     made.loss(ids, ids, weights)
     assert read == [(1, int((weights != 0).sum()), E)]
-
-
-# -- residual mixtures -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mixtures", [1, 4])

@@ -26,8 +26,6 @@ from multilinear_equations import (
 import fullrank as fr
 from fullrank.core.multilinear import pair_tensor
 
-# -- pairs of positions -----------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("length", "core_weights", "bias", "causal", "cores"), [
     (1, "softmax", True, "masked", 1), (1, "free", False, "as_published", 3), (7, "softmax", False, "as_published", 1),
@@ -159,9 +157,6 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel):
             agree(module, module(x, source, layout), pairs_equation(module, x, text, sees), [source])
 
 
-# -- decayed sums -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("length", "core_weights", "bias", "cores", "kernel"), [
     (1, "softmax", True, 2, "auto"), (7, "free", False, 1, "auto"), (7, "softmax", True, 3, "multilinear"),
     (37, "free", True, 2, "auto"), (37, "softmax", False, 4, "reference"),
@@ -206,9 +201,6 @@ def test_outputs_stay_bounded_at_any_length():
         out = module(x)
     assert out.isfinite().all()
     assert 0.001 * limit < float(out.abs().max()) <= limit
-
-
-# -- Corollary 1 and softmax attention (docs/derivations/multilinear.md) ----------------------------------------------
 
 
 def summed(query, keys, values, core):

@@ -158,9 +158,6 @@ def test_second_derivatives_are_right_or_refused(case):
             equations.compare(found, expected, leaves, copies, torch.ones(()))
 
 
-# -- numbers at the edge ----------------------------------------------------------------------------------------------
-
-
 def improbable(dtype):
     """Two words, of which both softmaxes give the second about e^-270 and e^-200."""
     case = Case(2, bias=False, vocabulary=2, width=1, tokens=(1, 1))
@@ -205,6 +202,3 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target, rare):
         assert abs(value / right - 1) < 1e-5
         assert float(exact.abs().max()) > 1
         equations.close("gradient", gradient, exact, 1e-4)
-
-
-# -- parameters -------------------------------------------------------------------------------------------------------

@@ -133,8 +133,6 @@ def test_damaged_files_are_errors(name, tmp_path):
         load_tokenizer(tmp_path)
 
 
-# -- <sos> before every line, as the code of Transformer-MoS has it ----------------------------------------------------
-
 SOS_WORDS = build_words(["b", "<unk>", "\n", "<sos>", "a"], sos=True)
 
 

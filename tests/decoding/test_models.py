@@ -78,9 +78,6 @@ def test_a_batch_is_its_sentences_one_by_one(name):
             torch.testing.assert_close(together.log_probs[b], alone.log_probs[0], rtol=0, atol=1e-10)
 
 
-# -- language models ----------------------------------------------------------------------------------------------------
-
-
 def language_model(mix, position, **keys):
     torch.manual_seed(1)
     sizes = {

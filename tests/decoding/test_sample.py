@@ -85,9 +85,6 @@ def test_seed_decides_and_the_global_generator_is_untouched():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# -- constraints ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("ngram", "shortest"), [(1, 4), (2, 0), (3, 4), (5, 4)])
 def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram, shortest):
     generator = torch.Generator().manual_seed(ngram)
@@ -132,9 +129,6 @@ def test_samples_follow_the_model_among_what_is_allowed():
                 assert seen == 0
     whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
     torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
-
-
-# -- as transformers defines it ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
@@ -189,9 +183,6 @@ def test_penalized_texts_are_those_of_transformers():
         log_p = theirs(whole).logits.log_softmax(-1)[:, 4:-1].gather(2, drawn.ids[..., None])[..., 0]
         torch.testing.assert_close(drawn.log_probs, log_p)
     assert len({str(text) for text in texts.values()}) == 3
-
-
-# -- ensembles -----------------------------------------------------------------------------------------------------------
 
 
 def mean_log_prob(models, text):

@@ -26,8 +26,6 @@ from fullrank.evaluation.tasks import (
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 scipy_stats = pytest.importorskip("scipy.stats")
 
-# -- translation ------------------------------------------------------------------------------------------------------
-
 SENTENCE = "a man rides the red bike , in front of two dogs . Frau läuft &quot; « 3,5 U.S. don't"
 WORDS = SENTENCE.split()
 
@@ -101,9 +99,6 @@ def test_scores_are_those_of_sacrebleu(lowercase):
     assert found["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
 
 
-# -- GLUE ---------------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def classes(draw):
     """Predictions and labels of two classes; often one side is constant."""
@@ -142,8 +137,6 @@ def test_correlations_are_those_of_scipy_and_ties_share_their_ranks():
     with pytest.raises(RunError, match="not finite"):
         glue_scores(GLUE["stsb"], [0.5, float("nan")], [1.0, 0.0])
 
-
-# -- SQuAD ---------------------------------------------------------------------------------------------------------------
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 

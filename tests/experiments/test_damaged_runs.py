@@ -70,9 +70,6 @@ def unfinished(run):
     return run
 
 
-# -- what belongs together ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

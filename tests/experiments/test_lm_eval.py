@@ -56,9 +56,6 @@ def model_of(folder, **settings):
     return FullRankLM(path=str(folder), device="cpu", **settings)
 
 
-# -- log-likelihood ---------------------------------------------------------------------------------------------------
-
-
 def loop(folder, context, continuation, segment):
     """log p(continuation | context) token by token, from logits; without memory the last `segment` tokens are read."""
     tokenizer, model = load_tokenizer(folder), fr.LanguageModel.load(folder)
@@ -96,9 +93,6 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs, name):
     for (log_prob, greedy), (by_hand, best) in zip(found, expected, strict=True):
         assert log_prob == pytest.approx(by_hand, rel=1e-5)
         assert greedy is best
-
-
-# -- perplexity -------------------------------------------------------------------------------------------------------
 
 
 PROTOCOLS = [
@@ -160,9 +154,6 @@ def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
     assert figures["bits_per_byte,none"] == pytest.approx(as_eval(runs["byte"], {})["bits_per_byte"], rel=1e-6)
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
 @each_kind
 def test_greedy_texts_are_those_of_fullrank_generate(runs, name):
     prompts = ["the", "in the", "the cat", "", "dog"]
@@ -185,9 +176,6 @@ def test_a_text_ends_before_its_first_stop_string(runs, name):
     settings = {"until": ["never", stop], "max_gen_toks": 12}
     (cut,) = lm.generate_until(asked(("the dogs", settings)), disable_tqdm=True)
     assert cut == free[: free.index(stop)]
-
-
-# -- settings and refusals --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,9 +204,6 @@ def test_runs_that_do_not_predict_the_next_token_are_refused(setting, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match=str(tmp_path)):
         FullRankLM(path=str(tmp_path))
-
-
-# -- how lm-eval finds it ---------------------------------------------------------------------------------------------
 
 
 def test_the_entry_point_is_the_model():

@@ -59,8 +59,6 @@ def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(t
     assert load(tmp_path, num_labels=3).fresh == ()
 
 
-# -- labels ------------------------------------------------------------------------------------------------------------
-
 FAMILIES = {
     "bert": ("Bert", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}),
     "roberta": ("Roberta", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}),

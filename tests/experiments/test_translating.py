@@ -96,8 +96,6 @@ def test_entries_that_only_the_model_has_are_unknown_words():
     assert replace_unknown((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
 
 
-# -- ensembles and given translations ------------------------------------------------------------------------------------
-
 TARGETS = ["a dog sleeps .", "", "the park and nothing else", "x y z"]
 
 

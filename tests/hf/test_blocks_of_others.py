@@ -103,8 +103,6 @@ def our_model(**options):
 IDS = torch.randint(VOCABULARY, (2, N), generator=torch.Generator().manual_seed(1))
 CAUSAL = [lambda model: model(input_ids=IDS), lambda model: model(IDS)]
 
-# -- Llama and Qwen3 ---------------------------------------------------------------------------------------------------
-
 LLAMA = {
     "embedding.weight": "model.embed_tokens.weight",
     "blocks.{i}.attention.project.query.weight": "model.layers.{i}.self_attn.q_proj.weight",
@@ -151,8 +149,6 @@ def test_qwen3():
     ours = our_model(**BLOCK, num_key_value_heads=2, attention={"qk_norm": True})
     compare(theirs, ours, lambda tensors: from_llama(tensors, LLAMA | QWEN3), CAUSAL)
 
-
-# -- Falcon, whose biases are those of ALiBi ---------------------------------------------------------------------------
 
 FALCON = {
     "embedding.weight": "transformer.word_embeddings.weight",
@@ -204,8 +200,6 @@ def test_falcon(heads, shared):
     )  # fmt: skip
     compare(theirs, ours, from_falcon, CAUSAL)
 
-
-# -- T5, encoder and decoder -------------------------------------------------------------------------------------------
 
 T5_ATTENTION = {"query": "q", "key": "k", "value": "v"}
 

@@ -93,9 +93,6 @@ def test_no_look_ahead():
     assert not torch.equal(before[:, :, 15:], after[:, :, 15:])
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------
-
-
 def shown_mask(problem):
     """The factors of dropout, read off values that are one-hot; keys at most as many as a head is large."""
     keys, size = problem.keys.shape[2:]
@@ -135,9 +132,6 @@ def test_dropout_has_its_distribution():
     for dim in (0, 2, 3):
         together = float((centred * centred.roll(1, dim)).mean())
         assert abs(together) < 5 / math.sqrt(centred.numel() / 2), dim
-
-
-# -- compiled ---------------------------------------------------------------------------------------------------------
 
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.

@@ -106,9 +106,6 @@ def test_gradcheck(mixtures):
         assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))
 
 
-# -- work and memory --------------------------------------------------------------------------------------------------
-
-
 class Watch(TorchDispatchMode):
     """Notes the most bytes held at a time, the largest tensor, and the shape of every matrix product."""
 
@@ -192,9 +189,6 @@ def test_backward_twice_and_accumulation(mixtures):
         assert torch.allclose(found, 3 * gradient, atol=1e-12)
 
 
-# -- clusters ---------------------------------------------------------------------------------------------------------
-
-
 def adaptive(tokens, sizes, dtype=torch.float32):
     """An adaptive softmax of width 4 with a projection to 2 in each tail."""
 
@@ -216,9 +210,6 @@ def test_tails_are_computed_for_their_own_tokens_in_chunks():
         assert watch.largest < all_logits / 2
         assert watch.peak < 4 * all_logits + CHUNK
         assert sum(shape[0] for shape in watch.products if shape[1:] == (30_000,)) in (25, 50)  # nll: twice
-
-
-# -- lower precision --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
