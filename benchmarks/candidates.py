@@ -1,7 +1,5 @@
 """The parts of a benchmark: passes over tensors, candidates that make them, comparisons of candidates, suites."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sys

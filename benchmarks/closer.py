@@ -1,7 +1,5 @@
 """The closer looks of the scripts in this folder: their options, timed tables, memory in a fresh process, JSON."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

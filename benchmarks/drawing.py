@@ -1,7 +1,5 @@
 """Drawing of benchmarks: time and peak memory against length, both axes in logarithms; ours in thick lines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

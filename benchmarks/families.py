@@ -12,8 +12,6 @@ loaded: `loads` if its output is then the same within 1e-6, else a fault, unless
 The exit status is 1 if a type differs. `python -m pytest tests/hf/test_families.py` checks the named families more closely.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copy

@@ -3,8 +3,6 @@
 The layer is the whole module, projections included, with the smallest feed-forward part there is; the input is embeddings.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

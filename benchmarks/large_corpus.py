@@ -11,8 +11,6 @@ the tree twice a second. Anonymous pages that forked processes share are counted
 token ids in the memory map) are not counted, because the system can drop them. `mapped` is the most of these, Pss_File.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Mixhead A, B    `fr.Attention`, which starts as plain attention, so that all of 
 SDPA layer      one product for queries, keys and values, F.scaled_dot_product_attention, the output projection
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

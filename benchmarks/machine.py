@@ -1,7 +1,5 @@
 """The machine a benchmark runs on: its description, its free memory, the memory a run takes."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from pathlib import Path

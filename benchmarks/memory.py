@@ -16,8 +16,6 @@ Skip: a step of training (forward, backward, clipping, fused Adam) of 8 layers w
 all layers kept, and with all layers resting, which is what cannot be saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@
 Every run is evaluated by every protocol, also by those it was not trained for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

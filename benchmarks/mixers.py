@@ -6,8 +6,6 @@ Talking heads stand beside those of x-transformers, the first differential atten
 inside the same layer.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -9,8 +9,6 @@ transformers, eager       its attention of products and a softmax, no mixing
 FlexAttention             compiled, no mixing; on a GPU only, for it has no backward pass on a CPU
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types
@@ -134,8 +132,7 @@ def _compiled(problem: Problem, form: str) -> Pass:
 
 def _sdpa(problem: Problem) -> Pass:
     return problem.attention(
-        lambda x: F.scaled_dot_product_attention(x["query"], x["keys"], x["values"], is_causal=True),
-        problem.operands(),
+        lambda x: F.scaled_dot_product_attention(x["query"], x["keys"], x["values"], is_causal=True), problem.operands()
     )
 
 
@@ -157,8 +154,7 @@ def _eager(problem: Problem) -> Pass:
     mask = torch.zeros(1, 1, *future.shape, dtype=dtype, device=future.device)
     mask.masked_fill_(future, torch.finfo(dtype).min)
     return problem.attention(
-        lambda x: attend(module, x["query"], x["keys"], x["values"], mask, scale)[0].transpose(1, 2),
-        problem.operands(),
+        lambda x: attend(module, x["query"], x["keys"], x["values"], mask, scale)[0].transpose(1, 2), problem.operands()
     )
 
 

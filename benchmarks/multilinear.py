@@ -14,8 +14,6 @@ over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The 
 `gflop_per_second`: products only, two for a multiply-add, those of what the backward pass computes again included.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

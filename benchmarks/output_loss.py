@@ -23,8 +23,6 @@ Memory is the growth of the resident high-water mark in a fresh process, over in
 (that of W alone takes 4 V d bytes).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -9,8 +9,6 @@ the first step) of the same round; median and range of the rounds are printed. T
 each other, so that what disturbs one core disturbs both.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -13,8 +13,6 @@ file looks closer:
     memory      peak growth of resident memory during one forward and backward pass, each in a process of its own
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

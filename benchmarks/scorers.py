@@ -5,8 +5,6 @@
 lm-eval is the installed one; the others are our code after their documentation, on small random models.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -7,8 +7,6 @@ step        forward, backward, clipping and AdamW of one batch of characters; ou
 generation  greedy for one text, and the 50 likeliest tokens for 8 texts, after prompts of 32 tokens
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ reads the token ids, splits and vocabulary of our run.
 Both are read alike, in blocks of 64 tokens and in windows of 64 that overlap by 32: every token of the split is scored once.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -1,7 +1,5 @@
 """The benchmarks by name."""
 
-from __future__ import annotations
-
 import injection
 import layer
 import mixers

@@ -7,8 +7,6 @@ F.cross_entropy. Both: forward, backward, gradient clipping, plain SGD (fused); 
     python benchmarks/train_step.py [--rounds 9] [--threads 1] [--dropout 0 0.2] [--only small] [--json FILE]
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
