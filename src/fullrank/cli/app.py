@@ -101,26 +101,18 @@ _WIDTH = 100  # characters; what is longer has a line for each part
 
 def describe(content: Mapping[str, Any]) -> list[str]:
     """Values by name as lines for people: a mapping that is long has a line for each of its names, what is empty has none."""
+    from fullrank.render.blocks import format_setting
+
     lines = []
     shown = {name: value for name, value in content.items() if value is not None and value not in ({}, (), [], "")}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
-        text = _shorten(value)
+        text = format_setting(value)
         if not isinstance(value, Mapping) or len(text) < _WIDTH:
             lines.append(f"{name:<{width}}  {text}")
         else:
             lines += [name, *(f"  {line}" for line in describe(value))]
     return lines
-
-
-def _shorten(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shorten(part)}" for name, part in value.items() if part is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_shorten, value))
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -18,7 +18,7 @@ from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, count_things
-from fullrank.records import Column, Record, Table
+from fullrank.records import Column, Table
 from fullrank.render import blocks
 from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
 from fullrank.render.page import build_blocks, build_figure
@@ -63,8 +63,8 @@ def write_headline(group: Group) -> str:
     if not group.ranking:
         return f"{names}: no {measure.words} to compare"
     best, *others = group.ranking
-    values = list(best.values(measure, split).values())
-    figure = f"{split} {measure.words} {blocks.format_value(statistics.fmean(values), measure.format)}"
+    figure = f"{split} {measure.words} {blocks.format_value(best.mean(measure, split), measure.format)}"
+    values = best.values(measure, split).values()
     if len(values) > 1:
         figure += f" ± {blocks.format_value(statistics.stdev(values), measure.format)}"
     if not others:
@@ -132,16 +132,15 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
         # streams of random lengths, and batches of whole sentences, do not end at the same token with every seed
         if first.task != TRANSLATION and max(tokens) > 1.01 * min(tokens):
             yield "The runs did not train on equally many tokens."
-    if checked := [run.get_mapping("check") for run in compared.runs if run.get("check.after")]:
+    reports = [report for run in compared.runs for report in run.get_mapping("check").values() if report]
+    if reports and all(report["passes"] for report in reports):
         when = "before and after training: no token depends on later ones, and all ways to compute agree"
-        if all(report["passes"] for check in checked for report in check.values() if report):
-            yield f"Every model was checked {when}."
+        yield f"Every model was checked {when}."
     if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
     for row in compared.rows:
         for run in row.runs:
-            trained = run.get_mapping("training")
-            if trained:
+            if trained := run.get_mapping("training"):
                 origin = " ".join(str(trained[key]) for key in ("recipe", "row") if trained.get(key))
                 yield f"{row.name}, seed {run.seed}: one training with {origin} ({trained.get('folder')}), measured anew."
 
@@ -202,7 +201,7 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
 def build_page(compared: Comparison, title: str | None = None) -> Page:
     """The page. Equal runs give equal pages."""
     finished, unfinished = compared.runs, compared.unfinished_runs
-    labels = list(dict.fromkeys(run.label or run.task for run in finished))
+    labels = dict.fromkeys(run.label or run.task for run in finished)
     on = f" on {join_words(labels)}" if 0 < len(labels) < 3 else ""
     headline, sentences = summarize(compared)
     warnings = [Paragraph(warning, "warning") for warning in find_warnings(compared)]
@@ -254,18 +253,15 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
 
 def _build_analyses(compared: Comparison) -> Iterator[Block]:
     analyses: dict[str, dict[str, Any]] = {}
-    records: dict[str, list[Record]] = {}
     for row in compared.all_rows:
         for run in row.runs:
             model = row.name if len(row.runs) == 1 else f"{row.name}, seed {run.seed}"
             for analysis in run.analyses:
-                name = analysis["measurement"]
-                analyses.setdefault(name, analysis)
-                named = [record.with_labels(model=model) for record in analysis["records"]]
-                records.setdefault(name, []).extend(named)
-    for name, analysis in analyses.items():
-        yield Paragraph(f"{name}: {analysis['text']}, segments of {analysis['segment_length']} tokens.")
-        yield from build_blocks(analysis["tables"], analysis["plots"], records[name])
+                shown = analyses.setdefault(analysis["measurement"], {**analysis, "records": []})
+                shown["records"] += [record.with_labels(model=model) for record in analysis["records"]]
+    for name, shown in analyses.items():
+        yield Paragraph(f"{name}: {shown['text']}, segments of {shown['segment_length']} tokens.")
+        yield from build_blocks(shown["tables"], shown["plots"], shown["records"])
 
 
 def _build_parameters(compared: Comparison) -> Iterator[Block]:
@@ -281,8 +277,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
-    names = ["key", *(row.name for row in rows)]
-    headings = [blocks.Heading(name, left=True) for name in names]
+    headings = [blocks.Heading(name, left=True) for name in ("key", *(row.name for row in rows))]
     different, shared = [], []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
@@ -303,18 +298,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
 
 def _describe_values(row: Row, key: str) -> str:
     values = [run.settings.get(key, run.get(key)) for run in row.runs]
-    return ", ".join(dict.fromkeys(map(_describe_value, values)))
-
-
-def _describe_value(value: object) -> str:
-    """`train 700,000, valid 40,000` of a mapping; nothing for None and an empty list."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "" if value in (None, []) else str(value)
+    return ", ".join(dict.fromkeys(map(blocks.format_setting, values)))
 
 
 def _build_troubles(compared: Comparison) -> Iterator[Block]:
@@ -322,8 +306,7 @@ def _build_troubles(compared: Comparison) -> Iterator[Block]:
         last_step = max((integer(line.get("step")) or 0 for line in run.metrics), default=0)
         reasons = "; ".join([f"reached step {last_step:,}", *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
-        command = "finetune" if run.finetunes else "train"
-        yield blocks.Code(shlex.join(["fullrank", command, str(run.folder)]))
+        yield blocks.Code(shlex.join(["fullrank", "train", str(run.folder)]))
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from fullrank.records import Column, Label, Record, Table, is_finite
 
@@ -293,6 +294,19 @@ def format_label(value: Label) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value is None else str(value)
+
+
+def format_setting(value: Any) -> str:
+    """A value of a configuration or a document: `train 700,000, valid 40,000` of a mapping; nothing for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {format_setting(part)}" for name, part in value.items() if part is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_setting, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return f"{value:,}" if isinstance(value, int) else str("" if value is None else value)
 
 
 def join_words(words: Iterable[str]) -> str:
