@@ -104,14 +104,13 @@ def describe(content: Mapping[str, Any]) -> list[str]:
     from fullrank.render.blocks import format_setting
 
     lines = []
-    shown = {name: value for name, value in content.items() if value is not None and value not in ({}, (), [], "")}
-    width = max(map(len, shown), default=0)
-    for name, value in shown.items():
-        text = format_setting(value)
-        if not isinstance(value, Mapping) or len(text) < _WIDTH:
-            lines.append(f"{name:<{width}}  {text}")
+    texts = {name: text for name, value in content.items() if (text := format_setting(value))}
+    width = max(map(len, texts), default=0)
+    for name, text in texts.items():
+        if isinstance(content[name], Mapping) and len(text) >= _WIDTH:
+            lines += [name, *(f"  {line}" for line in describe(content[name]))]
         else:
-            lines += [name, *(f"  {line}" for line in describe(value))]
+            lines.append(f"{name:<{width}}  {text}")
     return lines
 
 
