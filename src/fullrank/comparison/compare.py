@@ -260,9 +260,8 @@ def _name_part(run: Run, table: str | None) -> str:
 def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
     if runs[0].finetunes:
-        scores = [key for run in runs for key in run.scores]
-        splits = dict.fromkeys(split for split, _ in scores)
-        metrics = dict.fromkeys(metric for _, metric in scores)
+        splits = dict.fromkeys(split for run in runs for split in run.get_mapping("final"))
+        metrics = dict.fromkeys(name for run in runs for name in run.metric_names)
         return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
     measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)

@@ -136,19 +136,11 @@ class Run:
         return self.get("metrics") or []
 
     @property
-    def scores(self) -> dict[tuple[str, str], float]:
-        """Scores of fine-tuning in points (x 100), by split and metric."""
-        keys = [(split, metric) for split in self.get_mapping("final") for metric in self.metric_names]
-        values = {key: self.final(*key) for key in keys}
-        return {key: 100 * value for key, value in values.items() if value is not None}
-
-    @property
     def has_figures(self) -> bool:
         """False for a result without any final figure."""
-        if self.finetunes:
-            return bool(self.scores)
-        values = [self.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
-        return any(value is not None and value > 0 for value in values)
+        names = self.metric_names if self.finetunes else ["perplexity", "bleu"]
+        values = [self.final(split, name) for split in self.get_mapping("final") for name in names]
+        return any(value is not None and (value > 0 or self.finetunes) for value in values)
 
     @property
     def bleu_signature(self) -> str | None:
