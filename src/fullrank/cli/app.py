@@ -491,7 +491,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def import_modules(words: Sequence[str]) -> list[str]:
     """Import the modules that `--import MODULE` and `--import=MODULE` name; the other words of the command line."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="fullrank ... --import MODULE")
+    parser = argparse.ArgumentParser("fullrank", "fullrank ... --import MODULE", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
     given, left = parser.parse_known_args(words)
     for name in given.modules:

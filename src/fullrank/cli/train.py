@@ -142,8 +142,8 @@ def train(
     if is_run:
         resolved = Resolved(open_any(folder)[0], choice.config)
     else:
-        begun_from = [] if from_run is None else [f"train.start={from_run}"]
-        resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begun_from]), out))
+        begins = [] if from_run is None else [f"train.start={from_run}"]
+        resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begins]), out))
         folder = out or default_folder(resolved)
     config = resolved.config
     if until is not None and isinstance(config, FinetuneConfig):
@@ -151,18 +151,16 @@ def train(
     if procs > 1:
         context.params |= {"config": choice.config}
         _train_together(context)
+    from fullrank.comparison.runs import find_runs, read_run
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
 
-    progress, trained = silent if quiet else say, {}
+    progress = silent if quiet else say
     if is_run:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        if options.reuse is not None:
-            from fullrank.comparison.runs import find_runs
-
-            trained = find_finished_trainings(find_runs(options.reuse))
+        trained = {} if options.reuse is None else find_finished_trainings(find_runs(options.reuse))
         result = train_model(
             resolved, folder, kernel_name=options.kernel, quiet=quiet, say=progress, trained=trained, until=until
         )
@@ -172,8 +170,6 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
-    from fullrank.comparison.runs import read_run
-
     if read_run(folder).result is None:
         raise InputError(
             f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
