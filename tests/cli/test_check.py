@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cli_runs
 import peft
 import pytest
 import torch
 from cli_runs import SMALL, write_config, write_text
-from torch import Tensor, nn
+from torch import Tensor
 
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import calls, causality
 from fullrank.cli import main
 from fullrank.core import registry
+from fullrank.core.stages import Mixing
 
 CHECKS = {
     *(f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")),
@@ -63,11 +63,8 @@ def leaking() -> Iterator[str]:
     """A mixing that reads all queries at every position, those after it too."""
 
     @fr.register("mix", "test_leaks")
-    class Leaks(nn.Module):
+    class Leaks(Mixing):
         starts_plain = False
-
-        def __init__(self, config: None, size: Any) -> None:
-            super().__init__()
 
         def matrix(self, query: Tensor) -> Tensor:
             """All heads of all positions are scaled by one number, which is made of all queries."""

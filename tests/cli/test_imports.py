@@ -10,14 +10,15 @@ from fullrank.plugins import imported_plugins
 STAGE = """
 import torch
 import fullrank as fr
+from fullrank.core.stages import Mixing
 
 @fr.register("mix", "halfway_{number}")
-class Halfway(torch.nn.Module):
+class Halfway(Mixing):
     needs = ()
     starts_plain = False
 
     def __init__(self, config, size):
-        super().__init__()
+        super().__init__(config, size)
         self.heads = size.num_heads
 
     def matrix(self, query):

@@ -89,6 +89,17 @@ def whole_graph_equals_eager(combination: Combination, layouts: list[fr.Layout])
     compare(block, compiled, 1e-6, layouts)
 
 
+def test_the_whole_graph_of_a_model_of_documents():
+    """A whole model is one graph, also where a token begins another document."""
+    torch._dynamo.reset()
+    model = find_mixed("dot_product").moved(position="rotary", document_token_id=3).eval()
+    ids = combinations.tokens()
+    ids[:, 2] = 3
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.allclose(compiled(ids).logits, model(ids).logits, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "score",
     [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]],

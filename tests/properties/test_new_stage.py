@@ -16,16 +16,16 @@ import fullrank as fr
 from combinations import Combination
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.stages import HeadSize
+from fullrank.core.stages import HeadSize, Mixing
 
 
-class Neighbour(nn.Module):
-    """P'_i = P_i + w_i P_{i-1}. It needs no base class."""
+class Neighbour(Mixing):
+    """P'_i = P_i + w_i P_{i-1}."""
 
     needs = ()  # no query
 
     def __init__(self, config: object, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.share = nn.Parameter(torch.zeros(size.num_heads))
 
     def matrix(self, query: Tensor | None) -> Tensor:

@@ -115,11 +115,11 @@ class KeptHeads(Mixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return self.mix.remember(x, scored)
 
-    def compute_matrix(self, heads: HeadTensors) -> Tensor | None:
-        return self.mix.compute_matrix(heads)
+    def compute_matrix(self, heads: HeadTensors, notes: Tensor | None) -> Tensor | None:
+        return self.mix.compute_matrix(heads, notes)
 
-    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: HeadTensors) -> Tensor:
-        return self.mix.mix_weights(weights, matrix, heads)
+    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
+        return self.mix.mix_maps(maps, matrix, notes)
 
     def finish(self, out: Tensor) -> Tensor:
         return self.mix.finish(out) * self.keep.to(out)[:, None, None]

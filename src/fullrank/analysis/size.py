@@ -306,8 +306,7 @@ def _weighted_flops(layer: Attention, products: int, keys: float) -> float:
     seen = tokens * keys
     work = products * layer.project.num_heads * layer.project.head_dim * seen
     work += attend.mix.multiply_adds(seen)
-    if attend.mix_scores is not None:
-        work += attend.mix_scores.multiply_adds(seen)
+    work += attend.mix_scores.multiply_adds(seen)
     return 2 * tokens * work
 
 

@@ -22,8 +22,7 @@ from .embedding import Rotary
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .mixers import ScoreMixing
-from .registry import contract, register
+from .registry import register
 from .stages import (
     Heads,
     HeadSize,
@@ -41,7 +40,6 @@ from .trace import LayerTrace, Trace
 from .vector_mixers import Gate
 
 
-@contract("attend")
 class Attend(nn.Module):
     """Contract of the slot `attend`, built from `(config: AttentionConfig, size: HeadSize, dropout: float)`.
 
@@ -66,13 +64,13 @@ class Attend(nn.Module):
         """The past before the first token; None: keys and values are kept."""
         return None
 
-    def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
+    def after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
         raise NotImplementedError(f"{type(self).__name__} keeps no sums")
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
         """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
-        return ()
+        return None, None
 
     def use_shared_biases(self) -> None:
         """Read u and v of relative positions from the layout instead of an own pair."""
@@ -91,7 +89,7 @@ class WeightedValues(Attend):
         super().__init__()
         self.size = size
         self.score: Score = build_stage("score", config.score, size)
-        self.mix_scores: ScoreMixing | None = build_stage("mix_scores", config.mix_scores, size)
+        self.mix_scores: Mixing = build_stage("mix_scores", config.mix_scores, size)
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
         self.dropout, self.max_length, self.stride = dropout, self.score.max_length, config.stride
@@ -100,17 +98,16 @@ class WeightedValues(Attend):
         )
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        mixing = self.mix.compute_matrix(heads)
+        of_scores, of_weights = heads.notes
+        mixing = self.mix.compute_matrix(heads, of_weights)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
-        scores = (
-            self.scores(heads, layout) if self.mix_scores is None else self.mix_scores.mix(self.scores, heads, layout)
-        )
+        scores = self.mix_scores.mix_scores(self.scores, heads, layout, of_scores)
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))
         weights = self.normalize(scores)
-        mixed = self.mix.mix_weights(weights, mixing, heads)
+        mixed = self.mix.mix_maps(weights, mixing, of_weights)
         if trace is not None:
             trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned, heads.values))
         dropped = dropout(mixed, self.dropout) if self.training else mixed
@@ -126,23 +123,17 @@ class WeightedValues(Attend):
         return scores.expand(heads.values.shape[0], -1, -1, -1)
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(None if stage is None else stage.remember(x, scored) for stage in (self.mix_scores, self.mix))
+        return self.mix_scores.remember(x, scored), self.mix.remember(x, scored)
 
     def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
-        terms = self.score.terms(*heads.select(self.score.needs), layout)
-        if isinstance(terms, str):
-            return terms
-        scoring = None if self.mix_scores is None else self.mix_scores.matrix()
-        if self.mix_scores is not None and scoring is None:
-            return f"no engine mixes scores before the softmax, as {type(self.mix_scores).__name__} does"
-        if self.mix.reason is not None:
-            return self.mix.reason
-        if self.normalize.engine is None:
-            return f"no engine knows the normaliser {type(self.normalize).__name__}"
-        query, keys, scale, distances = terms
+        stages = (self.score, self.mix_scores, self.mix, self.normalize)
+        if reasons := [stage.reason for stage in stages if stage.reason is not None]:
+            return reasons[0]
+        query, keys, scale, distances = self.score.terms(*heads.select(self.score.needs), layout)
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
+        scoring = self.mix_scores.compute_matrix(heads, heads.notes[0])
         return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
 
     def use_shared_biases(self) -> None:
@@ -219,7 +210,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, N, E) over source, which may end with x, after `past`; `layout` covers past and source.
 
-        source: hidden states (B, M, E), or their keys and values, which `keys_of` projected once for many queries.
+        source: hidden states (B, M, E), or their keys and values, projected once for many queries.
         kept: a list that gets the past of the next call. Queries mix heads exactly as in one full pass.
         """
         source = x if source is None else source
@@ -235,7 +226,7 @@ class Attention(nn.Module):
         layout = self.attend.view(layout)
         after: Past | None
         if isinstance(past, DecayedSums):
-            out, after = self.attend.after(self.project(x, source, layout), past, layout, trace)
+            out, after = self.attend.after(self.project(x, source, layout), past, layout)
         else:
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
@@ -270,14 +261,6 @@ class Attention(nn.Module):
             ):
                 given = f"given {hidden.dtype} {tuple(hidden.shape)}"
                 raise InputError(f"{name} must be numbers (B, N, {self.hidden_size}), one B for x and source; {given}")
-
-    def keys_of(self, source: Tensor, layout: Layout) -> KeyValues:
-        """Keys and values of source (B, M, E), projected once for many queries; `layout` is of its keys."""
-        return KeyValues(*self.project.keys_and_values(source, layout))
-
-    @property
-    def max_length(self) -> int | None:
-        return self.attend.max_length
 
 
 relu = register("activation", "relu")(torch.relu)
@@ -344,24 +327,19 @@ class Block(nn.Module):
         """past, kept: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
 
         def attend(h: Tensor) -> Tensor:
-            source = None
+            read = None
             if memory is not None:
                 before = self.attention_norm(memory) if self.pre_norm else memory
-                source = torch.cat((before.to(h.dtype), h), dim=1)
-            return self.attention(h, source, layout, past=past, kept=kept, trace=trace)
+                read = torch.cat((before.to(h.dtype), h), dim=1)
+            return self.attention(h, read, layout, past=past, kept=kept, trace=trace)
 
         x = self._residual(x, self.attention_norm, attend)
         if cross is not None:
-            x = self._residual(x, self.cross_attention_norm, partial(self._attend_across, cross=cross, trace=trace))
+            assert self.cross_attention is not None
+            source, across = cross
+            attend_across = partial(self.cross_attention, source=source, layout=across, trace=trace)
+            x = self._residual(x, self.cross_attention_norm, attend_across)
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
-
-    def _attend_across(self, h: Tensor, cross: CrossInput, trace: Trace | None) -> Tensor:
-        assert self.cross_attention is not None
-        source, layout = cross
-        if isinstance(source, KeyValues):  # all beams of a sentence are its queries
-            together = h.reshape(source.batch, -1, h.shape[2])
-            return self.cross_attention(together, source, layout, trace=trace).view_as(h)
-        return self.cross_attention(h, source, layout, trace=trace)
 
     def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:

@@ -14,6 +14,8 @@ from .errors import InputError
 from .layout import Layout, State, find_positions, read_mask
 
 _SMALLEST_BUFFER = 64  # tokens
+
+
 _LANES = 16  # numbers of a vector of the C++ kernel, in fp32
 
 
@@ -262,10 +264,9 @@ class Source:
 
 @dataclass(frozen=True)
 class ProjectedSource:
-    """The source during decoding: keys and values of each layer, one row a sentence.
+    """The source during decoding: keys and values of each layer, a row for each target row. mask: as in `Source`.
 
-    rows (R,), ascending: the sentence that each target row translates. The target rows of one sentence (beams) read its row
-    together, as if they were its queries: cross-attention has no order among queries. mask: as in `Source`.
+    rows (R,): the sentence that each target row translates.
     """
 
     layers: tuple[KeyValues, ...]
@@ -273,22 +274,16 @@ class ProjectedSource:
     rows: Tensor
 
     def get_layer_input(self, layer: int, queries: int) -> CrossInput:
-        """Input of layer `layer` for `queries` tokens of each target row; rows of one sentence count together."""
         known = self.layers[layer]
-        together = queries * (self.rows.shape[0] // max(1, known.batch))
-        return known, _source_layout(together, known.length, self.mask, known.values.device)
+        return known, _source_layout(queries, known.length, self.mask, known.values.device)
 
     def reorder(self, index: Tensor) -> ProjectedSource:
         """The source for target rows `index` (K,), in that order; they may repeat."""
         rows = self.rows.index_select(0, index)
-        kept, counts = torch.unique_consecutive(rows, return_counts=True)
-        if bool((counts != counts[:1]).any()):
-            kept, counts = rows, torch.ones_like(rows)  # groups of several sizes: a row for each target row
-        now = torch.arange(kept.numel(), device=kept.device)
-        if kept.numel() == self.layers[0].batch and torch.equal(kept, now):
-            return replace(self, rows=rows)
-        layers = tuple(known.rows(kept) for known in self.layers)
-        return ProjectedSource(layers, take_rows(self.mask, kept), now.repeat_interleave(counts))
+        if torch.equal(rows, self.rows):  # beams changed places within their sentences
+            return self
+        layers = tuple(known.rows(index) for known in self.layers)
+        return ProjectedSource(layers, take_rows(self.mask, index), rows)
 
 
 def _source_layout(queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Layout:

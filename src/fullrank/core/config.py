@@ -403,11 +403,9 @@ class ModelConfig(Section):
 
     def problems_of_masked(self) -> list[str]:
         """Lines about why no masked language model can be built of this; empty if one can."""
-        lines = [
-            f"model.{section}: a part of a translation model; a masked one is described by `model` itself, leave it out"
-            for section, value in (("encoder", self.encoder), ("decoder", self.decoder))
-            if value is not None
-        ]
+        parts = (("encoder", self.encoder), ("decoder", self.decoder))
+        given = [name for name, part in parts if part is not None]
+        lines = [f"model.{name}: a part of a translation model, given for a masked one; leave it out" for name in given]
         lines += self._problems_of_memory("masked")
         if self.document_token_id is not None:
             lines.append("model.document_token_id: a masked token may be one that begins a document; leave it out")
@@ -451,14 +449,10 @@ def with_memory(
     if same_length is not None:
         changes["same_length"] = same_length
     if clamp_length is not None:
-        if config.position != "relative":
+        if config.position != "relative" or isinstance(config.attention, MultiLinearConfig):
             raise ConfigError(
-                f"clamp_length: goes with model.position: relative, given {clamp_length} with model.position: {config.position}"
-            )
-        if isinstance(config.attention, MultiLinearConfig):
-            raise ConfigError(
-                f"clamp_length: the position term of multi-linear attention knows positions, not distances, and has none to "
-                f"clamp; given {clamp_length} with model.attention.kind: multilinear, leave it out"
+                "clamp_length: goes with model.position: relative and model.attention.kind: weighted; given "
+                f"{clamp_length} with {config.position} and {config.attention.kind}"
             )
         score = {"name": "relative", **stage_options(config.attention.score), "clamp_length": clamp_length}
         return config.with_attention(lambda attention: replace(attention, score=score), **changes)

@@ -76,7 +76,7 @@ class LanguageModel(Layers):
         self._check(memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             before = (memory or self.new_memory()) if self.memory_length and cache is None else None
-            return Pass(self._finish(self.final_norm(self.embedding(input_ids)), trace), before, cache)
+            return Pass(self.final_norm(self.embedding(input_ids)), before, cache)
         x = self.embed(self.embedding, input_ids)
         state: State
         if self.memory_length and cache is None:
@@ -88,9 +88,11 @@ class LanguageModel(Layers):
             mask = cache.mask_after(attention_mask, input_ids)
             layout = self.make_layout(input_ids, mask, cache.length, True, self._window, cache.documents)
             state = CacheState(cache, mask, layout, self.position.place)
-        hidden = self._finish(self.run(x, state, source=source, trace=trace, skip=skip), trace)
+        last = self.run(x, state, source=source, trace=trace, skip=skip)
+        if trace is not None:
+            trace.last = last
         next_memory = state.next() if isinstance(state, MemoryState) else None
-        return Pass(hidden, next_memory, state.next() if isinstance(state, CacheState) else None)
+        return Pass(self.output_dropout(last), next_memory, state.next() if isinstance(state, CacheState) else None)
 
     def _make_memory_state(
         self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor
@@ -104,12 +106,6 @@ class LanguageModel(Layers):
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
         clamp_length, place = self.position.clamp_length, self.position.place
         return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, self._window, place)
-
-    def _finish(self, last: Tensor, trace: Trace | None) -> Tensor:
-        if trace is not None:
-            trace.last = last
-        hidden: Tensor = self.output_dropout(last)
-        return hidden
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:

@@ -199,8 +199,7 @@ def encodings_of(layout: Layout, clamp_length: int | None, like: Tensor) -> Tens
     """Sinusoids (T, E) of the distances of a layout: those that a model made for all its layers, or else made here."""
     if layout.encodings is not None:
         return layout.encodings
-    clamp = clamp_length if layout.clamp_length is None else layout.clamp_length
-    return encode_distances(layout, like.shape[-1], clamp, like)
+    return encode_distances(layout, like.shape[-1], clamp_length, like)
 
 
 class RelativeKeys(nn.Module):
@@ -373,7 +372,7 @@ class Relative(Position):
         if encodings is not None:
             encodings = self.dropout(encodings)
         biases = None if self.biases is None else (self.biases.content_bias, self.biases.position_bias)
-        return replace(layout, encodings=encodings, biases=biases, clamp_length=self.clamp_length)
+        return replace(layout, encodings=encodings, biases=biases)
 
 
 class DistanceBias(Position):

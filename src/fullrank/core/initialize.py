@@ -19,7 +19,6 @@ from .attention import Attention
 from .compressed_embedding import AdaptiveInput, TensorTrainInput
 from .draws import draw_apart
 from .embedding import Learned, RelativeBiases, RelativeKeys, T5Bias, TokenEmbedding
-from .mixers import ScoreMixing
 from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
 from .registry import register
@@ -194,7 +193,7 @@ def initialize(model: nn.Module, name: str) -> None:
     for module in model.modules():
         initializer(module)
     for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
-        if isinstance(module, Mixing | ScoreMixing):
+        if isinstance(module, Mixing):
             module.draw()
         elif isinstance(module, Latents):
             module.reset_residual()

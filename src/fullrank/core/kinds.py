@@ -124,7 +124,14 @@ Mix = Annotated[
 ]
 MixQkv = Annotated[Stage, Slot("mix_qkv", "none", knocking=KnockingOptions, interleaved=InterleavedOptions)]
 MixScores = Annotated[
-    Stage, Slot("mix_scores", "none", "talking_heads", dynamic=DynamicOptions, multi_token=MultiTokenOptions)
+    Stage,
+    Slot(
+        "mix_scores",
+        "none",
+        talking_heads=LearnedMixingOptions,
+        dynamic=DynamicOptions,
+        multi_token=MultiTokenOptions,
+    ),
 ]
 Gate = Annotated[Stage, Slot("gate", "none", "head", "elementwise", "differential", exclusive=ExclusiveOptions)]
 

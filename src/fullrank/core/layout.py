@@ -35,8 +35,7 @@ class Layout:
     documents (B, M): the number of the document of each key; a query sees keys of its own only. None: there is one document.
     distance_bias (T, H): what positions add to the scores of every layer at the distances in `spans` (ALiBi, T5).
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
-    scores; clamp_length: distances beyond it count as it; rotation: the tables of `Rotary` for the last keys: where a model
-    makes or holds them once for all its layers.
+    scores; rotation: the tables of `Rotary` for the last keys: where a model makes or holds them once for all its layers.
     """
 
     query_positions: Tensor
@@ -52,7 +51,6 @@ class Layout:
     distance_bias: Tensor | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
-    clamp_length: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None
 
     @classmethod
@@ -81,7 +79,7 @@ class Layout:
         joined = join_runs(runs)
         if not joined or joined[-1][1] < queries:
             raise ValueError(f"{queries} queries, but the last run of keys is {joined[-1:]}")
-        positions = torch.cat([torch.arange(origin + a, origin + a + n, device=device) for a, n in joined])
+        positions = origin + list_positions(joined, device)
         own = positions[positions.shape[0] - queries :]
         from_start = len(joined) == 1 and joined[0][0] + origin == 0
         return cls(own, positions, runs=joined, from_start=from_start, window=window)
@@ -206,6 +204,12 @@ class Layout:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
         return seen | (index == own) if self.causal else seen | ~seen.any(-1, keepdim=True)
+
+
+def list_positions(runs: Iterable[Run], device: torch.device | None = None) -> Tensor:
+    """The positions (M,) of all keys in runs."""
+    pieces = [torch.arange(start, start + size, device=device) for start, size in runs]
+    return torch.cat([torch.arange(0, device=device), *pieces])
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:

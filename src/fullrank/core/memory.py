@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .cache import Buffer, KeyValues, Past, join_tokens, take_rows
 from .errors import InputError
-from .layout import Layout, Run, State, find_last_runs, find_positions, join_runs
+from .layout import Layout, Run, State, find_last_runs, find_positions, join_runs, list_positions
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ class Segment:
         assert self.mask is not None
         positions, mask = memory.positions, memory.mask
         if positions is None or mask is None:
-            old = [position for start, size in memory.runs or () for position in range(start, start + size)]
-            positions = torch.tensor(old, dtype=torch.int64, device=self.mask.device).expand(len(self.mask), -1)
+            old = list_positions(memory.runs or (), self.mask.device)
+            positions = old.expand(len(self.mask), -1)
             mask = torch.ones_like(positions, dtype=torch.bool)
         return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
 

@@ -1,4 +1,4 @@
-"""Mixers of the heads' maps beside those of Mixhead, one class each: of scores, and of weights.
+"""Mixers of the heads' maps beside those of Mixhead, one class each.
 
 mix_scores  S' = mix_scores(S)            before the mask and the softmax; a matrix runs in C++, the definition computes others
 mix         P' = mix(P)                   weights; a matrix runs in every kernel (`core/stages.py`)
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,8 @@ from torch.nn import functional as F
 from .draws import draw_apart
 from .kinds import DynamicOptions, LowRankMixingOptions, MultiTokenOptions
 from .layout import Layout
-from .registry import contract, register
-from .stages import Heads, HeadSize, Mixing, PositionIndependentMixing, mix_heads, multiply
-
-register("mix_scores", "none")(None)
+from .registry import register
+from .stages import Heads, HeadSize, Mixing, mix_heads, multiply
 
 
 def draw_for(layer: int, parameter: Tensor, std: float) -> None:
@@ -40,73 +37,8 @@ def take_last(notes: Tensor, count: int) -> Tensor:
     return notes[:, :, first:]
 
 
-# -- scores --------------------------------------------------------------------------------------------------------------
-
-
-@contract("mix_scores")
-class ScoreMixing(nn.Module):
-    """Contract of a mixing of scores, built from `(config, size)` and called with scores, heads and the layout.
-
-    Scores (B, H, N, M) before the mask -> (B, H, N, M). What it reads of hidden keys must not reach the result.
-    starts_plain: scores stay as they are before training. no_weight_decay: as of `Mixing`.
-    """
-
-    Config: ClassVar[type | None] = None
-    starts_plain: ClassVar[bool] = True
-    no_weight_decay: ClassVar[bool] = True
-
-    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
-        super().__init__()
-
-    def mix(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
-        """Mixed scores of a call; `score` gives those of any queries."""
-        scores = score(heads, layout)
-        mixed: Tensor = self(scores, heads, layout)
-        return mixed
-
-    def matrix(self) -> Tensor | None:
-        """L (H, H) of a mixing that is S'_i = sum_j l_ji S_j; None for another one."""
-        return None
-
-    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        """Notes of each token (B, C, N, F), made of inputs x (B, N, E) and queries, which stand in `Heads.notes[0]`."""
-        return None
-
-    def draw(self) -> None:
-        """Draw anew what starts at random, from the CPU's random numbers."""
-
-    def multiply_adds(self, keys: float) -> float:
-        """Multiply-adds of a query that sees so many keys."""
-        return 0.0
-
-
-@register("mix_scores", "talking_heads")
-class TalkingHeads(ScoreMixing):
-    """Talking heads before the softmax (Shazeer et al. 2020, arXiv 2003.02436, §3: the projection P_l).
-
-        S'_i(n, m) = sum_j l_ji S_j(n, m)
-
-    `mixing` l is (H, H). The projection after the softmax, P_w, is `mix: talking_heads`, the matrix of Mixhead A.
-    Starts at I: plain attention.  Differs from the paper: as many heads of scores as of weights, and this start.
-    """
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__(config, size)
-        identity = torch.eye(size.num_heads)
-        self.mixing = nn.Parameter(identity)
-
-    def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
-        return mix_heads(scores, self.mixing)
-
-    def matrix(self) -> Tensor:
-        return self.mixing
-
-    def multiply_adds(self, keys: float) -> float:
-        return self.mixing.numel() * keys
-
-
 @register("mix_scores", "multi_token")
-class MultiTokenScores(ScoreMixing):
+class MultiTokenScores(Mixing):
     """Multi-token attention: a convolution of scores over queries and keys (Golovneva et al. 2025, arXiv 2504.00927, §3.1).
 
         S'_i(n, m) = sum_a sum_b w_i(a, b) S_i(n - a, m + b)       a from 0 to Q - 1, b from -(C - 1) / 2 to (C - 1) / 2
@@ -118,6 +50,7 @@ class MultiTokenScores(ScoreMixing):
     """
 
     Config = MultiTokenOptions
+    reason = "no engine convolves scores before the softmax"
 
     def __init__(self, config: MultiTokenOptions, size: HeadSize) -> None:
         super().__init__(config, size)
@@ -129,9 +62,11 @@ class MultiTokenScores(ScoreMixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return scored
 
-    def mix(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
+    def mix_scores(
+        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None
+    ) -> Tensor:
         """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
-        queries = heads.notes[0] if heads.notes else heads.scored
+        queries = heads.scored if notes is None else notes
         assert queries is not None
         asked, known = layout.shape[0], queries.shape[2]
         read = min(known, asked + self.kernel.shape[1] - 1)
@@ -140,11 +75,10 @@ class MultiTokenScores(ScoreMixing):
             heads = replace(heads, scored=queries)
             positions = layout.key_positions[..., known - read :]
             layout = replace(layout, query_positions=positions)
-        scores = score(heads, layout)
-        mixed: Tensor = self(scores, heads, layout)
+        mixed = self._convolve(score(heads, layout), layout)
         return take_last(mixed, asked)
 
-    def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
+    def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
         known = scores.masked_fill(~self._find_seen(layout), 0)
         count, rows, columns = self.kernel.shape
         beside = columns // 2
@@ -203,11 +137,7 @@ class Composition(nn.Module):
         normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
         second = multiply("bnsk,skrh->bnsrh", hidden, self.second)
         diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
-        parts = (
-            normed.flatten(2),
-            second.flatten(2),
-            torch.tanh(diagonal).flatten(2),
-        )
+        parts = [part.flatten(2) for part in (normed, second, torch.tanh(diagonal))]
         return torch.cat(parts, dim=-1)[:, None]
 
     def read(self, notes: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,44 +173,9 @@ class Composition(nn.Module):
     def multiply_adds(self, keys: float) -> float:
         """Multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
         parts, rank, heads = self.shape
-        of_notes = self.hidden.numel() + self.diagonal.numel()
-        of_notes += self.first.numel() + self.second.numel()
-        of_matrix = rank * heads**2
-        of_map = heads**2
-        if parts == 2:
-            of_map += 2 * rank * heads
-        return of_notes + of_matrix + of_map * keys
-
-
-@register("mix_scores", "dynamic")
-class DynamicScores(ScoreMixing):
-    """Dynamically composed scores, before the softmax (Xiao et al. 2024, arXiv 2405.08553): see `Composition`."""
-
-    Config = DynamicOptions
-
-    def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
-        super().__init__(config, size)
-        self.composition = Composition(config, size)
-
-    def draw(self) -> None:
-        self.composition.draw()
-
-    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
-        return self.composition.make_notes(x)
-
-    def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
-        notes = heads.notes[0]
-        assert notes is not None
-        return self.composition.compose(scores, notes)
-
-    def multiply_adds(self, keys: float) -> float:
-        return self.composition.multiply_adds(keys)
-
-
-# -- weights -------------------------------------------------------------------------------------------------------------
-
-
-register("mix", "talking_heads")(PositionIndependentMixing)
+        of_notes = sum(parameter.numel() for parameter in self.parameters())
+        of_map = heads**2 + (parts - 1) * 2 * rank * heads
+        return of_notes + rank * heads**2 + of_map * keys
 
 
 @register("mix", "low_rank")
@@ -363,9 +258,10 @@ class DifferentialMixing(Mixing):
         return heads.transpose(2, 3).flatten(1, 2)
 
 
+@register("mix_scores", "dynamic")
 @register("mix", "dynamic")
 class DynamicMixing(Mixing):
-    """Dynamically composed weights, after the softmax (Xiao et al. 2024, arXiv 2405.08553): see `Composition`.
+    """Dynamically composed scores or weights (Xiao et al. 2024, arXiv 2405.08553): see `Composition`.
 
     With `keys: false` it is a matrix M(n) of the query's token, which every kernel computes; the key's part is none.
     """
@@ -378,7 +274,7 @@ class DynamicMixing(Mixing):
         super().__init__(config, size)
         self.composition = Composition(config, size)
         if config.keys:
-            self.reason = "no engine mixes weights by tokens of keys"
+            self.reason = "no engine mixes heads by tokens of keys"
 
     def draw(self) -> None:
         self.composition.draw()
@@ -389,20 +285,18 @@ class DynamicMixing(Mixing):
     def matrix(self, query: Tensor | None) -> None:
         return None
 
-    def compute_matrix(self, heads: Heads) -> Tensor | None:
-        notes = heads.notes[1]
+    def compute_matrix(self, heads: Heads, notes: Tensor | None) -> Tensor | None:
         if self.reason is not None or notes is None:
             return None
         queries = notes if heads.scored is None else heads.scored
         of_queries = take_last(notes, queries.shape[2])
         return self.composition.matrix(of_queries)
 
-    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
+    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
         if matrix is not None:
-            return mix_heads(weights, matrix)
-        notes = heads.notes[1]
+            return mix_heads(maps, matrix)
         assert notes is not None
-        return self.composition.compose(weights, notes)
+        return self.composition.compose(maps, notes)
 
     def multiply_adds(self, keys: float) -> float:
         return self.composition.multiply_adds(keys)

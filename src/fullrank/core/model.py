@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import engine, registry
-from .attention import Block, WeightedValues
+from .attention import Block
 from .cache import Cache, Past, ProjectedSource, Source
 from .config import ModelConfig
 from .draws import draw_words, make_dropout
@@ -160,14 +160,13 @@ class Layers(Model):
 
         A skipped layer passes x on. source: of a translation.
         """
-        if trace is not None:  # layers without attention weights are left out, if other layers have some
-            trace.partial |= any(isinstance(block.attention.attend, WeightedValues) for block in self.blocks)
         x = self.embedding_dropout(self.position(x, state.positions))
         for i, block in enumerate(self.blocks):
             if i in skip:
                 state.skip(i)
                 continue
-            (layout, past, memory), kept = state.enter(i, x), list[Past]()
+            layout, past, memory = state.enter(i, x)
+            kept: list[Past] = []
             options: dict[str, Any] = {
                 "past": past, "memory": memory, "trace": None if trace is None else trace.enter(x),
                 "cross": None if source is None else source.get_layer_input(i, x.shape[1]),
@@ -207,7 +206,7 @@ class Layers(Model):
 
     @property
     def max_length(self) -> int | None:
-        return longest(self.position.max_length, *(block.attention.max_length for block in self.blocks))
+        return longest(self.position.max_length, *(block.attention.attend.max_length for block in self.blocks))
 
 
 def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:

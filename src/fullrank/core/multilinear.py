@@ -154,7 +154,7 @@ class MultiLinear(Attend):
     Heads: query (B, 1, N, R), keys and values (B, 1, M, R) -> (B, 1, N, E), without softmax and scale. With one core it is the
     paper's single-block attention (§3.1). weight W is (P, P, E), P = max_position_embeddings, of which a text of M <= P tokens
     uses the leading part: rows are positions in the text. `causal: as_published` leaves the mask out.
-    Raises InputError for texts longer than P, and where attention weights are asked for.
+    Raises InputError for texts longer than P. A trace collects nothing of it, since it has no weights.
     """
 
     def __init__(self, config: MultiLinearConfig, size: HeadSize, dropout: float) -> None:
@@ -186,7 +186,7 @@ class MultiLinear(Attend):
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        query, keys, values = _factors(heads, trace)
+        query, keys, values = _factors(heads)
         if self.decayed is None:
             return self._with_bias(self._pairs(query, keys, values, layout))
         return self._with_bias(self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())[0])
@@ -198,7 +198,7 @@ class MultiLinear(Attend):
     def past(self) -> DecayedSums | None:
         return None if self.decayed is None else DecayedSums()
 
-    def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
+    def after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over `past.length` earlier ones; `layout` covers both.
 
         Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.
@@ -209,7 +209,7 @@ class MultiLinear(Attend):
                 "multi-linear attention with output_map decayed keeps sums over all earlier tokens: a text is continued with a "
                 "causal layout without window; read it in one pass, or begin with past=None"
             )
-        query, keys, values = _factors(heads, trace)
+        query, keys, values = _factors(heads)
         new = keys.shape[1]
         if layout.key_mask is not None:  # the sums after the last token hold no padding
             padding = ~layout.key_mask[:, past.length :, None]
@@ -232,7 +232,12 @@ class MultiLinear(Attend):
             length = int(index.max()) + 1
             keys, values = (_put(part, index, tokens, length) for part in (keys, values))
             mask = _put(tokens[..., None].to(keys.dtype), index, tokens, length)[..., 0] > 0
-        self._check_length(length)
+        if length > self.size.max_length:
+            raise InputError(
+                f"{length} positions, but the output matrix of multi-linear attention has a column for each pair of "
+                f"{self.size.max_length} positions; use shorter segments, a larger max_position_embeddings, or "
+                "output_map: decayed"
+            )
         core = self.cores().mean(0)
         if self.score is not None:
             encodings = layout.encodings
@@ -262,22 +267,8 @@ class MultiLinear(Attend):
             )
         return index, tokens
 
-    def _check_length(self, length: int) -> None:
-        assert self.max_length is not None
-        if length > self.max_length:
-            raise InputError(
-                f"{length} positions, but the output matrix of multi-linear attention has a column for each pair of "
-                f"{self.max_length} positions and none for later ones; use shorter segments, a larger "
-                "max_position_embeddings, or an output map that does not depend on length"
-            )
 
-
-def _factors(heads: Heads, trace: Trace | None) -> tuple[Tensor, Tensor, Tensor]:
-    if trace is not None and not trace.partial:
-        raise InputError(
-            "multi-linear attention has no attention weights to collect: penalties (train.orthogonality, train.overlap) "
-            "and analyses of weights go with model.attention.kind: weighted"
-        )
+def _factors(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     assert heads.scored is not None
     assert heads.keys is not None
     return heads.scored[:, 0], heads.keys[:, 0], heads.values[:, 0]

@@ -3,7 +3,7 @@
 A stage registers itself where it is defined::
 
     @register("mix", "position_wise")
-    class PositionWiseMixing(nn.Module): ...
+    class PositionWiseMixing(Mixing): ...
 
 A slot's built-in stages are registered by one module, which is imported when somebody asks for a name.
 """
@@ -39,7 +39,6 @@ _HOMES = {
 }
 
 _registered: dict[tuple[str, str], Any] = {}
-_contracts: dict[str, type] = {}  # slot -> the base class that says what a stage of this slot declares
 Registered = TypeVar("Registered")
 Part = TypeVar("Part", bound="nn.Module")
 
@@ -47,11 +46,6 @@ Part = TypeVar("Part", bound="nn.Module")
 def add_slot(slot: str, module: str) -> None:
     """Open a slot outside of the model, whose built-in entries `module` registers."""
     _HOMES[slot] = module
-
-
-def _describe(item: Any) -> tuple[str, str | None]:
-    """Name and module of a registered object; a `functools.partial` has none of its own."""
-    return getattr(item, "__qualname__", None) or repr(item), getattr(item, "__module__", None)
 
 
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
@@ -63,35 +57,14 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
         raise ConfigError(f"unknown slot '{slot}': {suggest(slot, _HOMES)}")
 
     def add(item: Registered) -> Registered:
-        known = _registered.get((slot, name))
+        known = _registered.get((slot, name), item)
         # the same name in the same module: a module read again
-        if known is not None and _describe(known) != _describe(item):
-            raise ConfigError(f"{slot} '{name}' is already registered by {_describe(known)[0]}; choose another name")
+        if repr(known).partition(" at ")[0] != repr(item).partition(" at ")[0]:
+            raise ConfigError(f"{slot} '{name}' is already registered by {known!r}; choose another name")
         _registered[slot, name] = item
         return item
 
     return add
-
-
-def contract(slot: str) -> Callable[[Registered], Registered]:
-    """Class decorator: the decorated base class has the declarations of all stages in `slot`, with their defaults.
-
-    A class that was registered without this base gets the declarations that it lacks (see `lookup`).
-    """
-
-    def add(base: Registered) -> Registered:
-        assert isinstance(base, type)
-        _contracts[slot] = base
-        return base
-
-    return add
-
-
-def _add_declarations(stage: Any, base: type) -> None:
-    if isinstance(stage, type) and not issubclass(stage, base):
-        for name, default in vars(base).items():
-            if not (name.startswith("_") or hasattr(stage, name)):
-                setattr(stage, name, default)
 
 
 def unregister(slot: str, name: str) -> None:
@@ -114,13 +87,10 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
     known = sorted({*built_in, *registered}) if built_in else names(slot)
     if name not in known:
         near = suggest(name, known, whole=True)
-        if near.startswith("known") and (built_in or slot in _contracts):
+        if near.startswith("known"):
             near += "; one of your own is known once its module is imported"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")
-    stage = _registered[slot, name]
-    if slot in _contracts:
-        _add_declarations(stage, _contracts[slot])
-    return stage
+    return _registered[slot, name]
 
 
 def with_parts(module: Part, **parts: nn.Module) -> Part:

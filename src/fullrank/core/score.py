@@ -39,28 +39,18 @@ class XLRelative(Score):
         super().__init__()
         self.scale = size.head_dim**-0.5
         self.clamp_length, self.as_published = config.clamp_length, config.as_published
+        self.reason = "no engine knows relative scores as_published" if config.as_published else None
         self.shared_projection = config.shared_projection
         self.biases: RelativeBiases | None = None
         if not self.shared_projection:
             self.biases = RelativeBiases(size.num_heads, size.head_dim)
-
-    def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
-        u, v = self._biases(query, layout)
-        content, position = (((query + bias[:, None]) * self.scale).to(query.dtype) for bias in (u, v))
-        by_distance = position @ relative[:, : layout.distances].transpose(-1, -2)  # (B, H, N, T)
-        distances = layout.origins[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
-        index = layout.distance_rows(distances)
-        index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
-        return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 
     def view(self, layout: Layout) -> Layout:
         return released.FromLast.from_layout(layout) if self.as_published else layout
 
     def terms(
         self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout
-    ) -> tuple[Tensor, Tensor, float, Distances] | str:
-        if self.as_published:
-            return "no engine knows relative scores as_published"
+    ) -> tuple[Tensor, Tensor, float, Distances]:
         distances = Distances(relative[:, : layout.distances], *self._biases(query, layout))
         return query, keys, self.scale, distances
 

@@ -31,6 +31,7 @@ from .errors import ConfigError, translate_name
 
 Value = TypeVar("Value")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+_UNIONS = (types.UnionType, typing.Union)
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -165,16 +166,12 @@ class _Unfit(Exception):
     """A value does not fit a type."""
 
 
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (types.UnionType, typing.Union)
-
-
 def words(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
         return " and ".join(conditions) or words(args[0])
-    if _is_union(hint):
+    if origin in _UNIONS:
         return " or ".join(words(other) for other in args if other is not types.NoneType)
     if origin is Literal:
         return " or ".join(map(repr, args))
@@ -208,13 +205,12 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         return value
     if hint is Any or (origin is Literal and value in args):
         return value
-    if _is_union(hint):
+    if origin in _UNIONS:
         if value is None and types.NoneType in args:
             return None
         for other in args:
-            if other is not types.NoneType:
-                with contextlib.suppress(_Unfit):
-                    return _convert(other, value, key)
+            with contextlib.suppress(_Unfit):
+                return _convert(other, value, key)
     elif origin in (list, tuple):
         if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
             inner = args if origin is tuple else args * len(value)
@@ -227,36 +223,28 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             }
     elif origin is None and section_in(hint):
         return value if isinstance(value, hint) else hint.from_dict(value, key)
-    elif typing.is_typeddict(hint) or dataclasses.is_dataclass(hint):
-        if isinstance(value, Mapping):
-            return _convert_record(hint, value, key)
+    elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _convert_record(hint, value, key)
     elif hint in _WORDS:
         return _convert_scalar(hint, value)
     raise _Unfit
 
 
 def _convert_scalar(hint: type, value: Any) -> Any:
-    if hint is bool:
-        value = _BOOLEANS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
-        if value is not None:
-            return value
-    elif isinstance(value, bool):
+    if hint is bool and isinstance(value, bool | int | str) and str(value).lower() in _BOOLEANS:
+        return _BOOLEANS[str(value).lower()]
+    if hint is str and isinstance(value, str | os.PathLike | int | float) and not isinstance(value, bool):
+        return str(value)
+    if hint not in (int, float) or isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _Unfit
-    elif hint is str:
-        if isinstance(value, str | os.PathLike | int | float):
-            return str(value)
-    elif isinstance(value, int | float | str):
-        try:
-            if hint is int and isinstance(value, int | str):
-                return int(value)
-            number = float(value)
-        except (ValueError, OverflowError):
-            raise _Unfit from None
-        if hint is int and number.is_integer():
-            return int(number)
-        if hint is float and math.isfinite(number):
-            return number
-    raise _Unfit
+    try:
+        number = hint(value)
+    except (ValueError, OverflowError):
+        raise _Unfit from None
+    is_rounded = isinstance(value, float) and number != value
+    if is_rounded or (hint is float and not math.isfinite(number)):
+        raise _Unfit
+    return number
 
 
 @functools.cache
@@ -265,26 +253,20 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 
 def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
-    """`value` as a TypedDict, where other keys stay, or as a plain dataclass, whose other keys are left out.
-
-    Raises ConfigError for the first fault.
-    """
+    """`value` as a plain dataclass, whose other keys are left out. Raises ConfigError for the first fault."""
     known: dict[str, Any] = {}
-    for name, inner in _types_of(hint).items():
-        optional, where = get_origin(inner) is typing.NotRequired, _join(key, name)
+    for name, allowed in _types_of(hint).items():
         if name in value:
-            allowed = get_args(inner)[0] if optional else inner
+            where = _join(key, name)
             known[name] = read_value(allowed, value[name], where)
             if isinstance(known[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
                 raise ConfigError(f"{where}: {words(allowed)}, given {value[name]!r}")
-        elif not optional and typing.is_typeddict(hint):
-            raise ConfigError(f"{where}: missing")
-    return {**value, **known} if typing.is_typeddict(hint) else hint(**known)
+    return hint(**known)
 
 
 def section_in(hint: Any) -> type[Section] | None:
     """The section that a field holds, also where it may be null; None if it holds a value."""
-    if _is_union(hint):
+    if get_origin(hint) in _UNIONS:
         return next(filter(None, map(section_in, get_args(hint))), None)
     return hint if isinstance(hint, type) and issubclass(hint, Section) else None
 

@@ -1,7 +1,4 @@
-"""Stages of attention: projection to heads, the permutation of heads, scores, normalisers and the mixing of heads.
-
-A stage is named by a word of the configuration, and built for the size of the heads.
-"""
+"""Stages of attention: projection to heads, the permutation of heads, scores, normalisers and the mixing of heads."""
 
 from __future__ import annotations
 
@@ -20,7 +17,24 @@ from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serve
 from .engine import Distances
 from .kinds import DotProductOptions, LearnedMixingOptions
 from .layout import Layout
-from .registry import contract, register
+from .registry import register
+
+
+class AttentionStage(nn.Module):
+    """Base of the stages of attention, built from `(config, size)`; config: the stage's `Config`, None without one.
+
+    starts_plain: attention is plain before training, if no option says otherwise.
+    no_weight_decay: decay would pull parameters towards zero, not towards plain attention.
+    reason: why no engine computes attention with this stage; None if engines do.
+    """
+
+    Config: ClassVar[type | None] = None
+    reason: str | None = None
+    starts_plain: bool = True
+    no_weight_decay: ClassVar[bool] = False
+
+    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
+        super().__init__()
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Heads:
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
-    notes: tuple[Tensor | None, ...] = ()
+    notes: tuple[Tensor | None, ...] = (None, None)
 
     def select(self, names: tuple[str, ...]) -> list[Any]:
         return [getattr(self, name) for name in names]
@@ -98,23 +112,16 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 @register("mix_qkv", "none")
-@contract("mix_qkv")
-class ProjectedMixing(nn.Module):
-    """Contract of a mixing of projected heads, built from `(config, size)`, before norms, rotation, scores and cache.
+class ProjectedMixing(AttentionStage):
+    """Contract of a mixing of projected heads, before norms, rotation, scores and cache.
 
     query (B, H, N, D), key and value (B, H, M, D) are mapped one by one. With `pseudo_heads` P > 1 they become
     (B, H, N, P, D), P tokens at each position: `expand` lays these side by side for attention, `collapse` joins its outputs.
     This class leaves heads as they are.
-    starts_plain, no_weight_decay: as of `Mixing`.
     """
 
-    Config: ClassVar[type | None] = None
+    no_weight_decay = True
     pseudo_heads: int = 1
-    starts_plain: bool = True
-    no_weight_decay: ClassVar[bool] = True
-
-    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
-        super().__init__()
 
     def map_query(self, query: Tensor) -> Tensor:
         return query
@@ -192,9 +199,8 @@ class Projection(nn.Module):
         if self.key is not None and idle:
             self.key.requires_grad_(False)
         self.value = nn.Linear(size.hidden_size, shared, bias=bias)
-        own = "relative" in needs.score and not needs.shared_projection
         self.relative: RelativeKeys | None = None
-        if own:
+        if "relative" in needs.score and not needs.shared_projection:
             heads = size.num_heads // size.groups
             self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, needs.clamp_length)
         self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
@@ -297,17 +303,17 @@ class StochasticCrossHead(nn.Module):
             if drawn is None:
                 return heads
             order = drawn.to(device, non_blocking=True)
-            return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
-        permuted = torch.rand((), device=device) < self.beta  # stays a tensor: no branch, no synchronisation
-        order = torch.where(permuted, torch.randperm(count, device=device), torch.arange(count, device=device))
+        else:
+            permuted = torch.rand((), device=device) < self.beta  # stays a tensor: no branch, no synchronisation
+            order = torch.where(permuted, torch.randperm(count, device=device), torch.arange(count, device=device))
         return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
 
 
-@contract("score")
-class Score(nn.Module):
-    """Contract of a score, built from `(config, size)` and called with the heads that it `needs` and the layout.
+class Score(AttentionStage):
+    """Contract of a score, called with the heads that it `needs` and the layout.
 
-    It returns (B, H, N, M) before the mask, or (1, H, N, M) if all sequences have the same scores.
+    It returns (B, H, N, M) before the mask, or (1, H, N, M) if all sequences have the same scores. One that engines compute
+    gives its `terms` alone.
     needs: the fields of `Heads` that it reads, in the order of its arguments; nothing else is projected.
     idle: fields that are allocated all the same, and never trained.
     max_length: the greatest M; None if there is no limit.
@@ -316,7 +322,7 @@ class Score(nn.Module):
     shared_projection: distances are projected as tokens are, and queries have u = v, the query of distance 0, added.
     """
 
-    Config: ClassVar[type | None] = None
+    reason: str | None = "no engine knows this score"
     needs: ClassVar[tuple[str, ...]] = ("scored", "keys")
     idle: tuple[str, ...] = ()
     max_length: int | None = None
@@ -328,12 +334,25 @@ class Score(nn.Module):
         """The layout as the score reads it."""
         return layout
 
-    def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None] | str:
-        """Query, keys, scale and distances as engines compute the score (`Problem`), from the same arguments.
+    def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None]:
+        """Query, keys, scale and distances of the score as an engine reads it (`Problem`), from the same arguments."""
+        raise NotImplementedError(f"{type(self).__name__} must define terms, or forward")
 
-        A string is the reason for which no engine does.
-        """
-        return f"no engine knows the score {type(self).__name__}"
+    def forward(self, *needed: Any) -> Tensor:
+        return compute_scores(*self.terms(*needed), layout=needed[-1])
+
+
+def compute_scores(query: Tensor, keys: Tensor, scale: float, distances: Distances | None, layout: Layout) -> Tensor:
+    """A(n, m) = s Q(n) . K(m), or with distances s ((Q(n) + u) . K(m) + (Q(n) + v) . R(p_n - p_m)): (B, H, N, M)."""
+    if distances is None:
+        return (query * scale) @ keys.transpose(-1, -2)
+    biases = (distances.u, distances.v)
+    content, position = (((query + bias[:, None]) * scale).to(query.dtype) for bias in biases)
+    by_distance = position @ distances.keys.transpose(-1, -2)  # (B, H, N, T)
+    apart = layout.origins[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
+    index = layout.distance_rows(apart)
+    index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
+    return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 
 
 @register("score", "dot_product")
@@ -345,8 +364,7 @@ class DotProduct(Score):
     query (B, H, N, D), keys (B, H, M, D) -> (B, H, N, M).
     """
 
-    needs = ("scored", "keys")
-
+    reason = None
     Config = DotProductOptions
 
     def __init__(self, config: DotProductOptions | None, size: HeadSize) -> None:
@@ -354,31 +372,22 @@ class DotProduct(Score):
         scale = None if config is None else config.scale
         self.scale = size.head_dim**-0.5 if scale is None else scale
 
-    def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
-        return (query * self.scale) @ keys.transpose(-1, -2)
-
     def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
         return query, keys, self.scale, None
 
 
-@contract("normalize")
-class Normalizer(nn.Module):
-    """Contract of a normaliser, built from `(config, size)`.
+class Normalizer(AttentionStage):
+    """Contract of a normaliser. engine: the name by which engines know what it computes, if they do."""
 
-    engine: the name by which engines know what it computes; None if no engine does.
-    """
-
-    Config: ClassVar[type | None] = None
-    engine: ClassVar[str | None] = None
-
-    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
-        super().__init__()
+    reason: str | None = "no engine knows this normaliser"
+    engine: ClassVar[str] = ""
 
 
 @register("normalize", "softmax")
 class Softmax(Normalizer):
     """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
 
+    reason = None
     engine = "softmax"
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -395,6 +404,7 @@ class SigSoftmax(Normalizer):
     subtracted before the sigmoid (the paper's footnote 5 leaves that open).
     """
 
+    reason = None
     engine = "sigsoftmax"
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -419,34 +429,24 @@ def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
     return torch.einsum(equation, weights, matrix.to(weights))
 
 
-@contract("mix")
-class Mixing(nn.Module):
-    """Contract of a mixing, built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
+class Mixing(AttentionStage):
+    """Contract of a mixing of the heads' maps: of weights (slot `mix`), or of scores before the mask (`mix_scores`).
 
-    A mixing is its matrix, or else it gives `reason` and `mix_weights`, and the definition computes it.
+    A mixing is its matrix, or else it gives `reason` and `mix_maps`, and the definition computes it.
 
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
-    starts_plain: the matrix is I before training, if no option says otherwise.
-    no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
-    reason: why no engine mixes these weights; None for a matrix.
     injectable: it goes into models of Hugging Face, whose weights alone are mixed.
     """
 
-    Config: ClassVar[type | None] = None
     needs: ClassVar[tuple[str, ...]] = ("query",)
-    starts_plain: ClassVar[bool] = True
-    no_weight_decay: ClassVar[bool] = True
-    reason: str | None = None
+    no_weight_decay = True
     injectable: ClassVar[bool] = True
 
-    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
-        super().__init__()
-
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        """Notes of each token (B, C, N, F), made of its inputs x (B, N, E), which the mixing reads in `Heads.notes`."""
+        """Notes of each token (B, C, N, F), made of its inputs x (B, N, E) and queries: those of all keys come back later."""
         return None
 
-    def compute_matrix(self, heads: Heads) -> Tensor | None:
+    def compute_matrix(self, heads: Heads, notes: Tensor | None) -> Tensor | None:
         """The matrix of a call."""
         return self.matrix(heads.query)
 
@@ -458,9 +458,15 @@ class Mixing(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
 
-    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
-        """Weights P (B, H, N, M) -> P' (B, H, N, M); `matrix` is that of the query."""
-        return mix_heads(weights, matrix)
+    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
+        """Maps P (B, H, N, M) -> P' (B, H, N, M); `matrix` is that of the call."""
+        return mix_heads(maps, matrix)
+
+    def mix_scores(
+        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None
+    ) -> Tensor:
+        """Mixed scores of a call; `score` gives those of any queries. What is read of hidden keys must not reach them."""
+        return self.mix_maps(score(heads, layout), self.compute_matrix(heads, notes), notes)
 
     def finish(self, out: Tensor) -> Tensor:
         """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""
@@ -513,6 +519,7 @@ class LearnedMixing(Mixing):
             _normal(self.mixing, len(self.mixing) ** -0.5)
 
 
+@register("mix_scores", "none")
 @register("mix", "none")
 class KeepHeads(Mixing):
     """Plain multi-head attention: every head keeps its own weights (M = I)."""
@@ -523,6 +530,8 @@ class KeepHeads(Mixing):
         return None
 
 
+@register("mix_scores", "talking_heads")
+@register("mix", "talking_heads")
 @register("mix", "position_independent")
 class PositionIndependentMixing(LearnedMixing):
     """Mixhead A: one learned mixing for all positions (Mixhead §3.1, Eq. 12).
@@ -532,6 +541,8 @@ class PositionIndependentMixing(LearnedMixing):
     `mixing` is (H, H).
     Starts at M = I: plain multi-head attention (§3.2), or as `start` says.  Rows need not sum to one and may be negative
     (§3.3).
+    Talking heads (Shazeer et al. 2020, arXiv 2003.02436, §3) are the same matrix: of weights P_w, of scores P_l. They differ
+    from that paper in their start, and there are as many heads of scores as of weights.
     """
 
     needs = ()

@@ -3,15 +3,13 @@ little overlap of heads (Eq. 20)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import InputError
-from .stages import Mixing
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,8 @@ class LayerTrace:
 
 
 class Trace:
-    """Collector of one `LayerTrace` per attention layer, in the order in which the layers run, for penalties and analysis.
+    """Collector of one `LayerTrace` for each layer with attention weights, in the order in which the layers run.
 
-    partial: layers without attention weights are left out; otherwise they refuse to be traced.
     states: where a list is given, the inputs (B, N, E) of the blocks. last: the input of the vocabulary layer (B, N, E), before
     its dropout; hidden: after it, where the loss reads it. weights: False collects no attention; tracing attention takes the
     definition instead of an engine.
@@ -41,12 +38,11 @@ class Trace:
     def __init__(
         self,
         layers: list[LayerTrace] | None = None,
-        partial: bool = False,
         states: list[Tensor] | None = None,
         weights: bool = True,
     ) -> None:
         self.layers = [] if layers is None else layers
-        self.partial, self.states, self.weights = partial, states, weights
+        self.states, self.weights = states, weights
         self.last: Tensor | None = None
         self.hidden: Tensor | None = None
 
@@ -64,21 +60,6 @@ def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
     return off.square().sum((-1, -2)).mean()
 
 
-@runtime_checkable
-class MixesHeads(Protocol):
-    """A module with a mixing of heads: ours, an exported copy of it, or the stages in a Hugging Face model."""
-
-    mix: Mixing
-
-
-def _mixings(module: nn.Module) -> Iterator[Mixing]:
-    if isinstance(module, MixesHeads):
-        yield module.mix
-    else:
-        for child in module.children():
-            yield from _mixings(child)
-
-
 def orthogonality(source: nn.Module | Trace) -> Tensor:
     """R_orth = sum over layers of ||M^T M - I||_F^2  (Mixhead Eq. 16); a scalar.
 
@@ -94,14 +75,14 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
         found = [layer.mixing for layer in source.layers if layer.mixing is not None and layer.learned]
         zero = source.layers[0].weights.new_zeros(())
     else:
-        once = {id(mix): mix for mix in _mixings(source)}.values()
-        mixings = [(mix, mixing) for mix in once if (mixing := mix.matrix(None)) is not None]
+        stages: list[Any] = [module.mix for module in source.modules() if "mix" in module._modules]
+        mixings = [stage for stage in dict.fromkeys(stages) if stage.matrix(None) is not None]
         if not mixings:
             raise InputError(
                 f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "
                 "model.attention.mix, or call fullrank.inject(model, mix=...) on a Hugging Face model"
             )
-        found = [mixing for mix, mixing in mixings if mix.learned]
+        found = [stage.matrix(None) for stage in mixings if stage.learned]
         zero = next(source.parameters()).new_zeros(())
     return sum((_measure_overlap_of_rows(mixing).to(zero) for mixing in found), zero)
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import released
-from .attention import WeightedValues
-from .cache import Cache, ProjectedSource, Source
+from .cache import Cache, KeyValues, ProjectedSource, Source
 from .config import ModelConfig
 from .decoder import LanguageModel
 from .encoder import Encoder
@@ -72,7 +71,7 @@ class Translator(Model):
         attention_mask (B, M), 1 for tokens of the source and 0 for padding on either side; decoder_attention_mask (B, N) that
         of the target. Targets that are padded on the right need none, where no token sees what comes later (all models but
         those with `config.sees_future`). trace collects the weights of the encoder's layers, then of each decoder layer those
-        of self-attention and of cross-attention; layers without weights are left out of it, unless no layer has any.
+        of self-attention and of cross-attention; layers without weights are left out of it.
         """
         hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask, trace=trace)
         return ModelOutput(self.decoder.output(hidden))
@@ -92,8 +91,6 @@ class Translator(Model):
                 f"decoder_input_ids must be (B, N) with the B of input_ids {tuple(input_ids.shape)}, given "
                 f"{tuple(decoder_input_ids.shape)}"
             )
-        if trace is not None:
-            trace.partial |= any(isinstance(module, WeightedValues) for module in self.modules())
         source = self.encoder.encode(input_ids, attention_mask, trace=trace)
         mask = decoder_attention_mask
         return self.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
@@ -118,7 +115,7 @@ class Translator(Model):
     @property
     def max_source_length(self) -> int | None:
         """The longest source the model can take, None if there is no limit."""
-        return longest(self.encoder.max_length, self.decoder.blocks[0].cross_attention.max_length)
+        return longest(self.encoder.max_length, self.decoder.blocks[0].cross_attention.attend.max_length)
 
     def nll(
         self,
@@ -175,7 +172,8 @@ class Translating:
         """The cache before the first target token; the source is projected here, once for every layer."""
         decoder, source = self.decoder, self.source
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
-        layers = tuple(block.cross_attention.keys_of(source.hidden, layout) for block in decoder.blocks)
+        projections = [block.cross_attention.project for block in decoder.blocks]
+        layers = tuple(KeyValues(*project.keys_and_values(source.hidden, layout)) for project in projections)
         rows = torch.arange(source.batch, device=source.hidden.device)
         return TranslationCache(decoder.new_cache(), ProjectedSource(layers, source.mask, rows))
 

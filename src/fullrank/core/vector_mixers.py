@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from .embedding import Rotary
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
-from .registry import contract, register
-from .stages import Heads, HeadSize, ProjectedMixing, multiply
+from .registry import register
+from .stages import AttentionStage, Heads, HeadSize, ProjectedMixing, multiply
 
 register("gate", "none")(None)
 
@@ -128,39 +128,28 @@ class InterleavedHeads(ProjectedMixing):
         return (first + within).flatten(-2)
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
-        query = self._lay_side_by_side(heads.query)
-        scored = self._lay_side_by_side(heads.scored)
-        keys = self._lay_side_by_side(heads.keys)
-        values = self._lay_side_by_side(heads.values)
-        return Heads(query, scored, keys, values), self._expand_layout(layout)
+        parts = (heads.query, heads.scored, heads.keys, heads.values)
+        tokens: list[Any] = [part if part is None else self._lay_side_by_side(part) for part in parts]
+        return Heads(*tokens), self._expand_layout(layout)
 
-    def _lay_side_by_side(self, heads: Tensor | None) -> Any:
+    def _lay_side_by_side(self, heads: Tensor) -> Tensor:
         """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D)."""
-        if heads is None:
-            return None
         tokens = heads.flatten(3).unflatten(3, (self.pseudo_heads, -1))
         return tokens.flatten(2, 3)
 
     def _expand_layout(self, layout: Layout) -> Layout:
         count = self.pseudo_heads
-        query_positions = self._place(layout.query_positions)
-        key_positions = self._place(layout.key_positions)
-        tokens = replace(layout, query_positions=query_positions, key_positions=key_positions)
-        if layout.key_mask is not None:
-            key_mask = layout.key_mask.repeat_interleave(count, dim=1)
-            tokens = replace(tokens, key_mask=key_mask)
-        if layout.documents is not None:
-            documents = layout.documents.repeat_interleave(count, dim=1)
-            tokens = replace(tokens, documents=documents)
-        if layout.runs is not None:
-            runs = tuple((start * count, size * count) for start, size in layout.runs)
-            tokens = replace(tokens, runs=runs)
-        if layout.window is not None:
-            tokens = replace(tokens, window=layout.window * count)
-        if layout.farthest is not None:
-            farthest = layout.farthest * count + count - 1
-            tokens = replace(tokens, farthest=farthest)
-        return tokens
+        key_mask, documents, runs = layout.key_mask, layout.documents, layout.runs
+        return replace(
+            layout,
+            query_positions=self._place(layout.query_positions),
+            key_positions=self._place(layout.key_positions),
+            key_mask=None if key_mask is None else key_mask.repeat_interleave(count, dim=1),
+            documents=None if documents is None else documents.repeat_interleave(count, dim=1),
+            runs=None if runs is None else tuple((start * count, size * count) for start, size in runs),
+            window=None if layout.window is None else layout.window * count,
+            farthest=None if layout.farthest is None else layout.farthest * count + count - 1,
+        )
 
     def collapse(self, out: Tensor) -> Tensor:
         tokens = out.unflatten(2, (-1, self.pseudo_heads))
@@ -174,20 +163,14 @@ class InterleavedHeads(ProjectedMixing):
 # -- outputs -------------------------------------------------------------------------------------------------------------
 
 
-@contract("gate")
-class Gate(nn.Module):
-    """Contract of what acts on the heads' outputs, built from `(config, size)`.
+class Gate(AttentionStage):
+    """Contract of what acts on the heads' outputs.
 
     x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
-    starts_plain: outputs stay as they are before training. shares: heads that become one, H / shares are merged.
+    shares: heads that become one, H / shares are merged.
     """
 
-    Config: ClassVar[type | None] = None
-    starts_plain: bool = True
     shares: ClassVar[int] = 1
-
-    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
-        super().__init__()
 
     def multiply_adds(self) -> int:
         """Multiply-adds of a token: the numbers of all matrices."""
@@ -288,6 +271,5 @@ class DifferentialGate(Gate):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        first = outputs[:, 0::2]
-        second = outputs[:, 1::2]
+        first, second = outputs[:, 0::2], outputs[:, 1::2]
         return first - compute_gates(x, self.weight, second) * second

@@ -20,7 +20,6 @@ from fullrank.config.run import EvalConfig, RunConfig, TrainConfig, TrainingConf
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
-from fullrank.core.mixers import ScoreMixing
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data.batches import Part
@@ -105,7 +104,7 @@ class TextTask(Task):
         for module in model.modules():
             if isinstance(module, Input) and options.embedding_rate != 1:
                 rates |= {p: {"peak": options.embedding_rate} for p in module.parameters()}
-            elif isinstance(module, Mixing | ScoreMixing) and options.mixing_rate != 1:
+            elif isinstance(module, Mixing) and options.mixing_rate != 1:
                 rates |= {p: {"scale": options.mixing_rate} for p in module.parameters()}
         return parameter_groups(model, options.weight_decay, options.optimizer == "muon", rates)
 
