@@ -107,8 +107,6 @@ def gpt2_that_reorders():
         (bert_with, {}, "nothing to inject"),
         (bert_with, {**B, "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
         (bert_with, {"mix": "differential"}, "mix 'differential' is more than a matrix"),
-        (lambda: bert_with(_attn_implementation_internal="flex_attention"), {"cross_head": 0.1},
-         r"set_attn_implementation\('sdpa'\)"),
         (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
     ],
 )  # fmt: skip

@@ -158,13 +158,11 @@ class CausalModel(nn.Module):
 
     # -- saving and loading -------------------------------------------------------------------------------------------
 
-    def _list_saved(self) -> set[str]:
-        """Names of parameters, tied ones once, and of buffers; of an adapter of the trained parameters alone."""
-        names = {name for name, p in self.named_parameters() if p.requires_grad or self.adapted is None}
-        return names if self.adapted is not None else names | dict(self.named_buffers()).keys()
-
     def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        saved = self._list_saved()
+        """Parameters, tied ones once, and buffers; of an adapter the trained parameters alone."""
+        whole = self.adapted is None
+        saved = {name for name, parameter in self.named_parameters() if whole or parameter.requires_grad}
+        saved |= dict(self.named_buffers()).keys() if whole else set()
         return {name: value for name, value in super().state_dict(*arguments, **options).items() if name in saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -138,32 +138,22 @@ def layer_of(past: Any) -> StateLayer | None:
     return layer
 
 
-def mask_of_new(
-    attention_mask: Tensor | None, input_ids: Tensor, state: Cache | Memory | None, *, hidden_behind: bool
-) -> Tensor | None:
-    """The mask (B, N) of new tokens, None where it changes nothing: engines are faster without one.
+def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache | Memory | None) -> Tensor | None:
+    """The mask (B, N) of new tokens, None where nothing is padded: engines are faster without one.
 
-    attention_mask (B, N), or (B, M + N) with the M tokens that `state` has read. hidden_behind: no token sees a later one and
-    nothing follows this call, so that padding behind a text has no effect.
-    Raises InputError for other shapes.
+    attention_mask (B, N), or (B, M + N) with the M tokens that `state` has read. Raises InputError for other shapes.
     """
     if attention_mask is None:
         return None
     rows, tokens = input_ids.shape
     past = 0 if state is None else state.length
     if attention_mask.dim() != 2 or attention_mask.shape not in {(rows, tokens), (rows, past + tokens)}:
-        allowed = (rows, tokens) if not past else f"{(rows, tokens)} or {(rows, past + tokens)}"
+        allowed = f"{(rows, tokens)} or {(rows, past + tokens)}"
         raise InputError(
             f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {tuple(attention_mask.shape)}"
         )
-    mask = attention_mask.bool()
-    new = mask[:, mask.shape[1] - tokens :]
-    if not tokens:
-        return new
-    padded = ~new
-    if hidden_behind and not past:  # only padding before a token counts
-        padded = torch.cat((~new[:, :1], new[:, 1:] & ~new[:, :-1]), dim=1)
-    return new if bool(padded.any()) else None
+    new = attention_mask[:, attention_mask.shape[1] - tokens :].bool()
+    return None if bool(new.all()) else new
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -233,18 +223,6 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
     def get_output_embeddings(self) -> None:
         """No layer: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
-        """The input layer unchanged; InputError for another number of tokens."""
-        size = self.config.vocab_size or 0
-        if new_num_tokens not in (None, size, size + 1) or pad_to_multiple_of is not None:  # with padding or without it
-            raise InputError(
-                f"a fullrank model keeps the vocabulary that it was trained with, {self.config.vocab_size} entries, given "
-                f"{new_num_tokens}; use its own tokenizer, or train a model with another vocabulary"
-            )
-        return self.get_input_embeddings()
 
     # -- activation checkpointing -------------------------------------------------------------------------------------
 
@@ -397,8 +375,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         elif layer is not None:
             state = layer.state_of(Cache)
             past["cache"] = state or model.new_cache()
-        hidden_behind = layer is None and not model.config.sees_future
-        mask = mask_of_new(attention_mask, input_ids, state, hidden_behind=hidden_behind)
+        mask = mask_of_new(attention_mask, input_ids, state)
         after = model.hidden(input_ids, **past, attention_mask=mask, trace=trace)
         if layer is not None:
             layer.state, layer.device = after.memory if model.memory_length else after.cache, input_ids.device

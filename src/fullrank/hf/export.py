@@ -5,12 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -108,22 +108,22 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
 @contextmanager
 def _make_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
-    new = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out.parent, glob.escape(out.name))
-        new.mkdir()
-        yield new
-        if out.is_dir():
-            out.rmdir()  # it was empty
-        os.replace(new, out)
+        prefix = f".{out.name}.{os.getpid()}."
+        with TemporaryDirectory(prefix=prefix, dir=out.parent, ignore_cleanup_errors=True) as temporary:
+            new = Path(temporary) / out.name
+            new.mkdir()
+            yield new
+            if out.is_dir():
+                out.rmdir()  # it was empty
+            new.rename(out)
     except Exception as error:  # safetensors and tokenizers have errors of their own
         if no_room(error) or isinstance(error, OSError):
             reason = "no space left on the disk" if no_room(error) else error
             raise RunError(f"{out}: cannot be written ({reason}); nothing of it is there") from error
         raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _write_tokenizer(new: Path, folder: Path) -> tuple[dict[str, Any], str]:

@@ -24,27 +24,24 @@ _LAYOUTS: dict[str, tuple[str | None, int | None]] = {
     "MultiHeadAttention": (None, None),  # CTRL
     "Sam2MultiScaleAttention": (None, None),  # queries are pooled after the projection
 }
-# in files with the interface, beside classes that are on it
-_OFF = """
-    AriaCrossAttention BailingHybridDeltaAttention BigBirdPegasusBlockSparseAttention BigBirdPegasusSelfAttention
-    ClapAudioSelfAttention ConditionalDetrMHAttentionMap DeepseekOcr2SamVisionAttention
-    DeepseekOcr2SamVisionSdpaAttention DetrMHAttentionMap EvollaSequenceAlignerCrossAttention Gemma3nAudioAttention
-    Gemma4AudioAttention GitSelfAttention Glm5NextTextLinearAttention InformerProbSparseAttention
-    KimiLinearDeltaAttention LongT5LocalAttention LongT5TransientGlobalAttention MaskFormerDetrMHAttentionMap
-    MiniMaxLightningAttention PPFormulaNetVisionAttention PegasusXGlobalLocalAttention SamHQVisionAttention
-    SamHQVisionSdpaAttention SamVisionAttention SamVisionSdpaAttention UnlimitedOcrSamVisionAttention
-    UnlimitedOcrSamVisionSdpaAttention
-""".split()  # noqa: SIM905
-# on the interface, but sparse, or with weights that are not those of heads over keys
+# in files with the interface, but off it, sparse, or with weights that are not those of heads over keys
 _REFUSED = """
-    AXK2Attention ConditionalDetrDecoderCrossAttention ConditionalDetrDecoderSelfAttention DeepseekV32Attention
-    DiTAttention Dots3NoteTextAttention Dots3NoteVisionAttention EfficientLoFTRAttention Emu3VQVAEAttentionBlock
-    EsmFold2AtomAttention EsmFold2DiffusionAttention EsmFold2MSAPairWeightedAveraging Florence2VisionChannelAttention
-    Florence2VisionWindowAttention GlmMoeDsaAttention HYV4Attention HYV4VLAttention Inkling2BlockAttentionResidual
-    Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual JetMoeAttention MiniMaxM3VLAttention
-    MistralLarge4TextAttention PPDocLayoutV2ReadingOrderSelfAttention PPOCRV5MobileRecAttention
-    PPOCRV5ServerRecAttention PPOCRV6SmallRecAttention Phi4MultimodalAudioAttention Phi4MultimodalVisionAttention
-    Qwen3OmniMoeCode2WavAttention RfDetrAttention RfDetrDinov2Attention UnlimitedOcrTextAttention ZayaAttention
+    AXK2Attention AriaCrossAttention BailingHybridDeltaAttention BigBirdPegasusBlockSparseAttention
+    BigBirdPegasusSelfAttention ClapAudioSelfAttention ConditionalDetrDecoderCrossAttention
+    ConditionalDetrDecoderSelfAttention ConditionalDetrMHAttentionMap DeepseekOcr2SamVisionAttention
+    DeepseekOcr2SamVisionSdpaAttention DeepseekV32Attention DetrMHAttentionMap DiTAttention Dots3NoteTextAttention
+    Dots3NoteVisionAttention EfficientLoFTRAttention Emu3VQVAEAttentionBlock EsmFold2AtomAttention
+    EsmFold2DiffusionAttention EsmFold2MSAPairWeightedAveraging EvollaSequenceAlignerCrossAttention
+    Florence2VisionChannelAttention Florence2VisionWindowAttention Gemma3nAudioAttention Gemma4AudioAttention
+    GitSelfAttention Glm5NextTextLinearAttention GlmMoeDsaAttention HYV4Attention HYV4VLAttention
+    InformerProbSparseAttention Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual
+    Inkling2LoopMessageAttentionResidual JetMoeAttention KimiLinearDeltaAttention LongT5LocalAttention
+    LongT5TransientGlobalAttention MaskFormerDetrMHAttentionMap MiniMaxLightningAttention MiniMaxM3VLAttention
+    MistralLarge4TextAttention PPDocLayoutV2ReadingOrderSelfAttention PPFormulaNetVisionAttention
+    PPOCRV5MobileRecAttention PPOCRV5ServerRecAttention PPOCRV6SmallRecAttention PegasusXGlobalLocalAttention
+    Phi4MultimodalAudioAttention Phi4MultimodalVisionAttention Qwen3OmniMoeCode2WavAttention RfDetrAttention
+    RfDetrDinov2Attention SamHQVisionAttention SamHQVisionSdpaAttention SamVisionAttention SamVisionSdpaAttention
+    UnlimitedOcrSamVisionAttention UnlimitedOcrSamVisionSdpaAttention UnlimitedOcrTextAttention ZayaAttention
 """.split()  # noqa: SIM905
 
 
@@ -78,7 +75,7 @@ def is_attention(module: nn.Module) -> bool:
     kind = _computing_class(module)
     if kind.__name__ in _described:
         return True
-    if kind.__name__ in (*_OFF, *_REFUSED):
+    if kind.__name__ in _REFUSED:
         return False
     file = sys.modules.get(kind.__module__)
     has_interface = hasattr(file, "ALL_ATTENTION_FUNCTIONS") and hasattr(file, "eager_attention_forward")

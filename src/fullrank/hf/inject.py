@@ -10,22 +10,19 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers.utils import ModelOutput
 
 from fullrank.core import registry
 from fullrank.core.config import MixtureConfig, OutputConfig, Stage, WeightedConfig, stage_name
+from fullrank.core.draws import checkpoint_function
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
-from fullrank.core.output import IGNORED, Latents, Output
+from fullrank.core.output import Latents, Output
 from fullrank.hf.families import attention_modules, choose_modules, describe_classes, find_projection, unknown_modules
-from fullrank.hf.interface import FORMER, Injected, drop_hooks, hand_over, let_go, name_for, prepare
+from fullrank.hf.interface import FORMER, MIXED, Injected, drop_hooks, hand_over, let_go, prepare
 
 _FORMERS = "_fullrank_formers"
 # Saved as the attention implementation of an injected model. It is never registered, so that a plain `from_pretrained` stops
@@ -49,8 +46,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     None: all, with a warning for attention that is not on the interface. Mixing is over query heads, cross_head permutes key
     and value heads.
     output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures` and `latent_dropout`, for a causal or
-    masked language model. W and b are the model's own, tied as they were. Logits are log-probabilities. In training with
-    `labels` the loss is formed chunk by chunk, and `logits` is None; `model.config.chunked_loss = False` gives them.
+    masked language model. W and b are the model's own, tied as they were. Logits are log-probabilities.
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
     interface: classes of attention that are refused, or whose queries are projected by a submodule of another name than usual
@@ -66,8 +62,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
             "'position_wise', 'position_independent' or 'low_rank', or train it from scratch"
         )
     mixture = None if output is None else mixture_settings(output)
-    weights_change = _changes_weights(mix, normalize)
-    attends = weights_change or bool(cross_head)
+    attends = _changes_weights(mix, normalize) or bool(cross_head)
     if not attends and mixture is None:
         raise InputError(
             "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
@@ -78,12 +73,6 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         )
     describe_classes(model, interface or {})
     chosen = choose_modules(model, layers) if attends else {}
-    formers = {module.config._attn_implementation for module in chosen.values()}
-    if not weights_change and not formers <= {"eager", "sdpa"}:
-        raise InputError(
-            f"{type(model).__name__}: cross_head alone keeps the attention function of the model, which has to be 'sdpa' or "
-            f"'eager'; given '{min(formers - {'eager', 'sdpa'}, key=str)}': call model.set_attn_implementation('sdpa') first"
-        )
     stages = {}
     with torch.random.fork_rng(devices=[]):
         for name, module in chosen.items():
@@ -92,7 +81,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     if mixture is not None or any(list(injected.parameters()) for injected in stages.values()):
         _refuse_peft(model)
     if mixture is not None:  # nothing was changed so far
-        attach_mixture(model, find_vocabulary_layer(model), mixture)
+        attach_mixture(find_vocabulary_layer(model), mixture)
     for name, injected in stages.items():
         chosen[name].fullrank = injected
         chosen[name].register_forward_pre_hook(prepare)
@@ -113,7 +102,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
         if former is not None and attends:
-            config._attn_implementation_internal = name_for(former, weights_change)
+            config._attn_implementation_internal = MIXED
         config.fullrank, config.attn_implementation = settings, LOADED_BY
     if attends and layers is None and (unknown := unknown_modules(model)):
         warnings.warn(
@@ -244,7 +233,9 @@ def remove(model: Any) -> Any:
         raise InputError(f"{type(model).__name__}: nothing was injected into it")
     if _FORMERS not in vars(model):
         raise InputError(f"{type(model).__name__}: only a part of an injected model; remove it from the whole one")
-    detach_mixture(model)
+    if head := find_mixture_head(model):
+        del head.fullrank
+        head.__class__ = nn.Linear  # type: ignore[assignment]
     for module in attention_modules(model).values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)
@@ -281,23 +272,13 @@ KIND = "mixture_of_softmaxes"
 OWN_KEYS = ("mixtures", "latent_dropout")  # the others are those of the layer that the model has
 
 
-@dataclass
-class _Request:
-    """A loss that the vocabulary layer forms in this pass: targets (B, N) of its positions, and what the sum is divided by."""
-
-    targets: Tensor
-    items: Tensor | int | None
-    loss: Tensor | None = None
-
-
-_requested: ContextVar[_Request | None] = ContextVar("requested", default=None)
+_CHUNK = 128  # tokens of which the logits of all softmaxes are in memory together
 
 
 class MixtureHead(nn.Linear, Output):
     """The vocabulary layer of an injected model: hidden (..., E) -> log-probabilities (..., V), in fp32 at least.
 
-    An `nn.Linear` gets this class and keeps its parameters. Where a loss is requested, it forms that chunk by chunk and
-    returns the hidden states, which nobody reads.
+    An `nn.Linear` gets this class and keeps its parameters. The softmaxes are computed chunk by chunk, and for gradients again.
     """
 
     fullrank: Latents
@@ -307,16 +288,9 @@ class MixtureHead(nn.Linear, Output):
         return Components(states, log_prior, (Cluster(self.weight, self.bias),))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        request = None if torch.compiler.is_compiling() else _requested.get()
-        if request is None:
-            return self.log_prob(hidden)
-        targets = request.targets.to(hidden.device)
-        if targets.shape != hidden.shape[:-1]:
-            raise InputError(f"labels {tuple(targets.shape)}: one for each of the positions {tuple(hidden.shape[:-1])}")
-        counts = targets != IGNORED
-        loss = self.loss(hidden[counts][None], targets[counts][None])[0]
-        request.loss = loss if request.items is None else loss * counts.sum() / request.items
-        return hidden
+        chunks = hidden.flatten(0, -2).split(_CHUNK)
+        log_prob = torch.cat([checkpoint_function(self.log_prob, chunk) for chunk in chunks])
+        return log_prob.unflatten(0, hidden.shape[:-1])
 
 
 def find_mixture_head(model: nn.Module) -> MixtureHead | None:
@@ -344,7 +318,7 @@ def _residual(settings: Mapping[str, Any]) -> MixtureConfig:
 def find_vocabulary_layer(model: Any) -> nn.Linear:
     """The vocabulary layer that a mixture can replace, tried out on a few tokens unless it has no values yet.
 
-    Raises InputError for a model without one, and for one whose logits or loss are not what a mixture would give.
+    Raises InputError for a model without one, and for one that changes its logits.
     """
     name, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) is not nn.Linear or "forward" in vars(head):  # device_map replaces the forward pass
@@ -355,83 +329,26 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     if head.weight.is_meta:
         return head
     ids = torch.arange(min(4, head.out_features), device=head.weight.device)[None]
-    targets, seen = _targets(model, {"labels": ids}).flatten(), []
+    seen: list[Tensor] = []
     hook = head.register_forward_hook(lambda _, __, logits: seen.append(logits))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, return_dict=True)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True).get("logits")
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name}: output is for models that predict tokens from input_ids alone ({error})") from error
     finally:
         hook.remove()
-    logits, loss = out.get("logits"), out.get("loss")
-    rtol = 8 * max(torch.finfo(dtype).eps for dtype in (head.weight.dtype, torch.float32))
     if not seen or logits is None or not torch.equal(logits.to(seen[0]), seen[0]):
-        fault = "it changes its logits after the vocabulary layer (a soft-cap, a scale)"
-    elif loss is None or not torch.isclose(loss.float(), F.cross_entropy(seen[0].flatten(0, 1).float(), targets), rtol):
-        fault = "its loss is another one than the cross entropy of the next token (of a masked model: the same token)"
-    else:
-        return head
-    raise InputError(f"{name}: {fault}; a mixture of softmaxes cannot replace its vocabulary layer")
+        raise InputError(
+            f"{name}: it changes its logits after the vocabulary layer (a soft-cap, a scale); a mixture of softmaxes cannot "
+            "replace that layer"
+        )
+    return head
 
 
-def attach_mixture(model: Any, head: nn.Linear, settings: Mapping[str, Any]) -> None:
-    """Make the vocabulary layer of a model a mixture."""
+def attach_mixture(head: nn.Linear, settings: Mapping[str, Any]) -> None:
+    """Make a vocabulary layer a mixture."""
     with torch.random.fork_rng(devices=[]):
         latents = Latents(_residual(settings), head.in_features).train(head.training)
     head.__class__ = MixtureHead
     head.fullrank = latents if head.weight.is_meta else latents.to(head.weight)
-    model.register_forward_pre_hook(_take_labels, with_kwargs=True)
-    model.register_forward_hook(_put_loss, with_kwargs=True, always_call=True)
-
-
-def detach_mixture(model: Any) -> None:
-    """Make the vocabulary layer of a model the old one again."""
-    if (head := find_mixture_head(model)) is None:
-        return
-    del head.fullrank
-    head.__class__ = nn.Linear  # type: ignore[assignment]
-    drop_hooks(model, _take_labels, _put_loss)
-
-
-# -- the loss of a whole model, formed in its vocabulary layer ------------------------------------------------------------
-
-
-def _targets(model: Any, arguments: Mapping[str, Any]) -> Tensor:
-    """The label of every position: shifted by one token, unless the model is a masked one or they are shifted already."""
-    labels: Tensor = arguments["labels"]
-    if model.loss_type == "ForMaskedLM":
-        return labels
-    shifted: Tensor | None = arguments.get("shift_labels")
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shifted is None else shifted
-
-
-def _take_labels(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Before a pass of the model: in training the vocabulary layer gets the labels, and the model none."""
-    head = model.get_output_embeddings()
-    if not isinstance(getattr(head, "original_module", head), MixtureHead):  # PEFT's copy of the layer is one, too
-        raise InputError(
-            f"{type(model).__name__}: its vocabulary layer became a {type(head).__name__} after injection (by "
-            "resize_token_embeddings, or an adapter on it), which leaves the mixture out; change the layer first, then inject"
-        )
-    if (
-        torch.compiler.is_compiling()
-        or not model.training
-        or kwargs.get("labels") is None
-        or not getattr(model.config, "chunked_loss", True)
-        or kwargs.get("output_router_logits", getattr(model.config, "output_router_logits", False))  # they have a loss
-    ):
-        return None
-    _requested.set(_Request(_targets(model, kwargs), kwargs.get("num_items_in_batch")))
-    return args, {**kwargs, "labels": None}
-
-
-def _put_loss(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    """After a pass of the model: the loss goes into its output, which has no logits then."""
-    request = None if torch.compiler.is_compiling() else _requested.get()
-    if request is None:
-        return None
-    _requested.set(None)
-    if isinstance(out, ModelOutput):
-        return replace(out, loss=request.loss, logits=None)
-    return None if out is None else (request.loss, *out[1:])  # None: the pass raised an error

@@ -6,7 +6,6 @@ engines:     the same, where the model's own function is plain scaled dot produc
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from collections.abc import Iterator
@@ -28,12 +27,20 @@ from fullrank.core.config import Stage
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
-from fullrank.core.stages import Mixing, Normalizer, Softmax, StochasticCrossHead, build_stage, mix_heads, repeat_heads
+from fullrank.core.stages import (
+    KeepHeads,
+    Mixing,
+    Normalizer,
+    Softmax,
+    StochasticCrossHead,
+    build_stage,
+    mix_heads,
+    repeat_heads,
+)
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.hf.families import eager_of, find_projection, head_size, split_queries
 
-MIXED = "fullrank"  # weights are mixed, or normalized in another way
-_PERMUTED = f"{MIXED}_"  # followed by the name of the model's own attention function: only heads are permuted
+MIXED = "fullrank"  # the attention implementation of injected models
 FORMER = "fullrank_former"  # on every attention module of an injected model, on unchanged ones too: its former function
 
 
@@ -52,6 +59,7 @@ class Injected(nn.Module):
         self.normalize: Normalizer = build_stage("normalize", normalize, self.size)
         self.mix: Mixing = build_stage("mix", mix, self.size)
         self.route = StochasticCrossHead(cross_head)
+        self.keeps_weights = isinstance(self.mix, KeepHeads) and isinstance(self.normalize, Softmax)
         self.projection, self.blocks = find_projection(module) if "query" in self.mix.needs else (None, None)
         self._rules: EagerRules | None = None
 
@@ -78,29 +86,6 @@ def traced(trace: Trace | None) -> Iterator[None]:
         _trace.reset(token)
 
 
-def name_for(former: str, weights_change: bool) -> str:
-    """The name of the attention function of a model whose own was `former`; it is registered in transformers."""
-    # a name without a mask would get none at all, not even a causal one
-    if weights_change:
-        ALL_ATTENTION_FUNCTIONS.register(MIXED, attend)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(MIXED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-        return MIXED
-    ALL_ATTENTION_FUNCTIONS.register(_PERMUTED + former, functools.partial(route, former))
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_PERMUTED + former, ALL_MASK_ATTENTION_FUNCTIONS[former])
-    return _PERMUTED + former
-
-
-def route(former: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-          **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Cross-head attention alone: keys and values permuted, then the model's former attention function."""
-    injected = _find_stages(module)
-    if injected is not None:
-        key, value = injected.route(key, value)
-    attention: Any = eager_of(module) if former == "eager" else ALL_ATTENTION_FUNCTIONS[former]
-    result: tuple[Tensor, Tensor | None] = attention(module, query, key, value, attention_mask, **arguments)
-    return result
-
-
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
            scaling: float | None = None, dropout: float = 0.0, **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask -> output (B, N, H, D), weights (B, H, N, M) or None.
@@ -108,27 +93,31 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     Weights are mixed over query heads, key and value heads are permuted. Engines give no weights, the definition does.
     """
     injected = _find_stages(module)
-    if injected is None:
+    if injected is not None:
+        key, value = injected.route(key, value)
+    if injected is None or injected.keeps_weights:
         return _attend_unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
-    key, value = injected.route(key, value)
     mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
     rules = injected.rules(module)
     if scaling is not None and _is_plain(rules, query, key, value, arguments):
         if query.shape[2] == 1 and not module.training and type(injected.normalize) is Softmax:
             return _step(mixing, query, key, value, attention_mask, scaling), None
         layout = layout_of(attention_mask, query, key) if query.shape[2] > 1 else None
-        if layout is not None:
-            groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
-            problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
-            if injected.normalize.engine is not None:
-                keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-                normalize = injected.normalize.engine
-                problem = Problem(query, keys, values, mixing, None, layout, scaling, normalize, p)
+        if layout is not None and injected.normalize.reason is None:
+            groups = query.shape[1] // key.shape[1]
+            keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
+            p = dropout if module.training else 0.0
+            problem = Problem(query, keys, values, mixing, None, layout, scaling, injected.normalize.engine, p)
             if (out := engine.load().attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
     return _definition(
         injected, mixing, rules, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments
     )
+
+
+# a name without a mask would get none at all, not even a causal one
+ALL_ATTENTION_FUNCTIONS.register(MIXED, attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(MIXED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
 # -- the query that position-wise mixing reads, on its way from the projection to the attention function ------------------
@@ -178,7 +167,7 @@ def prepare(module: Any, _: object) -> None:
 
     InputError if the configuration names an attention function that leaves the stages out.
     """
-    if not str(module.config._attn_implementation_internal).startswith(MIXED):  # not by its slow property
+    if module.config._attn_implementation_internal != MIXED:  # not by its slow property
         raise InputError(
             f"{type(module).__name__}: its attention was set to '{module.config._attn_implementation}' after injection, which "
             "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
@@ -225,7 +214,6 @@ def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, argu
         rules.plain
         and kernels.get_forced() != "reference"
         and query.dtype == key.dtype == value.dtype
-        and value.shape == key.shape
         and all(arguments.get(name) is None for name in rules.extras)
         and not _weights_wanted(arguments)
     )
@@ -270,7 +258,7 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
 def _attend_unmixed(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
 ) -> Any:
-    """A layer of an injected model that was left as it is: its former function, under the mask of eager attention."""
+    """Attention whose weights stay as they are, by the module's former function under the mask of eager attention."""
     fused = vars(module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(arguments)
     if not fused:
         return eager_of(module)(module, query, key, value, mask, **arguments)
