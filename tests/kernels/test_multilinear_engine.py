@@ -125,7 +125,7 @@ def test_nothing_of_size_n_cubed(way, tokens):
     arguments = (*leaves, seen, way == "causal", torch.float32)
     with Watch() as watch:
         out, states = engine._forward(*arguments)
-        engine._backward(out, states, True, *arguments)
+        engine._backward(out, states, (True,) * 4, *arguments)
     assert tokens * tokens * 4 <= watch.largest < tokens**3 / 4
 
 

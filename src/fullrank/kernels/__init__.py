@@ -25,6 +25,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.native import fits, is_plain, needs_grad
+from fullrank.kernels.vocabulary import leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
@@ -123,10 +124,8 @@ def attend(problem: Problem | str) -> Tensor | None:
 
 
 def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
-    refused: str | None
-    if name not in KERNELS:
-        refused = "it computes attention without weights"
-    else:
+    refused = "it computes attention without weights" if name not in KERNELS else None
+    if refused is None:
         refused = problem if isinstance(problem, str) else KERNELS[name].refuses(problem)
     if refused is not None:
         raise InputError(f"kernel '{name}' cannot compute this attention: {refused}; use 'auto' or 'reference'")
@@ -136,36 +135,30 @@ def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
 
 def multilinear_pairs(problem: Pairs) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    return multilinear.pairs(problem) if _takes_multilinear(problem) else None
+    return _run_multilinear(multilinear.pairs, problem)
 
 
 def compute_decayed_sums(problem: Tokens | str) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    takes = _takes_multilinear(problem)
-    return multilinear.compute_decayed_sums(problem) if takes and not isinstance(problem, str) else None
+    return _run_multilinear(multilinear.compute_decayed_sums, problem)
 
 
-def _takes_multilinear(problem: Pairs | Tokens | str) -> bool:
-    """True if the engine computes a call. Raises InputError if a kernel for attention with weights is fixed."""
+def _run_multilinear(run: Callable[[Any], Tensor], problem: Pairs | Tokens | str) -> Tensor | None:
+    """None where the definition computes a call. Raises InputError if a kernel for attention with weights is fixed."""
     if _forced in KERNELS:
         raise InputError(
             f"kernel '{_forced}' cannot compute multi-linear attention; use kernel 'auto', 'multilinear' or 'reference'"
         )
-    if _forced is not None:
-        return _forced == "multilinear"
-    takes = not isinstance(problem, str) and multilinear.declines(problem) is None
-    _note("multilinear" if takes else "reference")
-    return takes
+    takes = _forced != "reference" and not isinstance(problem, str)
+    if _forced is None:
+        takes = not isinstance(problem, str) and multilinear.declines(problem) is None
+        _note("multilinear" if takes else "reference")
+    return run(problem) if takes else None
 
 
 def _note(name: str) -> None:
     if _chosen is not None and not torch.compiler.is_compiling():
         _chosen.add(name)
-
-
-def available(name: str) -> bool:
-    """False for a kernel that needs a compiler or a GPU which this machine does not have."""
-    return {"native": native.available, "triton": triton.available}.get(name, lambda: True)()
 
 
 @contextlib.contextmanager
@@ -184,7 +177,7 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """See `fullrank.core.engine`."""
     if _forced == "reference":
         return None
-    return vocabulary.leave_out_of_graphs(vocabulary.vocabulary_nll)(components, ids)
+    return leave_out_of_graphs(vocabulary.vocabulary_nll)(components, ids)
 
 
 def vocabulary_loss(
@@ -193,7 +186,7 @@ def vocabulary_loss(
     """See `fullrank.core.engine`."""
     if _forced == "reference":
         return None
-    return vocabulary.leave_out_of_graphs(vocabulary.vocabulary_loss)(components, ids, scale, label_smoothing)
+    return leave_out_of_graphs(vocabulary.vocabulary_loss)(components, ids, scale, label_smoothing)
 
 
 def get_forced() -> str | None:

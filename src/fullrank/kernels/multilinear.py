@@ -21,6 +21,7 @@ has them.  docs/derivations/multilinear.md
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.vocabulary import KEEPS_TENSORS, product_dtype, refuse_second_order
+from fullrank.kernels.vocabulary import define_operator, make_gradients, product_dtype
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
@@ -261,8 +262,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
         return out.to(of.dtype), kept
 
 
-def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
-    """The gradients of query, keys, values and weight; something empty for a weight that wants none."""
+def _backward(cotangent: Tensor, states: Tensor, wanted: Sequence[bool], *arguments: Any) -> list[Tensor]:
+    """The gradients of query, keys, values and weight."""
+    wants_weight, found = wanted[3], make_gradients(wanted, arguments[:4], cotangent)
     with torch.autocast(cotangent.device.type, enabled=False):
         of = _Operands(*arguments)
         wide = torch.promote_types(of.dtype, torch.float32)
@@ -270,9 +272,7 @@ def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments:
         d_query, d_keys, d_values = (torch.zeros_like(x, dtype=wide) for x in (of.query, of.keys, of.values))
         d_state = of.query.new_zeros(of.batch, of.rank, of.width, dtype=wide)  # G
         every_row = of.keys.shape[0] == of.weight.shape[0]  # each pair is in one step
-        d_weight = of.weight.new_empty(0)
-        if wants_weight:
-            d_weight = torch.empty_like(of.weight) if every_row else torch.zeros_like(of.weight)
+        d_weight = found[3] if every_row or not wants_weight else found[3].zero_()
         for step in reversed(of.steps):
             queries, columns = slice(step.first, step.last), of.batch * step.queries
             if step.pairs:
@@ -300,8 +300,10 @@ def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments:
                 unread -= 1
                 d_query[:, queries] += d_out[:, queries] @ states[unread].transpose(1, 2)
                 d_state += of.query[:, queries].transpose(1, 2) @ d_out[:, queries]
-        gradients = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
-        return [*(d.to(x.dtype).contiguous() for d, x in zip(gradients, arguments[:3], strict=True)), d_weight]
+        for room, gradient in zip(found, (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1)), strict=False):
+            if room.numel():
+                room.copy_(gradient)
+        return found
 
 
 def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
@@ -314,22 +316,7 @@ def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
             d_weight[j0:j1, m0:m1] = part
 
 
-# One operator each way, whose insides a compiler does not look into.
-_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
-_operator = torch.library.custom_op(
-    "fullrank::multilinear", _forward, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)", **KEEPS_TENSORS
-)
-_backward_operator = torch.library.custom_op(
-    "fullrank::multilinear_backward",
-    _backward,
-    mutates_args=(),
-    schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
-    **KEEPS_TENSORS,
-)
-
-
-@_operator.register_fake
-def _(
+def _make_fake(
     query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     # a compiler has a graph for each length
@@ -340,30 +327,10 @@ def _(
     return query.new_empty(batch, queries, width, dtype=dtype), states
 
 
-@_backward_operator.register_fake
-def _(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
-    *factors, weight = (tensor.new_empty(tensor.shape) for tensor in arguments[:4])
-    return [*factors, weight if wants_weight else weight.new_empty(0)]
-
-
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.choices = inputs[5:]
-    ctx.save_for_backward(*inputs[:5], output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if not torch.compiler.is_compiling():
-        refuse_second_order("multi-linear attention", "builds the tensor of all pairs")
-    if cotangent is None:
-        return (None,) * 7
-    *inputs, states = ctx.saved_tensors
-    wants_weight = ctx.needs_input_grad[3]
-    *gradients, d_weight = _backward_operator(cotangent, states, wants_weight, *inputs, *ctx.choices)
-    return *gradients, d_weight if wants_weight else None, None, None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save_context)
+_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
+_operator, _ = define_operator(
+    "multilinear", _ARGUMENTS, 4, 5, _forward, _backward, _make_fake, "multi-linear attention"
+)
 
 
 def declines(problem: Pairs | Tokens) -> str | None:

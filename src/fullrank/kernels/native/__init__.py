@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -29,9 +29,9 @@ from torch.nn import functional as F
 
 from fullrank.core import draws
 from fullrank.core.engine import Distances, Problem
-from fullrank.core.layout import Layout
+from fullrank.core.layout import Layout, list_positions
 from fullrank.kernels.native.build import library
-from fullrank.kernels.vocabulary import mark_constant, refuse_second_order
+from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
@@ -120,7 +120,7 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.narrow:
         if layout.runs is None or layout.window is None:
             return None
-        positions = torch.cat([torch.arange(start, start + size, device="cpu") for start, size in layout.runs])
+        positions = list_positions(layout.runs, torch.device("cpu"))
         oldest = positions[keys - queries :] - layout.window
         first = torch.searchsorted(positions, oldest, right=True).to(torch.int32)
     if layout.documents is not None:
@@ -208,9 +208,9 @@ def attend(problem: Problem) -> Tensor:
     tokens = visible.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
-    keys, values = (
-        (problem.keys, problem.values) if _lie_ready(problem) else map(_ready, (problem.keys, problem.values))
-    )
+    keys, values = problem.keys, problem.values
+    if not _lie_ready(problem):
+        keys, values = _ready(keys), _ready(values)
     given = Arguments(
         query=_ready(query),
         keys=keys,
@@ -363,14 +363,16 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out.to(arguments[0].dtype), lse
 
 
-def _differentiate(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
-    """The gradients of the operands; of those that are not there, something empty."""
+def _differentiate(cotangent: Tensor, lse: Tensor, wanted: Sequence[bool], *arguments: Any) -> list[Tensor]:
     given = _widen(arguments)
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:_OPERANDS]]
     others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:_OPERANDS], gradients, strict=True)}
     _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
-    pairs = zip(gradients, arguments[:_OPERANDS], strict=True)
-    return [cotangent.new_empty(0) if gradient is None else gradient.to(x.dtype) for gradient, x in pairs]
+    found = make_gradients(wanted, arguments[:_OPERANDS], cotangent)
+    return [
+        room if gradient is None or not room.numel() else gradient.to(room.dtype)
+        for gradient, room in zip(gradients, found, strict=True)
+    ]
 
 
 def _widen(arguments: Sequence[Any]) -> Arguments:
@@ -379,37 +381,10 @@ def _widen(arguments: Sequence[Any]) -> Arguments:
     return Arguments._make((*operands, *arguments[_OPERANDS:]))
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.choices = inputs[13:]
-    ctx.save_for_backward(*inputs[:13], output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(
-    ctx: Any, cotangent: Tensor | None, differentiated: Callable[..., list[Tensor]]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
-    if cotangent is None:
-        return (None,) * len(Arguments._fields)
-    *inputs, lse = ctx.saved_tensors
-    pairs = zip(differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:_OPERANDS], strict=True)
-    return *(None if tensor is None else gradient for gradient, tensor in pairs), *(None,) * 9
-
-
-class Native(torch.autograd.Function):
-    """`Arguments` -> output (B, H, N, D) and the logarithms of the sums."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        output = _compute(*arguments)
-        _save_context(ctx, arguments, output)
-        ctx.mark_non_differentiable(output[1])
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_order("this attention kernel", "keeps the weights")
-        return _gradients(ctx, cotangent, _differentiate)
+def _make_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query = arguments[0]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 
 
 _ARGUMENTS = (
@@ -417,29 +392,6 @@ _ARGUMENTS = (
     "Tensor first, Tensor end, Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, "
     "bool sigsoftmax, float dropout"
 )
-operator = torch.library.custom_op(
-    "fullrank::mixed_attention", _compute, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
-)
-_backward_operator = torch.library.custom_op(
-    "fullrank::mixed_attention_backward",
-    _differentiate,
-    mutates_args=(),
-    schema=f"(Tensor cotangent, Tensor lse, {_ARGUMENTS}) -> Tensor[]",
-)
-
-
-@operator.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    query = arguments[0]
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
-
-
-@_backward_operator.register_fake
-def _(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
-    return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:_OPERANDS]]
-
-
-operator.register_autograd(
-    lambda ctx, cotangent, _: _gradients(ctx, cotangent, _backward_operator), setup_context=_save_context
+operator, Native = define_operator(
+    "mixed_attention", _ARGUMENTS, _OPERANDS, 13, _compute, _differentiate, _make_fake, "this attention kernel"
 )

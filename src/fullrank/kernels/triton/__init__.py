@@ -44,7 +44,7 @@ from torch import Tensor
 from fullrank.core import draws
 from fullrank.core.layout import Layout
 from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, tokens_of
-from fullrank.kernels.vocabulary import KEEPS_TENSORS, mark_constant, refuse_second_order
+from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -139,11 +139,6 @@ def _runs_on(device: torch.device) -> bool:
     return _is_installed() and _INTERPRETED and device.type == "cpu"
 
 
-def available() -> bool:
-    """True on a machine with a GPU that is new enough."""
-    return _runs_on(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 def declines(problem: Problem) -> str | None:
     batch, heads, queries, size = problem.query.shape
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
@@ -211,14 +206,10 @@ def _forward_op(
 
 
 def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The output, and one number for each head and query."""
-    return _make_heads(query), query.new_empty(query.shape[:3], dtype=torch.float32)
-
-
-def _make_heads(like: Tensor) -> Tensor:
-    """Heads of that shape, in the order of memory in which projections take them: (B, N, H, D)."""
-    batch, heads, length, size = like.shape
-    return like.new_empty(batch, length, heads, size).transpose(1, 2)
+    """The output, in the order of memory of a projection (B, N, H, D), and one number for each head and query."""
+    batch, heads, queries, size = query.shape
+    out = query.new_empty(batch, queries, heads, size).transpose(1, 2)
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 def _as_rows(heads: Tensor) -> tuple[Any, ...]:
@@ -242,7 +233,7 @@ def _backward_op(
     from fullrank.kernels.triton.launch import launch
 
     for_query, for_keys, for_values, for_mixing = wanted
-    found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
+    found, matrix = make_gradients(wanted, (query, keys, values, mixing), total), _matrix(mixing, query)
     common = _make_arguments(query, keys, mixing, *options)
     heads = {"Q": _as_rows(query), "K": _as_rows(keys), "TOTAL": total}
     cotangents = _as_rows(cotangent)
@@ -266,50 +257,9 @@ def _backward_op(
     return found
 
 
-def _gradients(
-    cotangent: Tensor, total: Tensor, wanted: Sequence[bool], query: Tensor, keys: Tensor, values: Tensor,
-    mixing: Tensor | None, *_: Any,
-) -> list[Tensor]:  # fmt: skip
-    for_query, for_keys, for_values, for_mixing = wanted
-    nothing = total.new_empty(0)
-    return [
-        _make_heads(query) if for_query else nothing,
-        _make_heads(keys) if for_keys else nothing,
-        _make_heads(values) if for_values else nothing,
-        torch.empty_like(mixing) if for_mixing and mixing is not None else nothing,
-    ]
-
-
-_forward = torch.library.custom_op(
-    "fullrank::mixed_heads", _forward_op, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)", **KEEPS_TENSORS
+_forward, _ = define_operator(
+    "mixed_heads", _ARGUMENTS, 4, 7, _forward_op, _backward_op, _shapes, "this attention kernel"
 )
-_forward.register_fake(_shapes)
-_backward = torch.library.custom_op(
-    "fullrank::mixed_heads_backward",
-    _backward_op,
-    mutates_args=(),
-    schema=f"(Tensor cotangent, Tensor total, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
-    **KEEPS_TENSORS,
-)
-_backward.register_fake(_gradients)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:7])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.options = inputs[7:]
-
-
-def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    refuse_second_order("this attention kernel", "keeps the weights")
-    total, *given = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:4]
-    found = _backward(cotangent, total, list(wanted), *given, *ctx.options)
-    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *([None] * 9)
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _make_arguments(
