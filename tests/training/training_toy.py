@@ -19,12 +19,10 @@ from fullrank.training import (
     EvaluationResult,
     Loss,
     Observer,
+    Training,
     TrainingPosition,
     choose_device,
-    fit,
     make_optimizer,
-    make_plan,
-    make_schedule,
     parameter_groups,
 )
 from fullrank.training.device import lock_folder
@@ -122,7 +120,7 @@ def evaluate_scored(model: nn.Module) -> EvaluationResult:
 
 
 def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, Counters]:
-    """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
+    """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `Training` and `fit`."""
     arguments = {
         name: options.pop(name)
         for name in ("objective", "evaluate", "observers", "batches", "until", "engines")
@@ -134,20 +132,20 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
     eval_config = EvalConfig(**eval_options or {"every_steps": 5})
     torch.manual_seed(config.seed)
     model = Toy().to(choose_device(config.device))
-    batches = arguments.pop("batches", ToyBatches())
     with lock_folder(folder):
-        result = fit(
-            model,
+        training = Training(
+            model=model,
             objective=arguments.pop("objective", Objective)(model),
-            batches=batches,
+            batches=arguments.pop("batches", ToyBatches()),
             evaluate=arguments.pop("evaluate", evaluate),
             optimizer=make_optimizer(config.optimizer, parameter_groups(model, config.weight_decay), config),
-            schedule=make_schedule(config, make_plan(config, eval_config, batches).total_steps),
             options=config,
             eval_options=eval_config,
             folder=folder,
-            **arguments,
+            observers=arguments.pop("observers", ()),
+            engines=arguments.pop("engines", frozenset()),
         )
+        result = training.fit(**arguments)
     return model, result
 
 

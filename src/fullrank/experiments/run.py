@@ -67,10 +67,10 @@ from fullrank.training.device import (
     synchronize,
     world_size,
 )
-from fullrank.training.loop import fit
+from fullrank.training.loop import Training
 from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import make_optimizer, make_schedule
-from fullrank.training.values import TrainingPosition, make_plan
+from fullrank.training.optimizer import make_optimizer
+from fullrank.training.values import TrainingPosition
 
 AnyConfig = RunConfig | FinetuneConfig
 
@@ -217,22 +217,20 @@ def fit_run(
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and world_size() > 1:
             shard(parts.model, options)
-        plan = make_plan(options, parts.eval_options, parts.batches)
-        done = fit(
-            parts.model,
+        training = Training(
+            model=parts.model,
             objective=parts.objective,
             batches=parts.batches,
             evaluate=parts.evaluate,
             optimizer=make_optimizer(options.optimizer, parts.groups(), options),
-            schedule=make_schedule(options, plan.total_steps),
             options=options,
             eval_options=parts.eval_options,
             folder=folder,
             seal=seal_run(folder, settings),
             observers=observers,
-            until=until,
             engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
         )
+        done = training.fit(until)
         if until is not None:
             return {}
         result = {
@@ -242,7 +240,7 @@ def fit_run(
             **parts.result(done),
             **({"start": identity["start"]} if "start" in identity else {}),
             "steps": done.step,
-            "epochs": done.step / plan.steps_per_epoch,
+            "epochs": done.step / training.plan.steps_per_epoch,
             "tokens_seen": done.tokens,
             "stopped_early": done.stopped_early,
             "tokens_per_second": done.tokens_per_second,

@@ -6,7 +6,7 @@ from fullrank.training.device import choose_device as choose_device
 from fullrank.training.device import compile_blocks as compile_blocks
 from fullrank.training.device import prepare_machine as prepare_machine
 from fullrank.training.device import seed_everything as seed_everything
-from fullrank.training.loop import fit as fit
+from fullrank.training.loop import Training as Training
 from fullrank.training.observers import make_observers as make_observers
 from fullrank.training.optimizer import make_optimizer as make_optimizer
 from fullrank.training.optimizer import make_schedule as make_schedule

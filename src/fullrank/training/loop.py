@@ -52,16 +52,14 @@ from fullrank.training.device import (
     world_size,
 )
 from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
-from fullrank.training.optimizer import Schedule
+from fullrank.training.optimizer import make_schedule
 from fullrank.training.values import (
-    Batch,
     Batches,
     Counters,
     Evaluate,
     EvaluationOptions,
     Objective,
     Observer,
-    Plan,
     TrainingPosition,
     cost,
     make_plan,
@@ -71,81 +69,66 @@ logger = logging.getLogger("fullrank")
 SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
 
 
-def fit(
-    model: nn.Module,
-    *,
-    objective: Objective[Batch],
-    batches: Batches[Batch],
-    evaluate: Evaluate,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    options: TrainConfig,
-    eval_options: EvalConfig | EvaluationOptions,
-    folder: Path,
-    seal: Mapping[str, Any] | None = None,
-    observers: Sequence[Observer] = (),
-    until: int | None = None,
-    engines: Set[str] = frozenset(),
-) -> Counters:
-    """Train `model` in the run folder `folder`, from its last checkpoint if it has one; returns the counters at the end.
+@dataclass(kw_only=True)
+class Training:
+    """Training of `model` in the run folder `folder`, from its last checkpoint if it has one.
 
-    The model then holds the last weights (the averaged ones when averaging); `load_weights(model, folder / "checkpoints" /
-    "best")` gives the best.
-    seal: what checkpoints state of the run (`seal.seal_run`). The caller holds the lock of the folder.
-    until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
+    The caller holds the lock of the folder. seal: what checkpoints state of the run (`seal.seal_run`).
     engines: the names of the kernels that compute, filled as they are used; checkpoints keep them.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training; before that all generators are seeded from seed, pass and process.
-    RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
-    that is damaged or belongs to another configuration.
     """
-    plan = make_plan(options, eval_options, batches)
-    if options.activation_checkpointing:
-        checkpoint_blocks(model)
-    if options.compile:
-        compile_blocks(model)
-    average = WeightAverage(model, options, plan.total_steps)
-    state = TrainingState(model, optimizer, schedule, average, RunningLoss(device_of(model)))
-    with ExitStack() as stack:
-        loop = _Loop(
-            state=state, plan=plan, engine=Engine(model, objective), batches=batches, evaluate=evaluate, options=options,
-            metric=eval_options.metric, folder=folder, seal=seal or {}, observers=observers, engines=engines,
-        )  # fmt: skip
-        loop.resume(stack)
-        if not state.counters.finished:
-            for observer in observers:
-                stack.callback(observer.finish)
-                observer.start(step=state.counters.step, total_steps=plan.total_steps)
-            stack.enter_context(explain_failures(options))
-            stack.callback(end_draws)
-            loop.run(stack.enter_context(catch_signals()), math.inf if until is None else until)
-        average.swap()
-    return state.counters
 
-
-@dataclass(kw_only=True)
-class _Loop:
-    """A training of `fit` under way."""
-
-    state: TrainingState
-    plan: Plan
-    engine: Engine
+    model: nn.Module
+    objective: Objective[Any]
     batches: Batches[Any]
     evaluate: Evaluate
+    optimizer: Optimizer
     options: TrainConfig
-    metric: str  # `eval.metric`
+    eval_options: EvalConfig | EvaluationOptions
     folder: Path
-    seal: Mapping[str, Any]
-    observers: Sequence[Observer]
-    engines: Set[str]
-    metrics: JsonLines | None = None  # of the process that writes
-    timing: JsonLines | None = None
-    device: torch.device = field(init=False)
-    parameters: list[nn.Parameter] = field(init=False)
-    clock: Clock = field(init=False)
-    saved_at: float = field(init=False)
-    is_ending: bool = False  # in one of the processes a signal asked for an end
-    is_late: bool = False  # in one of them a checkpoint is due by the clock
+    seal: Mapping[str, Any] = field(default_factory=dict)
+    observers: Sequence[Observer] = ()
+    engines: Set[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        model, options = self.model, self.options
+        self.plan = make_plan(options, self.eval_options, self.batches)
+        if options.activation_checkpointing:
+            checkpoint_blocks(model)
+        if options.compile:
+            compile_blocks(model)
+        self.device = device_of(model)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        average = WeightAverage(model, options, self.plan.total_steps)
+        schedule = make_schedule(options, self.plan.total_steps)
+        self.state = TrainingState(model, self.optimizer, schedule, average, RunningLoss(self.device))
+        self.engine = Engine(model, self.objective)
+        self.metrics: JsonLines | None = None  # of the process that writes
+        self.timing: JsonLines | None = None
+        self.is_ending = False  # in one of the processes a signal asked for an end
+        self.is_late = False  # in one of them a checkpoint is due by the clock
+
+    def fit(self, until: int | None = None) -> Counters:
+        """Train to the end, or pause after update `until`; returns the counters. The schedules are those of the whole training.
+
+        The model then holds the last weights (the averaged ones when averaging); `load_weights(model, folder / "checkpoints" /
+        "best")` gives the best.
+        RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
+        that is damaged or belongs to another configuration.
+        """
+        with ExitStack() as stack:
+            self.resume(stack)
+            counters = self.state.counters
+            if not counters.finished:
+                for observer in self.observers:
+                    stack.callback(observer.finish)
+                    observer.start(step=counters.step, total_steps=self.plan.total_steps)
+                stack.enter_context(explain_failures(self.options))
+                stack.callback(end_draws)
+                self.run(stack.enter_context(catch_signals()), math.inf if until is None else until)
+            self.state.average.swap()
+        return counters
 
     def resume(self, stack: ExitStack) -> None:
         """Restore the last checkpoint, or start anew; then open metrics.jsonl, cut to what it says, and timing.jsonl."""
@@ -166,9 +149,7 @@ class _Loop:
     def run(self, signals: Signals, until: float) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
         plan, counters = self.plan, self.state.counters
-        self.state.model.train()
-        self.device = self.state.running.device
-        self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
+        self.model.train()
         self.clock, self.saved_at = Clock(self.device, counters), time.monotonic()
         while not counters.finished and counters.step < until:
             self.update(signals)
@@ -280,17 +261,17 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        model, precision = self.state.model, autocast(self.options.precision, self.device)
+        model, metric, precision = self.model, self.eval_options.metric, autocast(self.options.precision, self.device)
         with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         self.clock.resume()
         nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.explain_divergence("the validation loss", counters.step)
-        value = {"loss": nll, **result.scores}[self.metric]
-        is_best = counters.note_evaluation(nll, self.metric, value)
+        value = {"loss": nll, **result.scores}[metric]
+        is_best = counters.note_evaluation(nll, metric, value)
         self.write(split="valid", nll=nll, scores=result.scores)
-        self.state.schedule.observe(cost(self.metric, value))
+        self.state.schedule.observe(cost(metric, value))
         on_plateau = self.plan.note_perplexity(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
