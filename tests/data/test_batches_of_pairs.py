@@ -29,14 +29,14 @@ def corpus(tmp_path_factory):
 
 def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
     pairs = corpus.pairs("valid")
-    chosen = np.array([3, 0, 7, int(np.argmin(pairs.source_lengths))])
+    chosen = np.array([3, 0, 7, int(np.argmin(pairs.source.lengths))])
     batch = pair_batch(pairs, chosen)
-    assert batch.inputs.shape == batch.targets.shape == (4, int(pairs.target_lengths[chosen].max()) + 1)
-    assert batch.source_ids.shape == (4, int(pairs.source_lengths[chosen].max()) + 1)
+    assert batch.inputs.shape == batch.targets.shape == (4, int(pairs.target.lengths[chosen].max()) + 1)
+    assert batch.source_ids.shape == (4, int(pairs.source.lengths[chosen].max()) + 1)
     assert {t.dtype for t in (batch.source_ids, batch.inputs, batch.targets)} == {torch.int64}
     eos, width = 0, batch.targets.shape[1]
     for row, i in enumerate(chosen.tolist()):
-        source, target = pairs.source(i).tolist(), pairs.target(i).tolist()
+        source, target = pairs.source[i].tolist(), pairs.target[i].tolist()
         padding = batch.source_ids.shape[1] - len(source) - 1
         assert batch.source_ids[row].tolist() == [*source, eos] + [eos] * padding
         assert batch.source_mask[row].tolist() == [True] * (len(source) + 1) + [False] * padding
@@ -46,12 +46,12 @@ def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
         assert batch.weights[row].tolist() == [1.0] * (len(target) + 1) + [0.0] * rest
         # what is read where nothing counts: the same entry as everywhere in the padding
         assert batch.inputs[row, len(target) + 1 :].tolist() == [eos] * rest
-    assert batch.tokens == int((pairs.target_lengths[chosen] + 1).sum())
+    assert batch.tokens == int((pairs.target.lengths[chosen] + 1).sum())
     assert batch.to("cpu").targets.tolist() == batch.targets.tolist()
     whole = pair_batch(pairs, np.array([5]))
     assert whole.source_mask is None
     assert whole.weights is None
-    assert whole.tokens == len(pairs.target(5)) + 1
+    assert whole.tokens == len(pairs.target[5]) + 1
 
 
 @pytest.mark.parametrize("limit", [30, 128, 100_000])
@@ -72,7 +72,7 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, s
             assert batches.tokens_of_batches(epoch)[index] == batch.tokens
         assert sorted(seen) == list(range(len(pairs)))
         assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
-        assert tokens == batches.tokens_per_epoch == int((pairs.target_lengths + 1).sum())
+        assert tokens == batches.tokens_per_epoch == int((pairs.target.lengths + 1).sum())
     if limit == 100_000:
         assert batches.batches_per_epoch == 1
 

@@ -36,7 +36,7 @@ def config(folder, **keys):
 
 
 def sentences(pairs, side):
-    return [getattr(pairs, side)(i).tolist() for i in range(len(pairs))]
+    return [getattr(pairs, side)[i].tolist() for i in range(len(pairs))]
 
 
 def test_words_with_a_vocabulary_for_each_language(folder):
@@ -50,12 +50,12 @@ def test_words_with_a_vocabulary_for_each_language(folder):
     assert len(train) == 12
     assert sentences(train, "source") == [[corpus.source.entries.index(w) for w in s.split()] for s in GERMAN * 3]
     assert sentences(train, "target") == [[corpus.target.entries.index(w) for w in s.split()] for s in ENGLISH * 3]
-    assert corpus.target.decode(train.target(2)) == corpus.target.tokens(train.target(2)) == ENGLISH[2]
+    assert corpus.target.decode(train.target[2]) == corpus.target.tokens(train.target[2]) == ENGLISH[2]
     test = corpus.pairs("test")
     words = [[corpus.source.entries[i] for i in ids] for ids in sentences(test, "source")]
     assert words == [["ein", "<unk>", "<unk>", "läuft", "."], [], ["ein", "Hund"]]
-    assert test.references() == ["a wolf 🐺 runs .", "", "a dog"]
-    assert test.references(0) == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
+    assert test.target.read_lines() == ["a wolf 🐺 runs .", "", "a dog"]
+    assert test.source.read_lines() == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
     counts = corpus.splits["test"]
     sides = {
         f"{side}_{unit}": n
@@ -73,8 +73,8 @@ def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
     assert corpus.source.fingerprint == corpus.target.fingerprint
     for split in ("train", "valid", "test"):
         pairs = corpus.pairs(split)
-        assert [corpus.target.decode(ids) for ids in sentences(pairs, "target")] == pairs.references()
-        assert [corpus.source.decode(ids) for ids in sentences(pairs, "source")] == pairs.references(0)
+        assert [corpus.target.decode(ids) for ids in sentences(pairs, "target")] == pairs.target.read_lines()
+        assert [corpus.source.decode(ids) for ids in sentences(pairs, "source")] == pairs.source.read_lines()
         assert corpus.splits[split]["source_unknown"] == 0
     # a word is the same wherever it stands
     hund = corpus.source.encode("Hund")
@@ -134,8 +134,8 @@ def test_multi30k_is_the_published_one(corpora, real_multi30k):
     assert len(corpus.source) == len(corpus.target) == 10_000
     text = (corpora / "multi30k" / "test2016.en").read_text(encoding="utf-8").split("\n")[:-1]
     test = corpus.pairs("test")
-    assert test.references() == [" ".join(line.split()) for line in text]
-    assert [corpus.target.decode(ids) for ids in sentences(test, "target")] == test.references()
+    assert test.target.read_lines() == [" ".join(line.split()) for line in text]
+    assert [corpus.target.decode(ids) for ids in sentences(test, "target")] == test.target.read_lines()
     assert corpus.splits["test"]["target_words"] == sum(len(line.split()) for line in text)
     words = np.diff(np.fromfile(corpus.folder / "test.target.offsets", dtype="<i8"))
     assert int(words.sum()) + 1000 == corpus.splits["test"]["target_tokens"]
@@ -152,6 +152,6 @@ def test_splits_that_are_not_given_are_the_last_training_pairs(folder):
         write(folder, name, [f"Ä {i}" for i in numbers], [f"e {i}" for i in numbers])
     corpus = prepare(config(folder, train=["one", "two"], valid=None, test=None, tokens="word", min_count=1))
     assert [corpus.splits[split]["pairs"] for split in ("train", "valid", "test")] == [90, 5, 5]
-    assert corpus.pairs("valid").references() == [f"e {i}" for i in range(90, 95)]
-    assert corpus.pairs("test").references(0) == [f"Ä {i}" for i in range(95, 100)]
+    assert corpus.pairs("valid").target.read_lines() == [f"e {i}" for i in range(90, 95)]
+    assert corpus.pairs("test").source.read_lines() == [f"Ä {i}" for i in range(95, 100)]
     assert "the last pairs of the training files, 5 % each" in corpus.details["notes"][0]

@@ -55,27 +55,27 @@ def test_raw_talks_become_the_usual_files(tmp_path):
     assert corpus.details["cleaning"] == {"given": 50, "kept": 47, "empty": 1, "too_long": 1, "ratio": 1, "valid": 2}
     assert [corpus.splits[split]["pairs"] for split in SPLITS] == [45, 2, 10]
     kept = [i for i in range(50) if i not in (5, 7, 9)]
-    valid = corpus.pairs("valid").reference_tokens()
+    valid = corpus.pairs("valid").target.read_tokens()
     assert valid == [f"line {kept[22]} , it &apos;s so !", f"line {kept[45]} , it &apos;s so !"]
     train = corpus.pairs("train")
-    assert train.reference_tokens()[:4] == [
+    assert train.target.read_tokens()[:4] == [
         "line 0", "line 1", "line 2 , it &apos;s so !", "line 3 , it &apos;s so !",
     ]  # fmt: skip
-    assert train.references()[2] == "line 2, it's so!"
-    assert train.references(0)[:2] == ["satz 0", "satz 1"]
-    assert len(set(train.references())) == 45
+    assert train.target.read_lines()[2] == "line 2, it's so!"
+    assert train.source.read_lines()[:2] == ["satz 0", "satz 1"]
+    assert len(set(train.target.read_lines())) == 45
     test = corpus.pairs("test")
     # the typographic apostrophe of the test files becomes a plain one, and Moses escapes it
-    assert test.reference_tokens(0)[0] == "ted.dev2010 das ist &apos; s gut ."
-    assert test.reference_tokens()[0] == "ted.dev2010 that &apos;s it ."
-    assert [line.split()[0] for line in test.reference_tokens()[::2]] == [name.lower() for name in TEST_SETS]
+    assert test.source.read_tokens()[0] == "ted.dev2010 das ist &apos; s gut ."
+    assert test.target.read_tokens()[0] == "ted.dev2010 that &apos;s it ."
+    assert [line.split()[0] for line in test.target.read_tokens()[::2]] == [name.lower() for name in TEST_SETS]
     assert corpus.label == "iwslt14-de-en (slice)"
     assert "every 23rd training pair" in corpus.details["notes"][0]
-    assert corpus.source.encode("Satz 0") == train.source(0).tolist()
+    assert corpus.source.encode("Satz 0") == train.source[0].tolist()
     assert corpus.target.decode(corpus.target.encode("It's so!")) == "it's so!"
     assert corpus.source.kind == "codes"
     back = iwslt(tmp_path, max_vocabulary=50, source="en")
-    assert back.pairs("train").references()[0] == "satz 0"
+    assert back.pairs("train").target.read_lines()[0] == "satz 0"
     assert back.label == "iwslt14-de-en (slice; en to de)"
 
 
@@ -119,10 +119,10 @@ def test_news_by_their_names(tmp_path):
     corpus = wmt(tmp_path, moses=False, max_vocabulary=300)
     assert (corpus.source.name, corpus.target.name) == ("en", "de")
     assert [corpus.splits[split]["pairs"] for split in SPLITS] == [4, 2, 3]
-    assert corpus.pairs("valid").references()[0] == "newstest2012.tok es ist 0 ."
+    assert corpus.pairs("valid").target.read_lines()[0] == "newstest2012.tok es ist 0 ."
     assert corpus.source.kind == "byte_bpe"
     put(folder / "train.tok.clean.en", ["more", "and more"])
     put(folder / "train.tok.clean.de", ["mehr", "und mehr"])
-    assert wmt(tmp_path, moses=False, max_vocabulary=300).pairs("train").references() == ["mehr", "und mehr"]
+    assert wmt(tmp_path, moses=False, max_vocabulary=300).pairs("train").target.read_lines() == ["mehr", "und mehr"]
     with pytest.raises(InputError, match=r"wmt16-en-de is not downloaded; give its folder with --from DIR"):
         prepare(DataConfig(name="wmt16-en-de", cache=str(tmp_path / "cache")))

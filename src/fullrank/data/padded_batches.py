@@ -35,10 +35,11 @@ class PairBatch(Batch):
 
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
     """The batch of these pairs, in this order."""
-    source_ids, source_mask = pad_sentences([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
-    targets, target_mask = pad_sentences([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
+    eos_id = pairs.target.language.eos_id
+    source_ids, source_mask = pad_sentences([pairs.source[i] for i in indices], pairs.source.language.eos_id)
+    targets, target_mask = pad_sentences([pairs.target[i] for i in indices], eos_id)
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
-    inputs[:, 0] = pairs.target_eos_id
+    inputs[:, 0] = eos_id
     weights = None if target_mask is None else target_mask.float()
     return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
 
@@ -71,7 +72,7 @@ class PairBatches:
 
     def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
         self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
-        source, target = pairs.source_lengths + 1, pairs.target_lengths + 1
+        source, target = pairs.source.lengths + 1, pairs.target.lengths + 1
         longer = np.maximum(source, target)
         if longer.max() > batch_tokens:
             raise InputError(
@@ -85,7 +86,7 @@ class PairBatches:
         for i, width in enumerate(np.sort(longer).tolist()):
             if (i - starts[-1] + 1) * width > batch_tokens:
                 starts.append(i)
-        self._starts = np.array([*starts, len(pairs)])
+        self._starts = np.array([*starts, len(longer)])
         self.tokens_per_epoch = int(target.sum())
         self.batches_per_epoch = len(starts)
         self._orders = lru_cache(maxsize=2)(self._draw_order)

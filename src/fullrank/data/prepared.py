@@ -96,52 +96,52 @@ class Corpus:
     def pairs(self, split: str) -> Pairs:
         """The sentence pairs of a split."""
         self._check_split(split)
-        return Pairs(self.folder, split, (self.source, self.target))
+        stem = f"{self.folder / split}"
+        return Pairs(split, Sentences(f"{stem}.source", self.source), Sentences(f"{stem}.target", self.target))
 
     def _check_split(self, split: str) -> None:
         if split not in self.splits:
             raise InputError(f"{self.label} has the splits {', '.join(self.splits)}, not '{split}'")
 
 
-class Pairs:
-    """The encoded sentences of a split, memory-mapped: sentence i of one side is a translation of sentence i of the other."""
+class Sentences:
+    """The encoded sentences of one side of a split, memory-mapped. lengths (pairs,) int64: their tokens, without `<eos>`."""
 
-    def __init__(self, folder: Path, split: str, languages: tuple[Language, Language]) -> None:
-        self._stem, self.split, self._languages = str(folder / split), split, languages
-        self._ids = [_map_file(self._path(side, "bin"), id_type(len(languages[side]))) for side in (0, 1)]
-        self._offsets = [_map_file(self._path(side, "offsets"), np.dtype("<i8")) for side in (0, 1)]
-        self.source_eos_id, self.target_eos_id = (language.eos_id for language in languages)
-        # (pairs,) int64: tokens of each sentence, without `<eos>`
-        self.source_lengths, self.target_lengths = map(np.diff, self._offsets)
+    def __init__(self, stem: str, language: Language) -> None:
+        self._stem, self.language = stem, language
+        self._ids = _map_file(Path(f"{stem}.bin"), id_type(len(language)))
+        self._offsets = _map_file(Path(f"{stem}.offsets"), np.dtype("<i8"))
+        self.lengths = np.diff(self._offsets)
 
     def __len__(self) -> int:
-        return len(self._offsets[0]) - 1
+        return len(self.lengths)
 
-    def source(self, i: int) -> np.ndarray:
-        """Token ids of a source sentence, without `<eos>`; none for an empty line."""
-        return self._read_sentence(0, i)
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Token ids of a sentence, without `<eos>`; none for an empty line."""
+        return self._ids[self._offsets[i] : self._offsets[i + 1]]
 
-    def target(self, i: int) -> np.ndarray:
-        """Token ids of a target sentence, without `<eos>`; none for an empty line."""
-        return self._read_sentence(1, i)
-
-    def _read_sentence(self, side: int, i: int) -> np.ndarray:
-        start, end = self._offsets[side][i : i + 2]
-        return self._ids[side][start:end]
-
-    def references(self, side: int = 1) -> list[str]:
-        """The target lines (side 0: source) as ordinary text, as of `Language.decode`; in lower case if the corpus is."""
-        language, raw = self._languages[side], self._path(side, "raw.txt")
+    def read_lines(self) -> list[str]:
+        """The lines as ordinary text, as of `Language.decode`; in lower case if the corpus is."""
+        raw = Path(f"{self._stem}.raw.txt")
         if raw.exists():
-            return [line.lower() if language.lowercase else line for line in _read_lines(raw)]
-        return [language.detokenize(line) for line in self.reference_tokens(side)]
+            return [line.lower() if self.language.lowercase else line for line in _read_lines(raw)]
+        return [self.language.detokenize(line) for line in self.read_tokens()]
 
-    def reference_tokens(self, side: int = 1) -> list[str]:
-        """The target lines (side 0: source) as they were encoded, as of `Language.tokens`: tokenized where the corpus is."""
-        return _read_lines(self._path(side, "txt"))
+    def read_tokens(self) -> list[str]:
+        """The lines as they were encoded, as of `Language.tokens`: tokenized where the corpus is."""
+        return _read_lines(Path(f"{self._stem}.txt"))
 
-    def _path(self, side: int, end: str) -> Path:
-        return Path(f"{self._stem}.{SIDES[side]}.{end}")
+
+@dataclass(frozen=True)
+class Pairs:
+    """The sentences of a split: each of `source` is a translation of that of `target` with its number."""
+
+    split: str
+    source: Sentences
+    target: Sentences
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 def _read_lines(path: Path) -> list[str]:

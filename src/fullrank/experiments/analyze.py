@@ -79,8 +79,8 @@ def _read_tokens(tokens: Any) -> Iterator[Sequence[int]]:
 
 
 def _read_sentences(pairs: Any) -> Iterator[Sequence[int]]:
-    for number in range(len(pairs)):
-        yield [*pairs.source(number).tolist(), pairs.source_eos_id]
+    for sentence in pairs.source:
+        yield [*sentence.tolist(), pairs.source.language.eos_id]
 
 
 def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedModel, Text]]:

@@ -205,7 +205,7 @@ class TranslationTask(TextTask):
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
-        references = validation.references()[:some]
+        references = validation.target.read_lines()[:some]
         tokens = {"tokenize": config.eval.bleu_tokenize, "language": corpus.target.name}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
@@ -243,12 +243,12 @@ class TranslationTask(TextTask):
         config, corpus = data.config, data.corpus
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
-        (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.references()
+        (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.target.read_lines()
         measured |= translation_scores(
             texts, references, tokenize=config.eval.bleu_tokenize, language=corpus.target.name
         )
         if corpus.target.moses:  # else tokens are not what fairseq counted
-            measured |= tokenised_bleu(tokens, pairs.reference_tokens())
+            measured |= tokenised_bleu(tokens, pairs.target.read_tokens())
         if keep is not None and rank() == 0:
             from fullrank.comparison.runs import TRANSLATIONS
 
@@ -331,8 +331,8 @@ def describe(corpus: Corpus) -> dict[str, Any]:
 def check_lengths(model: Translator, pairs: Pairs) -> None:
     """Raises InputError where a sentence is longer than the positions of encoder or decoder."""
     for side, lengths, limit in (
-        ("source", pairs.source_lengths, model.max_source_length),
-        ("target", pairs.target_lengths, model.max_length),
+        ("source", pairs.source.lengths, model.max_source_length),
+        ("target", pairs.target.lengths, model.max_length),
     ):
         if limit is not None and len(lengths) and int(lengths.max()) + 1 > limit:
             raise InputError(
@@ -344,7 +344,7 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
 
 def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
-    longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
+    longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
     device, sees_future = device_of(model), model.config.get_decoder_config().sees_future
     tally = Tally(device, sums=all_reduce)
@@ -366,8 +366,8 @@ def translate_split(
     """
     pairs, target = corpus.pairs(split), corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    sentences = [pairs.source(i).tolist() for i in share_of_process(count)]
-    best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
+    sentences = [pairs.source[i].tolist() for i in share_of_process(count)]
+    best = translate_ids(model, sentences, search, source_eos=corpus.source.eos_id, target_eos=target.eos_id)
     ids = merge_shares([replace_unknown(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
 
