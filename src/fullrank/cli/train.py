@@ -282,9 +282,8 @@ def reproduce(
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
-    rows_of = select_rows(recipes, names, of_paper=paper_rows)
-    if (figure := read_figures().get(table)) is not None:
-        rows_of = figure.select(rows_of)
+    figure = read_figures().get(table)
+    rows_of = select_rows(recipes, names, of_paper=paper_rows, among=figure.rows if figure else None)
     wanted = read_seeds(seeds)
     for recipe, names in rows_of.items():
         _check(Choice(recipe, overrides, names[0], scale, source), out)

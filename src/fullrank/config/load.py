@@ -156,14 +156,6 @@ class Figure:
     measurement: str
     texts: int | None = None
 
-    def select(self, rows_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Keep the rows of each recipe that the figure shows. Raises InputError where none is left."""
-        selected = {name: [row for row in rows if row in self.rows[name]] for name, rows in rows_of.items()}
-        if not any(selected.values()):
-            shown = ", ".join(dict.fromkeys(row for rows in self.rows.values() for row in rows))
-            raise InputError(f"--rows: none of them is in {self.title}, which shows {shown}")
-        return {name: rows for name, rows in selected.items() if rows}
-
 
 def read_figures() -> dict[str, Figure]:
     """Figures and tables of measurements by name (`mixhead/figure3`)."""
@@ -180,33 +172,35 @@ def tables(name: str) -> list[str]:
 
 
 def select_rows(
-    recipes: Sequence[str], rows: Sequence[str] | None = None, *, of_paper: bool = False
+    recipes: Sequence[str],
+    rows: Sequence[str] | None = None,
+    *,
+    of_paper: bool = False,
+    among: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[str]]:
     """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
 
-    A recipe without any is left out. InputError for a row that none of the recipes has, and where none is left.
+    among: by recipe, the rows of a figure. A recipe without any is left out. InputError for a row that none of the recipes has,
+    and where none is left.
     """
-    loaded = [load(name) for name in recipes]
-    known, those = list(dict.fromkeys(row for recipe in loaded for row in recipe.rows)), ", ".join(recipes)
+    loaded, those = [load(name) for name in recipes], ", ".join(recipes)
+    rows_of = {recipe.name: [row for row in recipe.rows if not among or row in among[recipe.name]] for recipe in loaded}
+    known = list(dict.fromkeys(row for names in rows_of.values() for row in names))
     if rows is not None and not known:
         raise InputError(f"{those} is a single configuration; it has no rows")
     if rows is not None and not rows:
         raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
     if unknown := [row for row in rows or () if row not in known]:
         raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
-    chosen = {
-        recipe.name: [
-            row
-            for row in dict.fromkeys(rows or recipe.rows)
-            if row in recipe.rows and (not of_paper or recipe.rows[row].get("paper"))
-        ]
-        for recipe in loaded
-    }
+    chosen = {}
+    for recipe in loaded:
+        names = [row for row in dict.fromkeys(rows or recipe.rows) if row in rows_of[recipe.name]]
+        chosen[recipe.name] = [row for row in names if not of_paper or recipe.rows[row].get("paper")]
     if known and not any(chosen.values()):
         raise InputError(
             f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
         )
-    return {name: own for name, own in chosen.items() if own or not known}
+    return {name: names for name, names in chosen.items() if names or not known}
 
 
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,7 +267,7 @@ def _encode(
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype, key = id_type(len(tokenizer)), key or f"data.{split}"
-    left = settings.max_tokens if split == "train" else None
+    most = settings.max_tokens if split == "train" and settings.max_tokens is not None else sys.maxsize
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
         ids = tokenizer.encode_array(settings.end_lines(piece), dtype)
@@ -283,16 +284,14 @@ def _encode(
     tokens, sizes = 0, np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
         for ids, piece_sizes, begins in chain.from_iterable(groups):
-            if left is not None and len(ids) > left:
-                ids = ids[:left]
+            if tokens + len(ids) > most:
+                ids = ids[: most - tokens]
                 piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
             tokens += len(ids)
             sizes += piece_sizes
             file.write(ids.tobytes())
-            if left is not None:
-                left -= len(ids)
-                if left == 0:
-                    break
+            if tokens == most:
+                break
     if tokens == 0:
         raise InputError(f"{key}: {_list_names(sections)}: there is no token in this text")
     return {"tokens": tokens, **dict(zip(("words", "characters", "bytes"), sizes.tolist(), strict=True))}
