@@ -41,7 +41,7 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monk
     code, printed, said = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
     assert code == 2
     assert "--rows" in said
-    assert "shows plain, a" in said
+    assert "known: a, plain" in said
 
 
 def test_figures_of_the_papers_name_rows_and_measurements_that_exist():

@@ -81,7 +81,7 @@ def test_phases_and_cross_head(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_figures(name):
     """The figures of `figures` agree to the digit; in other tables every row has the splits that the paper states."""
-    stated = {row: dict(content.get("paper") or {}) for row, content in load(name).rows.items()}
+    stated = {row: dict(content.paper or {}) for row, content in load(name).rows.items()}
     for figures in stated.values():
         figures.pop("parameters_note", None)
     if name in PUBLISHED["figures"]:
@@ -118,7 +118,7 @@ def test_published_totals_are_met_or_explained(name):
     """To the digits that the paper gives; where they are not met, and only there, the recipe says why."""
     wrong = []
     for row, content in load(name).rows.items():
-        paper = content.get("paper") or {}
+        paper = content.paper or {}
         if "extra_parameters" in paper:
             assert total(name, row) - total(name, "plain") == paper["extra_parameters"]
         if "parameters" not in paper:
@@ -143,7 +143,7 @@ def test_published_totals_are_met_or_explained(name):
     ],
 )
 def test_published_values_that_do_not_fit(name, published, parameters, paper):
-    assert load(name).rows["plain"]["paper"]["parameters"] == paper
+    assert load(name).rows["plain"].paper["parameters"] == paper
     assert total(name, "plain", "paper", (published,)) == parameters
     assert f"{parameters:,}" in load(name).notes or f"{parameters / 1e6:.1f}M" in load(name).notes
 

@@ -244,7 +244,7 @@ def test_the_other_baselines_of_table_2():
         assert total(name, row) == count
         assert f"{count:,}" in load(name).notes
         if name == ptb:
-            assert f"{round(count / 1e6)}M" == load(name).rows[row]["paper"]["parameters"]
+            assert f"{round(count / 1e6)}M" == load(name).rows[row].paper["parameters"]
 
 
 def test_tensorized_translation():

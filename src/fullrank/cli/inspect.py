@@ -120,6 +120,7 @@ def show_recipe(
 
     recipe = load(name)
     content = {key: getattr(recipe, key) for key in ("name", "table", "paper", "notes", "rows", "base", "scales")}
+    content["rows"] = {name: row.list_stated() for name, row in recipe.rows.items()}
     tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
 
 

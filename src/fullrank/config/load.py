@@ -23,7 +23,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -40,29 +40,41 @@ from fullrank.plugins import import_plugin
 Settings = dict[str, Any]
 Seeds = Count | list[CountOrZero]  # 1 to N, or those of a list
 Scale = Literal["paper", "small", "tiny"]
-SCALES = get_args(Scale)
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One table. `rows` maps a row's name to `{set: {...}, scales: {...}, paper: {...}}`.
+@dataclass(frozen=True, kw_only=True)
+class Row(Section):
+    """One row of a recipe."""
 
-    `base` and `scales` hold what an extended recipe brought, too; `notes` say what the paper leaves open.
-    """
+    set: Settings | None = key(None, "settings that differ from the base")
+    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on last")
+    paper: Settings | None = key(None, "the paper's figures")
+    seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
 
-    name: str
-    table: str
-    paper: str
-    base: Mapping[str, Any]
-    scales: Mapping[str, Mapping[str, Any]]
-    rows: Mapping[str, Mapping[str, Any]]
-    notes: str = ""
-    seeds: Seeds | None = None
-    imports: Sequence[str] = ()
+    def list_stated(self) -> Settings:
+        """What the file states."""
+        return {name: value for name, value in self.to_dict().items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Section):
+    """One table. `base` and `scales` hold what an extended recipe brought, too; a single configuration has no rows."""
+
+    name: str = key("", "that of the file")
+    table: str = key("", "the table, in the paper's words")
+    paper: str = key("", "the paper")
+    extends: str | None = key(None, "a recipe, or a file beside this one, whose base and scales are this one's, too")
+    base: Settings = key({}, "settings of all rows")
+    scales: dict[Scale, Settings | None] = key({}, "settings by scale, laid on the base")
+    rows: dict[str, Row] = key({}, "rows by name")
+    notes: str = key("", "what the paper leaves open")
+    seeds: Seeds | None = key(None, "the paper's seeds of every row: how many, or which")
+    imports: list[str] = key([], "modules that register stages and parts which rows use")
 
     def seeds_of(self, row: str) -> list[int] | None:
         """The paper's seeds of a row; None where neither the row nor the recipe states any."""
-        stated = self.rows[row].get("seeds") or self.seeds
+        stated = self.rows[row].seeds or self.seeds
         return list(range(1, stated + 1)) if isinstance(stated, int) else stated
 
 
@@ -81,58 +93,40 @@ class Resolved(Generic[Config]):
     stated: Mapping[str, Any] | None = None  # settings as they were given
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowFile(Section):
-    """One row in the YAML of a recipe."""
-
-    set: Settings | None = key(None, "settings that differ from the base")
-    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on last")
-    paper: Settings | None = key(None, "the paper's figures")
-    seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeFile(Section):
-    """The YAML of a recipe."""
-
-    table: str | None = key(None, "the table, in the paper's words")
-    paper: str | None = key(None, "the paper")
-    extends: str | None = key(None, "a recipe, or a file beside this one, whose base and scales are this one's, too")
-    base: Settings | None = key(None, "settings of all rows")
-    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on the base")
-    rows: dict[str, RowFile | None] | None = key(None, "rows by name")
-    notes: str | None = key(None, "what the paper leaves open")
-    seeds: Seeds | None = key(None, "the paper's seeds of every row: how many, or which")
-    imports: list[str] = key([], "modules that register stages and parts which rows use")
-
-
 def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
     """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
 
     folder: where files that it extends are looked for. below: recipes that were extended on the way here.
     """
     if "rows" not in raw:
-        return Recipe(name, name, "", merge({}, raw), {}, {})
+        return Recipe(name=name, table=name, base=merge({}, raw))
+    stated = {key: value for key, value in raw.items() if value is not None}
+    if isinstance(raw["rows"], Mapping):
+        stated["rows"] = {str(row): {} if content is None else content for row, content in raw["rows"].items()}
     try:
-        file = RecipeFile.from_dict(raw)
+        recipe = Recipe.from_dict({"table": name, **stated, "name": name})
     except ConfigError as error:
         raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
-    if not file.rows:
+    if not recipe.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    base, paper, seeds = file.base or {}, file.paper or "", file.seeds
-    scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
-    if file.extends is not None:
-        is_beside = file.extends.endswith((".yaml", ".yml"))
-        where = str(folder / file.extends) if folder and is_beside else file.extends
-        if where in below:
-            raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
-        parent = load(where, (*below, where))
-        base = lay(merge({}, parent.base), base)
-        both = [scale for scale in SCALES if scale in parent.scales or scale in scales]
-        scales = {scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {})) for scale in both}
-        paper, seeds = paper or parent.paper, seeds or parent.seeds
-    rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
-    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds, file.imports)
+    if recipe.extends is None:
+        return recipe
+    is_beside = recipe.extends.endswith((".yaml", ".yml"))
+    where = str(folder / recipe.extends) if folder and is_beside else recipe.extends
+    if where in below:
+        raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
+    parent = load(where, (*below, where))
+    scales: dict[Scale, Settings | None] = {}
+    for scale in SCALES:
+        if scale in parent.scales or scale in recipe.scales:
+            scales[scale] = lay(merge({}, parent.scales.get(scale) or {}), recipe.scales.get(scale) or {})
+    return replace(
+        recipe,
+        paper=recipe.paper or parent.paper,
+        seeds=recipe.seeds or parent.seeds,
+        base=lay(merge({}, parent.base), recipe.base),
+        scales=scales,
+    )
 
 
 def list_shipped() -> list[str]:
@@ -195,7 +189,7 @@ def select_rows(
     chosen = {}
     for recipe in loaded:
         names = [row for row in dict.fromkeys(rows or recipe.rows) if row in rows_of[recipe.name]]
-        chosen[recipe.name] = [row for row in names if not of_paper or recipe.rows[row].get("paper")]
+        chosen[recipe.name] = [row for row in names if not of_paper or recipe.rows[row].paper]
     if known and not any(chosen.values()):
         raise InputError(
             f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
@@ -299,7 +293,7 @@ def is_finetuning(name: str, row: str | None = None, scale: str | None = None, o
 
 
 def _resolve(
-    name: str, row: str | None, scale: str | None, overrides: Iterable[str], read: Callable[[Settings], Any]
+    name: str, row: str | None, scale: Any, overrides: Iterable[str], read: Callable[[Settings], Any]
 ) -> Resolved[Any]:
     """Read the settings of one row at one scale by `read`: the file, then scale, row and overrides laid on it."""
     recipe = load(name)
@@ -316,8 +310,8 @@ def _resolve(
         if recipe.scales and scale not in recipe.scales:
             raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
         content = recipe.rows[row]
-        paper = content.get("paper")
-        layers = [recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)]
+        paper = content.paper
+        layers = [recipe.scales.get(scale), content.set, (content.scales or {}).get(scale)]
     elif row is not None or scale is not None:
         missing = f"scale '{scale}'" if row is None else f"row '{row}'"
         raise InputError(f"{name} is a single configuration; it has no {missing}")
