@@ -280,8 +280,7 @@ def resolve_arms(
         words.append(f"beta{graft.cross_head:g}")
     arms: list[Resolved[RunConfig | FinetuneConfig]] = [Resolved(config, recipe, "-".join(words), stated=raw)]
     if plain:
-        changes = {"model": {"attention": None, "layers": None}, "train": {"orthogonality": 0.0, "overlap": 0.0}}
-        without = merge(raw, changes)
+        without = merge(raw, {"model": {"layers": None}, "train": {"orthogonality": 0.0, "overlap": 0.0}})
         del without["model"]["attention"]
         arms.insert(0, Resolved(build_any(without), recipe, "plain", stated=without))
     return arms

@@ -144,7 +144,7 @@ class Blocks:
     def _draw_order(self, epoch: int) -> np.ndarray:
         order = np.arange(self._blocks, dtype=np.int32 if self._blocks < 1 << 31 else np.int64)
         if self._shuffle:
-            np.random.default_rng([self._seed % (1 << 64), epoch]).shuffle(order)
+            np.random.default_rng([self._seed, epoch]).shuffle(order)
         return order
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -210,7 +210,7 @@ class Streams:
         count = self.batches_per_epoch
         if not self._random:
             return np.arange(count + 1) * self._length
-        drawn = np.random.default_rng([self._seed % (1 << 64), epoch, _LENGTHS])
+        drawn = np.random.default_rng([self._seed, epoch, _LENGTHS])
         means = np.where(drawn.random(count) < self._half, self._length / 2, self._length)
         lengths = np.maximum(drawn.normal(means, self._deviation), min(5, self._length))
         places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self._multiple)
@@ -224,7 +224,7 @@ class Streams:
         context = min(self._context, start)
         at = np.tile(np.arange(start - 1 - context, end), (self._batch_size, 1))
         if self._shuffle:
-            drawn = np.random.default_rng([self._seed % (1 << 64), epoch, _OFFSETS])
+            drawn = np.random.default_rng([self._seed, epoch, _OFFSETS])
             offsets = drawn.integers(self._stream, size=(self._batch_size, 1))
             at = (at + offsets) % self._stream
         at += np.arange(self._batch_size)[:, None] * self._stream
@@ -333,7 +333,7 @@ class MaskedBatches:
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch."""
-        generator = np.random.default_rng([_MASKS, self._seed % (1 << 64), epoch, index])
+        generator = np.random.default_rng([_MASKS, self._seed, epoch, index])
         return self._masking.batch(self._text.batch(epoch, index), generator)
 
 
@@ -344,7 +344,7 @@ def iterate_masked_blocks(
 
     The masks depend on positions in the text and on `seed` alone: not on the size of blocks and batches.
     """
-    generator = np.random.default_rng([_FIXED_MASKS, seed % (1 << 64)])
+    generator = np.random.default_rng([_FIXED_MASKS, seed])
     text = Blocks(ids, batch_size=batch_size, segment_length=segment_length, start_id=int(masking.ordinary[0]))
     for index in range(text.batches_per_epoch):
         yield masking.batch(text.batch(0, index), generator)

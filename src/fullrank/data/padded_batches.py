@@ -96,7 +96,7 @@ class PairBatches:
         source, target, longer = self._lengths
         if not self._shuffle:
             return np.lexsort((source, target, longer)), np.arange(self.batches_per_epoch)
-        draw = np.random.default_rng([self._seed % (1 << 64), epoch])
+        draw = np.random.default_rng([self._seed, epoch])
         ties = draw.permutation(len(self._pairs))
         return np.lexsort((ties, source, target, longer)), draw.permutation(self.batches_per_epoch)
 
@@ -195,7 +195,7 @@ class ExampleBatches:
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
-        generator = np.random.default_rng([_EXAMPLES, self._seed % (1 << 64), epoch])
+        generator = np.random.default_rng([_EXAMPLES, self._seed, epoch])
         order = generator.permutation(len(self._examples))
         if not self._grouped:
             return _cut(order, self._size)

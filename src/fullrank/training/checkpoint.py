@@ -209,11 +209,10 @@ class TrainingState:
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
         average, weights, training = self.average, dict(self.model.state_dict()), {"window.nll": self.running.nll}
-        names = _list_names(self.model, self.optimizer)
-        for index, entries in self.optimizer.state_dict()["state"].items():
-            for entry, value in entries.items():
+        for name, parameter in self.model.named_parameters():
+            for entry, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
-                    training[f"optimizer.{names[index]}|{entry}"] = torch.as_tensor(value)
+                    training[f"optimizer.{name}|{entry}"] = torch.as_tensor(value)
         for name, tensor in self.carry.items():
             training[f"carry.{name}"] = gather_rows(tensor)
         for name, parameter in average.parameters.items():
@@ -243,7 +242,10 @@ class TrainingState:
             counters = self.counters = read_value(Counters, snapshot.state, "state")
             self.running.tokens = counters.window_tokens
             self.average.restore(counters.averaged, parts["own"])
-            _restore_optimizer(self.model, self.optimizer, parts["optimizer"])
+            parameters = dict(self.model.named_parameters())
+            for key, tensor in parts["optimizer"].items():
+                name, _, entry = key.rpartition("|")
+                self.optimizer.state[parameters[name]][entry] = tensor.to(parameters[name].device)
             self.schedule.restore(counters.schedule)
             self.carry = {name: tensor.to(device) for name, tensor in parts["carry"].items()}
             self.running.nll = parts["window"]["nll"].to(device).reshape(())
@@ -258,21 +260,6 @@ class TrainingState:
         parameter = self.average.parameters.get(name.partition("|")[0])
         is_alike = parameter is not None and parameter.shape == tensor.shape
         return distribute_like(tensor, parameter if is_alike else None)
-
-
-def _list_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """The name of each of the optimizer's parameters, in the order of its state_dict."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _restore_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    names = _list_names(model, optimizer)
-    state: dict[int, dict[str, Any]] = {}
-    for key, tensor in tensors.items():
-        name, _, entry = key.rpartition("|")
-        state.setdefault(names.index(name), {})[entry] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 # -- checkpoints on disk -----------------------------------------------------------------------------------------------
