@@ -21,9 +21,9 @@ def test_the_end_by_steps_epochs_and_tokens():
     assert plan(epochs=0.001).total_steps == 1
     assert plan(tokens=100).total_steps == 8  # six batches of 15 tokens and one of 9 in each epoch
     by_tokens = plan(tokens=100)
-    assert not by_tokens.is_done(7, 99)
-    assert by_tokens.is_done(7, 100)
-    assert plan(steps=9).is_done(9, 0)
+    assert not by_tokens.is_finished(Counters(step=7, tokens=99))
+    assert by_tokens.is_finished(Counters(step=7, tokens=100))
+    assert plan(steps=9).is_finished(Counters(step=9, tokens=0))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens, accumulation)
     batches = Known()
     found = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)
     seen = step = 0
-    while not found.is_done(step, seen):
+    while not found.is_finished(Counters(step=step, tokens=seen)):
         step += 1
         seen += sum(batches.tokens_of_batches(epoch)[index] for epoch, index in found.batches_of(step))
     assert found.total_steps == step

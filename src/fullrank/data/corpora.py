@@ -23,7 +23,7 @@ from typing import Any, Literal
 import yaml
 
 from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask, TaskDataConfig
-from fullrank.config.run import PAIR_CORPORA, DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 from fullrank.data import builtin, invented
 from fullrank.files import (
@@ -107,20 +107,11 @@ def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
 
 
 def text_corpus(name: str) -> CorpusInfo:
-    """The corpus of that name, for language models; InputError suggests the nearest name."""
+    """The text of that name; InputError suggests the nearest name."""
     corpora = list_corpora()
     if name not in corpora:
         raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, [*corpora, *TASKS], whole=True)}")
-    if name in PAIR_CORPORA:
-        raise InputError(f"data.name: {name} is a corpus of sentence pairs, for translation; this is a language model")
     return corpora[name]
-
-
-def pair_corpus(name: str) -> CorpusInfo:
-    """The corpus of sentence pairs of that name; InputError lists them all."""
-    if name not in PAIR_CORPORA:
-        raise InputError(f"data.name: '{name}' is none of the corpora of sentence pairs: {', '.join(PAIR_CORPORA)}")
-    return list_corpora()[name]
 
 
 def list_all_corpora() -> list[CorpusInfo]:

@@ -23,7 +23,7 @@ import tokenizers
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
-from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, pair_corpus
+from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, list_corpora
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -79,7 +79,7 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
 
     Raises InputError for bad data or settings, RunError for a failed download.
     """
-    info = pair_corpus(config.name)
+    info = list_corpora()[config.name]
     sources = find_pairs(config, info, cache, report)
     settings = _resolve_settings(config, info, sources)
     identity: dict[str, Any] = {}

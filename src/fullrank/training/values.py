@@ -259,14 +259,12 @@ class Plan:
         last = min(first + self.options.gradient_accumulation_steps, self.batches_per_epoch)
         return [(epoch, index) for index in range(first, last)]
 
-    def is_done(self, step: int, tokens: int) -> bool:
-        """True if training is over after `step` updates on `tokens` tokens."""
-        return step >= self.total_steps if self.options.tokens is None else tokens >= self.options.tokens
-
     def is_finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
-        last_phase_over = self.phase_over(counters) and self.is_in_last_phase(counters)
-        return last_phase_over or self.is_done(counters.step, counters.tokens)
+        if self.phase_over(counters) and self.is_in_last_phase(counters):
+            return True
+        most = self.options.tokens
+        return counters.step >= self.total_steps if most is None else counters.tokens >= most
 
     def evaluation_due(self, step: int) -> bool:
         """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
