@@ -457,6 +457,13 @@ def _find_line(path: Path, number: int) -> int:
 _work: Callable[[Any], Any]  # of a forked process, which has the memory of its parent: a vocabulary is not copied
 
 
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, of which the last may have fewer (`itertools.batched` of Python 3.12)."""
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
 def map_in_processes(
     work: Callable[[Item], Result], items: Iterable[Item], *, alone: bool = False
 ) -> Generator[Result, None, None]:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -40,7 +40,7 @@ from fullrank.data.language import (
 )
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, sort_by_count
-from fullrank.files import Report, file_digest, lines, map_in_processes
+from fullrank.files import Report, batched, file_digest, lines, map_in_processes
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
@@ -48,7 +48,6 @@ _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unig
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
 _Lines = tuple[str, ...]
 _Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the ids of both sides
-Row = TypeVar("Row")
 _COLUMNS = tuple(f"{side}{end}" for end in (".txt", ".raw.txt") for side in SIDES)  # their files
 
 
@@ -164,11 +163,6 @@ def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sour
     return Built(by_side, splits, counts, marks, details)
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while chunk := list(islice(rows, _CHUNK)):
-        yield chunk
-
-
 # lines: cleaned, tokenized, and written
 
 
@@ -194,7 +188,7 @@ def _write_lines(
     content = sources.splits[split]
     moses = settings.moses and not content.is_tokenized
     normalize = partial(_normalize_pairs, settings.languages, moses, settings.lowercase)
-    rows = chain.from_iterable(map_in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
+    rows = chain.from_iterable(map_in_processes(normalize, batched(content.read_pairs(), _CHUNK), alone=not moses))
     every = sources.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:
@@ -258,7 +252,7 @@ def _make_languages(
     counts: list[Counter[str]] = []
     for path in train:
         numbers: Counter[int] = Counter()
-        for chunk in _chunks(lines(path, "data.cache")):
+        for chunk in batched(lines(path, "data.cache"), _CHUNK):
             numbers.update(chain.from_iterable(everything.encode_normalized(chunk)))
         counts.append(Counter({everything.entries[number]: count for number, count in numbers.items()}))
     if settings.vocabulary == "joint":
@@ -305,7 +299,7 @@ def _rank_pieces(pieces: Pieces, counts: Mapping[str, int], settings: PairSettin
 
 
 def _encode_rows(paths: Sequence[Path], languages: Sequence[Language]) -> Iterator[_Encoded]:
-    for columns in zip(*(_chunks(lines(path, "data.cache")) for path in paths), strict=True):
+    for columns in zip(*(batched(lines(path, "data.cache"), _CHUNK) for path in paths), strict=True):
         ids = (language.encode_normalized(column) for language, column in zip(languages, columns[:2], strict=True))
         yield from zip(zip(*columns, strict=True), zip(*ids, strict=True), strict=True)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from fullrank.files import (
     Piece,
     Report,
     Section,
+    batched,
     cache_root,
     create_folder,
     map_in_processes,
@@ -237,7 +238,7 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
-        for group_counts in map_in_processes(count, _group(pieces)):
+        for group_counts in map_in_processes(count, batched(pieces, _PIECES_AT_ONCE)):
             counts.update(group_counts)
         return counts
     for piece in pieces:
@@ -245,11 +246,6 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
         if counts.total() == settings.max_tokens:
             break
     return counts
-
-
-def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    while group := list(islice(pieces, _PIECES_AT_ONCE)):
-        yield group
 
 
 def _encode(
@@ -280,7 +276,7 @@ def _encode(
         return [encode(piece) for piece in group]
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)
-    groups = map_in_processes(encode_group, _group(pieces), alone=settings.kind == "byte")
+    groups = map_in_processes(encode_group, batched(pieces, _PIECES_AT_ONCE), alone=settings.kind == "byte")
     tokens, sizes = 0, np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
         for ids, piece_sizes, begins in chain.from_iterable(groups):

@@ -40,14 +40,12 @@ def metrics_line(
     `phase`: the phase of update `step`; a line about training never covers more than one.
     `scores`: other figures of an evaluation, by name.
     """
-    line = {"step": step, "split": split, "nll": _round(nll), "ppl": _round(perplexity(nll)), "tokens": tokens}
-    line |= {name: _round(score) for name, score in (scores or {}).items()}
-    if lr is not None:
-        line["lr"] = _round(lr)
-    if objective != "causal":
-        line["objective"] = objective
-    if phase is not None:
-        line["phase"] = phase
+    figures = {"step": step, "split": split, "nll": nll, "ppl": perplexity(nll), "tokens": tokens, **(scores or {})}
+    figures |= {"lr": lr, "objective": None if objective == "causal" else objective, "phase": phase}
+    line = {}
+    for name, value in figures.items():
+        if value is not None:
+            line[name] = float(f"{value:.9g}") if isinstance(value, float) else value
     return line
 
 
@@ -64,10 +62,6 @@ def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory
 def perplexity(nll: float) -> float:
     """exp of nats per token, held below what a float can carry."""
     return math.exp(min(nll, 700.0))
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.9g}")
 
 
 class JsonLines:
