@@ -177,7 +177,8 @@ def select_rows(
     among: by recipe, the rows of a figure. A recipe without any is left out. InputError for a row that none of the recipes has,
     and where none is left.
     """
-    loaded, those = [load(name) for name in recipes], ", ".join(recipes)
+    loaded = [load(name) for name in recipes]
+    those = ", ".join(recipes)
     rows_of = {recipe.name: [row for row in recipe.rows if not among or row in among[recipe.name]] for recipe in loaded}
     known = list(dict.fromkeys(row for names in rows_of.values() for row in names))
     if rows is not None and not known:
@@ -272,7 +273,8 @@ def resolve_arms(
     config = build_any(raw)
     assert isinstance(config, TextFinetuneConfig)
     stem = re.sub(r"[^\w.-]+", "-", f"{Path(model).name}-{text.stem}")
-    recipe, graft = f"finetune-{stem}", config.model.attention
+    recipe = f"finetune-{stem}"
+    graft = config.model.attention
     if graft.at_rest:
         return [Resolved(config, recipe, "plain", stated=raw)]
     words = [word for word in map(str, (graft.mix, graft.normalize)) if word not in ("none", "softmax")]
@@ -377,7 +379,8 @@ _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` merged into `raw`; a new end of training replaces the old one instead of adding to it."""
-    merged, new = merge(raw, over), merge({}, over).get("train")
+    merged = merge(raw, over)
+    new = merge({}, over).get("train")
     ends = {end: new[end] for end in _ENDS if end in new} if isinstance(new, Mapping) else {}
     if not ends:
         return merged

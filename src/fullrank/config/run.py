@@ -272,7 +272,8 @@ USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-
     "enwik8": "byte",
     "text8": "character",
 }
-_PAIRS, _TEXT = "content=sentence pairs", "content=text"
+_PAIRS = "content=sentence pairs"
+_TEXT = "content=text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +330,8 @@ class DataConfig(Section):
 
     def _resolve(self) -> None:
         if not self.name:
-            own, two = any((self.train, self.valid, self.test)), self.source is not None or self.target is not None
+            own = any((self.train, self.valid, self.test))
+            two = self.source is not None or self.target is not None
             self._set("name", "parallel" if own and two else "text" if own else "builtin")
 
     @property
@@ -498,7 +500,8 @@ class RunConfig(Section):
         yield from self._faults_of_bytes()
         for phase in self.train.phases:
             try:
-                probability, layers = registry.lookup("skip", phase.skip)(phase.p), self.model.num_hidden_layers
+                probability = registry.lookup("skip", phase.skip)(phase.p)
+                layers = self.model.num_hidden_layers
                 for layer in range(layers):
                     probability(layer, layers)
             except ValueError as error:
@@ -513,13 +516,15 @@ class RunConfig(Section):
         """Lines about a vocabulary of bytes, the one whose size is known without its text."""
         if self.translates or (self.data.tokens or USUAL_TOKENS.get(self.data.name)) != "byte":
             return
-        least, given = 256 + self.masks, self.model.vocab_size
+        least = 256 + self.masks
+        given = self.model.vocab_size
         if given is not None and given < least:
             entries = f"256 entries{' beside <mask>' if self.masks else ''}"
             yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
 
     def _faults_of_text(self) -> Iterator[str]:
-        most, longest = self.model.most_tokens, self.train.segment_length + self.train.context
+        most = self.model.most_tokens
+        longest = self.train.segment_length + self.train.context
         if most is not None and longest + 6 * self.train.segment_deviation > most:  # no longer one is drawn
             more = ", ".join(f"train.{one}" for one in ("context", "segment_deviation") if getattr(self.train, one))
             yield (

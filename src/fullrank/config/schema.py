@@ -66,7 +66,8 @@ def _describe(field: dataclasses.Field[Any]) -> str:
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """JSON schema of the values that a type allows."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin is Annotated:
         slots = [mark for mark in args[1:] if isinstance(mark, Slot)]
         content = _value(args[0], definitions)

@@ -19,7 +19,10 @@ from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import Tokenizer
 
 # numbers that keep draws of the same seed apart
-_LENGTHS, _OFFSETS, _MASKS, _FIXED_MASKS = 0x6C656E67, 0x6F666673, 0x6D61736B, 0x65766163
+_LENGTHS = 0x6C656E67
+_OFFSETS = 0x6F666673
+_MASKS = 0x6D61736B
+_FIXED_MASKS = 0x65766163
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -133,9 +136,12 @@ class Blocks:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        self._ids, self._batch_size, self._start_id = ids, batch_size, start_id
+        self._ids = ids
+        self._batch_size = batch_size
+        self._start_id = start_id
         self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
-        self._shuffle, self._seed = shuffle, seed
+        self._shuffle = shuffle
+        self._seed = seed
         self._blocks = -(-len(ids) // self._length)
         self.tokens_per_epoch = len(ids)
         self.batches_per_epoch = -(-self._blocks // batch_size)
@@ -156,7 +162,8 @@ class Blocks:
         read = self._ids[np.clip(at, 0, len(self._ids) - 1)].astype(np.int64)
         read[at < 0] = self._start_id
         # copies, so that a write to inputs does not change targets
-        inputs, targets = read[:, :-1].copy(), read[:, 1:].copy()
+        inputs = read[:, :-1].copy()
+        targets = read[:, 1:].copy()
         inputs[padding] = targets[padding] = self._start_id
         weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
@@ -187,9 +194,17 @@ class Streams:
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int, seed: int = 0,
         deviation: float = 0.0, half: float = 0.0, multiple: int = 1, context: int = 0, shuffle: bool = False,
     ) -> None:  # fmt: skip
-        self._ids, self._batch_size, self._length, self._start_id = ids, batch_size, segment_length, start_id
-        self._seed, self._deviation, self._half, self._context, self._shuffle = seed, deviation, half, context, shuffle
-        self._random, self._multiple = deviation > 0 or half > 0, multiple
+        self._ids = ids
+        self._batch_size = batch_size
+        self._length = segment_length
+        self._start_id = start_id
+        self._seed = seed
+        self._deviation = deviation
+        self._half = half
+        self._context = context
+        self._shuffle = shuffle
+        self._random = deviation > 0 or half > 0
+        self._multiple = multiple
         self._stream = len(ids) // batch_size
         segments = self._stream // segment_length
         if segments == 0:
@@ -265,11 +280,14 @@ class MaskedBatch(Shared):
 
     def take(self, part: Part) -> MaskedBatch:
         """A part of the batch; where no token of it is to be predicted, one target is -100, which does not count."""
-        rows, width = part.slice, self.inputs.shape[1]
+        rows = part.slice
+        width = self.inputs.shape[1]
         in_rows = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
-        at, targets = self.at[in_rows] - part.first * width, self.targets[in_rows]
+        at = self.at[in_rows] - part.first * width
+        targets = self.targets[in_rows]
         if not len(at):
-            at, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), -100)
+            at = torch.zeros(1, dtype=torch.int64)
+            targets = torch.full((1,), -100)
         mask = None if self.attention_mask is None else self.attention_mask[rows]
         return MaskedBatch(self.inputs[rows], at, targets, mask, part=part)
 
@@ -325,8 +343,11 @@ class MaskedBatches:
     """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
 
     def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int) -> None:
-        self._text, self._masking, self._seed = text, masking, seed
-        self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
+        self._text = text
+        self._masking = masking
+        self._seed = seed
+        self.batches_per_epoch = text.batches_per_epoch
+        self.tokens_per_epoch = text.tokens_per_epoch
 
     def tokens_of_batches(self, epoch: int) -> None:
         """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""

@@ -149,13 +149,15 @@ def cut_sentences(text: str) -> Iterator[str]:
     indent = 0
     is_hanging = is_example = False  # the paragraph is a list item of one line so far; the last line was an example
     for line in inspect.cleandoc(text).split("\n"):
-        words, line_indent = line.split(), len(line) - len(line.lstrip())
+        words = line.split()
+        line_indent = len(line) - len(line.lstrip())
         is_item = _ITEM.match(line.lstrip())
         goes_on = line_indent > indent if is_hanging else line_indent == indent
         if not paragraphs or not words or not goes_on or is_item or is_example or not _LETTER.search(line):
             paragraphs.append([])
         is_example = bool(is_item) and words[0] in (">>>", "...")
-        indent, is_hanging = line_indent, bool(is_item) and not is_example
+        indent = line_indent
+        is_hanging = bool(is_item) and not is_example
         paragraphs[-1].extend(words)
     for paragraph in paragraphs:
         yield from filter(_LETTER.search, _SENTENCE.split(" ".join(paragraph)))

@@ -169,7 +169,8 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
                 path.rename(folder / path.name)
         shutil.rmtree(loaded)
         for key, name in files.items():
-            path, expected = folder / name, info.sha256.get(key)
+            path = folder / name
+            expected = info.sha256.get(key)
             if not path.is_file():
                 raise RunError(f"{info.name}: the download holds no {name}")
             if expected and sha256_of(path) != expected:
@@ -254,7 +255,8 @@ def files_of(config: DataConfig, split: str) -> list[Path]:
     value = getattr(config, split)
     if value == []:
         raise InputError(f"data.{split}: an empty list; give a file, or null")
-    folder, files = Path(config.dir or "").expanduser(), list[Path]()
+    folder = Path(config.dir or "").expanduser()
+    files = list[Path]()
     for name in [value] if isinstance(value, str) else value or []:
         path = folder / Path(name).expanduser()
         if config.has_pairs:
@@ -316,7 +318,8 @@ def _choose_files(info: CorpusInfo, folder: Path, suffixes: Sequence[str] = ("",
 
     InputError for a split that is missing; splits beyond train, valid and test may be.
     """
-    files, missing = {}, []
+    files = {}
+    missing = []
     for split, accepted in info.files.items():
         choices = [[folder / f"{name}{suffix}" for suffix in suffixes] for name in accepted]
         complete = next((paths for paths in choices if all(path.is_file() for path in paths)), None)
@@ -402,7 +405,8 @@ def _find_own(config: DataConfig, report: Report) -> Sources:
 
     Splits that are not given are cut from the end of the training lines.
     """
-    sides, splits = 1 + config.has_pairs, {}
+    sides = 1 + config.has_pairs
+    splits = {}
     for split in SPLITS:
         if files := files_of(config, split):
             columns = tuple([Section(path) for path in files[side::sides]] for side in range(sides))
@@ -410,7 +414,8 @@ def _find_own(config: DataConfig, report: Report) -> Sources:
     absent = [split for split in SPLITS if split not in splits]
     if not absent:
         return Sources(splits)
-    train, most = splits["train"], _MOST_CUT if config.has_pairs else None
+    train = splits["train"]
+    most = _MOST_CUT if config.has_pairs else None
     if config.has_pairs:
         train.check_pairs()
     shares = [1.0, *[0.05] * len(absent)]

@@ -46,7 +46,8 @@ def translate(words: list[str]) -> str:
 
 def write_texts(folder: Path) -> None:
     """Write a file of each split and language into `folder`, `train.svo`, `train.sov`, ...; no source line occurs twice."""
-    draw, pairs = Random(1), dict[str, str]()
+    draw = Random(1)
+    pairs = dict[str, str]()
     while len(pairs) < sum(SIZES.values()):
         words = draw_words(draw)
         pairs[join_words(words)] = translate(words)

@@ -71,8 +71,11 @@ class PairBatches:
     """
 
     def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
-        self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
-        source, target = pairs.source.lengths + 1, pairs.target.lengths + 1
+        self._pairs = pairs
+        self._shuffle = shuffle
+        self._seed = seed
+        source = pairs.source.lengths + 1
+        target = pairs.target.lengths + 1
         longer = np.maximum(source, target)
         if longer.max() > batch_tokens:
             raise InputError(
@@ -179,7 +182,10 @@ class ExampleBatches:
     """
 
     def __init__(self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True) -> None:
-        self._examples, self._size, self._seed, self._grouped = examples, batch_size, seed, group_by_length
+        self._examples = examples
+        self._size = batch_size
+        self._seed = seed
+        self._grouped = group_by_length
         self._lengths = examples.lengths
         self.batches_per_epoch = -(-len(examples) // batch_size)
         self.tokens_per_epoch = int(self._lengths.sum())

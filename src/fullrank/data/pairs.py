@@ -223,7 +223,8 @@ def _normalize_pairs(
 
 def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, int]) -> Iterator[_Lines]:
     """The pairs that stay: of the others a side is empty or has too many words, or the ratio of both is too large."""
-    max_length, max_ratio = settings.max_length or math.inf, settings.max_ratio or math.inf
+    max_length = settings.max_length or math.inf
+    max_ratio = settings.max_ratio or math.inf
     for row in rows:
         shorter, longer = sorted(len(side.split()) for side in row[:2])
         fate = "kept"
@@ -328,7 +329,8 @@ def _encode(
     if settings.concatenate is not None:
         rows = concatenate(rows, settings.concatenate)
     lengths = [array("q", [0]), array("q", [0])]
-    words, unknown = [0, 0], [0, 0]
+    words = [0, 0]
+    unknown = [0, 0]
     with ExitStack() as stack:
         write = _open_columns([path.name for path in paths], folder, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]
@@ -344,5 +346,6 @@ def _encode(
         offsets = np.cumsum(lengths[side], dtype="<i8")
         (folder / f"{split}.{name}.offsets").write_bytes(offsets.tobytes())
         counts[f"{name}_tokens"] = int(offsets[-1]) + counts["pairs"]
-        counts[f"{name}_words"], counts[f"{name}_unknown"] = words[side], unknown[side]
+        counts[f"{name}_words"] = words[side]
+        counts[f"{name}_unknown"] = unknown[side]
     return counts

@@ -208,7 +208,8 @@ def _list_names(sections: Sequence[Section]) -> str:
 
 def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
     """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
-    kind, lowercase = settings.kind, settings.lowercase
+    kind = settings.kind
+    lowercase = settings.lowercase
     if kind == "byte":
         return build_bytes(lowercase=lowercase)
     pieces = _read(sections, settings, f"counting {kind}s", "data.train", report)
@@ -216,7 +217,8 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
         return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
     words = partial(build_words, split=settings.split, sos=settings.sos)
-    build, marks = (words if kind == "word" else build_characters), [SOS] * settings.sos
+    build = words if kind == "word" else build_characters
+    marks = [SOS] * settings.sos
     counts = _count(pieces, build([UNK, LINE_END, *marks], lowercase=lowercase), settings)
     if kind == "word" and counts.keys() <= {LINE_END, *marks}:
         raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
@@ -262,7 +264,8 @@ def _encode(
     key: names the text in errors, `data.<split>` if not given.
     Raises InputError for text that cannot be encoded or has no token at all.
     """
-    dtype, key = id_type(len(tokenizer)), key or f"data.{split}"
+    dtype = id_type(len(tokenizer))
+    key = key or f"data.{split}"
     most = settings.max_tokens if split == "train" and settings.max_tokens is not None else sys.maxsize
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -277,7 +280,8 @@ def _encode(
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)
     groups = map_in_processes(encode_group, batched(pieces, _PIECES_AT_ONCE), alone=settings.kind == "byte")
-    tokens, sizes = 0, np.zeros(3, dtype=np.int64)
+    tokens = 0
+    sizes = np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
         for ids, piece_sizes, begins in chain.from_iterable(groups):
             if tokens + len(ids) > most:

@@ -27,7 +27,8 @@ from fullrank.data.language import Language
 from fullrank.data.tokenizers import META_FILE, TOKENIZER_FILE, PretrainedTokenizer, Tokenizer
 from fullrank.files import digest, read_checked, sha256_of, write_checked
 
-IDS, SIDES = "ids", ("source", "target")
+IDS = "ids"
+SIDES = ("source", "target")
 _FORMAT = 4  # of the folder and of what its ids are; part of the key
 _RECORD = "corpus.json"
 _COUNTED_AT_ONCE = 1 << 22
@@ -108,7 +109,8 @@ class Sentences:
     """The encoded sentences of one side of a split, memory-mapped. lengths (pairs,) int64: their tokens, without `<eos>`."""
 
     def __init__(self, stem: str, language: Language) -> None:
-        self._stem, self.language = stem, language
+        self._stem = stem
+        self.language = language
         self._ids = _map_file(Path(f"{stem}.bin"), id_type(len(language)))
         self._offsets = _map_file(Path(f"{stem}.offsets"), np.dtype("<i8"))
         self.lengths = np.diff(self._offsets)
@@ -200,7 +202,8 @@ class Plan:
 
 def write_corpus(folder: Path, plan: Plan) -> None:
     """Build a corpus in an empty folder, with its record last."""
-    info, built = plan.info, plan.build(folder)
+    info = plan.info
+    built = plan.build(folder)
     differs = {
         split: {"published": published, "here": built.counted[split]}
         for split, published in info.published.items()

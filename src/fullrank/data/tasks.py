@@ -104,12 +104,15 @@ def load_glue(
     path = None
     found: Iterable[tuple[str, Mapping[str, Any]]]
     if folder is None:
-        source, columns = HUB, [*(task.hub_sentences or task.sentences), "label"]
+        source = HUB
+        columns = [*(task.hub_sentences or task.sentences), "label"]
         found = ((f"row {number}", row) for number, row in enumerate(_read_glue_hub(task, split, cache, report)))
     else:
         names = [Path(task.files[split]).name, f"{split}.slice.tsv"]
         path = _find_file(folder, [task.folder, f"glue/{task.folder}"], names)
-        source, columns, found = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
+        source = str(path)
+        columns = [*task.sentences, task.label_column]
+        found = _read_tsv(task, path)
     rows = []
     for place, row in found:
         if missing := [column for column in columns if column not in row]:
@@ -191,12 +194,15 @@ def read_squad(
     answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
     """
     if where is None:
-        source, questions = SQUAD_HUB[version], _read_squad_hub(split, version, cache, report)
+        source = SQUAD_HUB[version]
+        questions = _read_squad_hub(split, version, cache, report)
         sha256 = digest([*map(dataclasses.asdict, questions)])
     else:
         folders = [name for name in SQUAD if SQUAD[name] == version]
         file = _find_file(where, [*folders, "squad"], [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"])
-        source, questions, sha256 = str(file), _read_squad_file(file), sha256_of(file)
+        source = str(file)
+        questions = _read_squad_file(file)
+        sha256 = sha256_of(file)
     _check_questions(questions, source, version)
     published = SQUAD_SIZES[version][split]
     return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, published, source, sha256), report)
@@ -222,7 +228,8 @@ def _read_squad_file(file: Path) -> list[Question]:
 
 
 def _read_squad_hub(split: str, version: str, cache: str | Path | None, report: Report) -> list[Question]:
-    name, files = split.replace("dev", "validation"), f"{split}-v{version}.json"
+    name = split.replace("dev", "validation")
+    files = f"{split}-v{version}.json"
     revision = _SQUAD_REVISIONS[version]
     questions = []
     for row in load_hub_rows(SQUAD_HUB[version], name, revision, _SQUAD_LICENCE, files, cache, report):
@@ -332,7 +339,8 @@ def _cut_windows(
     for number, (part, (start, end)) in enumerate(zip(parts, spans, strict=True)):
         # the parts one by one: of parts that overflow, the tokenizer gives the wrong types
         pair = backend.post_process(query, part)
-        ids, types = np.array(pair.ids, dtype=np.int32), np.array(pair.type_ids, dtype=np.int8)
+        ids = np.array(pair.ids, dtype=np.int32)
+        types = np.array(pair.type_ids, dtype=np.int8)
         first = pair.sequence_ids.index(1) if len(part) else len(ids)
         target = (NO_ANSWER, NO_ANSWER)
         if answer and start <= answer[0] and answer[1] < end:
@@ -362,7 +370,8 @@ def find_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, 
 
 # invented examples and questions, whose answers follow from their words (see `invented`)
 
-_TRAIN, _OTHER = 2_000, 400  # of a split
+_TRAIN = 2_000
+_OTHER = 400  # of a split
 
 
 def make_examples(task: GlueTask, split: str) -> TaskSplit:
@@ -376,7 +385,8 @@ def make_examples(task: GlueTask, split: str) -> TaskSplit:
             sentence = invented.join_words(invented.draw_words(draw, invented.ADJECTIVES[label]))
             rows.append(((sentence,), label))
         else:
-            words, other = invented.draw_words(draw), invented.draw_words(draw)
+            words = invented.draw_words(draw)
+            other = invented.draw_words(draw)
             kept = label * len(words) // (classes - 1)
             rows.append(((invented.join_words(words), invented.join_words(words[:kept] + other[kept:])), label))
     return TaskSplit(split, rows, task.sizes[split], "invented", digest([repr(rows)]))
@@ -387,7 +397,8 @@ def make_questions(split: str, version: str) -> TaskSplit:
     draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
     questions = []
     for number in range(_TRAIN if split == "train" else _OTHER):
-        animals, places = draw.sample(invented.ANIMALS, 5), draw.sample(invented.PLACES, 4)
+        animals = draw.sample(invented.ANIMALS, 5)
+        places = draw.sample(invented.PLACES, 4)
         context = " ".join(f"the {animal} lives in {place} ." for animal, place in zip(animals, places, strict=False))
         impossible = version == "2.0" and draw.random() < 1 / 3
         place = 4 if impossible else draw.randrange(4)

@@ -168,7 +168,9 @@ class PretrainedTokenizer(Tokenizer):
     def __init__(self, backend: Backend, kind: str = "pretrained", *, start: str, eos: str | None) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self.backend, self.kind, self.lowercase = backend, kind, False
+        self.backend = backend
+        self.kind = kind
+        self.lowercase = False
         self.options = {"start": start, "eos": eos}
         ids = backend.get_vocab(with_added_tokens=True)
         self.start_id = ids[start]

@@ -147,7 +147,8 @@ class Clock:
     """Seconds of wall clock, and of training alone, by phase; the first step of a part and of a phase is left out."""
 
     def __init__(self, device: torch.device, counters: Counters) -> None:
-        self.device, self.counters = device, counters
+        self.device = device
+        self.counters = counters
         self.interval_start = time.perf_counter()
         self.is_first = True
         self.steps = self.tokens = 0  # of the interval
@@ -164,7 +165,8 @@ class Clock:
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
-        counters, seconds = self.counters, self.resume()
+        counters = self.counters
+        seconds = self.resume()
         if self.steps:
             phase = counters.timed.setdefault(counters.phase or "train", TimedSteps())
             phase.seconds += seconds
@@ -189,7 +191,8 @@ class Clock:
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""
         self.pause()
-        before, self.last_lap = self.last_lap, self.counters.sum_timed()
+        before = self.last_lap
+        self.last_lap = self.counters.sum_timed()
         seconds = self.last_lap.seconds - before.seconds
         return (self.last_lap.tokens - before.tokens) / seconds if seconds > 0 else 0.0
 
@@ -208,7 +211,9 @@ class TrainingState:
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
-        average, weights, training = self.average, dict(self.model.state_dict()), {"window.nll": self.running.nll}
+        average = self.average
+        weights = dict(self.model.state_dict())
+        training = {"window.nll": self.running.nll}
         for name, parameter in self.model.named_parameters():
             for entry, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
@@ -224,7 +229,8 @@ class TrainingState:
                 if alias in weights:
                     weights[alias] = means[id(parameter)]
         counters = self.counters
-        counters.window_tokens, counters.averaged = self.running.tokens, average.count
+        counters.window_tokens = self.running.tokens
+        counters.averaged = average.count
         counters.schedule = self.schedule.state()
         return Snapshot(weights, training, dataclasses.asdict(counters))
 
@@ -264,7 +270,8 @@ class TrainingState:
 
 # -- checkpoints on disk -----------------------------------------------------------------------------------------------
 
-WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
+WEIGHTS = "model.safetensors"
+TRAINING = "training.safetensors"
 KEPT = "kept"
 
 
@@ -292,7 +299,8 @@ def save_checkpoint(
     keep_weights: keep the weights too, and at most so many of the kept ones.
     RunError if the disk does not take it: then the checkpoints that were there are unchanged.
     """
-    weights, training = _gather_tensors(snapshot.weights), _gather_tensors(snapshot.training)
+    weights = _gather_tensors(snapshot.weights)
+    training = _gather_tensors(snapshot.training)
     if rank() == 0:
         snapshot = replace(snapshot, weights=weights, training=training)
         with _explain_failure(folder, f"the checkpoint of step {step}"):
@@ -307,7 +315,8 @@ def _explain_failure(folder: Path, what: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         _remove_unlinked(folder)
-        why, last = "no space left on the disk" if no_room(error) else error, _read_link(folder, "last")
+        why = "no space left on the disk" if no_room(error) else error
+        last = _read_link(folder, "last")
         intact = f"last ({last}) is intact" if last else "there is no earlier checkpoint"
         raise RunError(
             f"{what} could not be written to {folder}: {why}; {intact}. Make room and run the same command again to go on"

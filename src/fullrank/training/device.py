@@ -139,7 +139,8 @@ def seed_everything(*key: int) -> None:
 def begin_draws(seed: int, number: int) -> None:
     """Begin the draws of pass `number` (from 1) of a training, and seed the generators for it."""
     seed_everything(seed, number, rank())
-    generator, at = np.random.PCG64([seed, number]), 0
+    generator = np.random.PCG64([seed, number])
+    at = 0
 
     def words(call: int, start: int, size: int) -> Tensor:
         nonlocal at
@@ -472,7 +473,8 @@ class Step(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
         super().__init__()
-        self.model, self.objective = model, objective
+        self.model = model
+        self.objective = objective
 
     def forward(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
         loss = self.objective(batch, carry, position)
@@ -492,7 +494,8 @@ class Engine:
     """
 
     def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
-        self.model, self.objective = model, objective
+        self.model = model
+        self.objective = objective
         self.sharded = any(is_sharded(p) for p in model.parameters())
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
         if world_size() > 1 and not self.sharded:
@@ -533,10 +536,12 @@ class Engine:
         hooks = [(module, module._forward_pre_hooks, module._forward_hooks) for module in modules]
         for module in modules:
             module.unshard()
-            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+            module._forward_pre_hooks = OrderedDict()
+            module._forward_hooks = OrderedDict()
         try:
             yield
         finally:
             for module, before, after in hooks:
-                module._forward_pre_hooks, module._forward_hooks = before, after
+                module._forward_pre_hooks = before
+                module._forward_hooks = after
                 module.reshard()

@@ -92,7 +92,8 @@ class Training:
     engines: Set[str] = frozenset()
 
     def __post_init__(self) -> None:
-        model, options = self.model, self.options
+        model = self.model
+        options = self.options
         self.plan = make_plan(options, self.eval_options, self.batches)
         if options.activation_checkpointing:
             checkpoint_blocks(model)
@@ -132,7 +133,8 @@ class Training:
 
     def resume(self, stack: ExitStack) -> None:
         """Restore the last checkpoint, or start anew; then open metrics.jsonl, cut to what it says, and timing.jsonl."""
-        state, last = self.state, self.folder / "checkpoints" / "last"
+        state = self.state
+        last = self.folder / "checkpoints" / "last"
         snapshot = load_checkpoint(last.parent, self.notice)
         if snapshot is None:
             seed_everything(self.options.seed)
@@ -148,9 +150,11 @@ class Training:
 
     def run(self, signals: Signals, until: float) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
-        plan, counters = self.plan, self.state.counters
+        plan = self.plan
+        counters = self.state.counters
         self.model.train()
-        self.clock, self.saved_at = Clock(self.device, counters), time.monotonic()
+        self.clock = Clock(self.device, counters)
+        self.saved_at = time.monotonic()
         while not counters.finished and counters.step < until:
             self.update(signals)
             counters.engines = sorted({*counters.engines, *self.engines})
@@ -179,7 +183,8 @@ class Training:
 
         A request to end and the clock of one process are those of all: they are exchanged with the loss.
         """
-        state, counters = self.state, self.state.counters
+        state = self.state
+        counters = self.state.counters
         step = counters.step + 1
         loss, nll, tokens, seen = self.gradient(step)
         self.is_ending = signals.signal is not None
@@ -187,7 +192,8 @@ class Training:
         if world_size() > 1:
             flags = torch.tensor([self.is_ending, self.is_late], dtype=torch.float64, device=self.device)
             sums = all_reduce(torch.cat((loss.double().view(1) / world_size(), nll.view(1), flags)))
-            loss, nll = sums[0], sums[1]
+            loss = sums[0]
+            nll = sums[1]
             self.is_ending, self.is_late = (flag > 0 for flag in sums[2:].tolist())
         if self.options.max_grad_norm is not None:
             norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
@@ -213,7 +219,9 @@ class Training:
         and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
         """
         state = self.state
-        total, first, seen = 0, 0, 0
+        total = 0
+        first = 0
+        seen = 0
         loss = torch.zeros((), device=self.device)
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         phase = self.plan.phase(state.counters)
@@ -244,7 +252,8 @@ class Training:
 
     def log(self) -> None:
         """Write the lines about training since the last ones."""
-        state, counters = self.state, self.state.counters
+        state = self.state
+        counters = self.state.counters
         self.check_loss()
         if state.running.tokens:  # a masked model may have met no masked token since the last line
             self.write(split="train", nll=state.running.take_mean(), lr=state.schedule.scale_rate(counters.step))
@@ -261,7 +270,9 @@ class Training:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        model, metric, precision = self.model, self.eval_options.metric, autocast(self.options.precision, self.device)
+        model = self.model
+        metric = self.eval_options.metric
+        precision = autocast(self.options.precision, self.device)
         with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         self.clock.resume()
@@ -307,7 +318,8 @@ class Training:
 
     def write(self, **figures: Any) -> None:
         """Write a line of metrics about this step; figures: `split`, `nll` and others of `metrics_line`."""
-        counters, objective = self.state.counters, self.options.objective
+        counters = self.state.counters
+        objective = self.options.objective
         line = metrics_line(counters.step, counters.tokens, counters.phase, objective=objective, **figures)
         self.record(line, self.metrics)
 
@@ -330,7 +342,8 @@ class Training:
             raise self.explain_divergence("the loss", step)
 
     def explain_divergence(self, what: str, step: int) -> RunError:
-        options, last = self.options, self.folder / "checkpoints" / "last"
+        options = self.options
+        last = self.folder / "checkpoints" / "last"
         clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
         intact = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"

@@ -132,7 +132,9 @@ class Progress(Observer):
     def __init__(
         self, label: str, bits: str | None = None, *, every: float = 30.0, console: Console | None = None
     ) -> None:
-        self.label, self.bits, self.every = label, bits, every
+        self.label = label
+        self.bits = bits
+        self.every = every
         self.console = console or Console(stderr=True)
         width = max(self.console.width // 3, 1)
         name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=width))
@@ -201,7 +203,8 @@ class Progress(Observer):
 
 def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
     """The loss of a line of metrics in words, then what it means: bits, or a perplexity, which the loss of labels is none."""
-    nll, objective = line["nll"], line.get("objective", "causal")
+    nll = line["nll"]
+    objective = line.get("objective", "causal")
     loss = f"loss {nll:.3f}"
     if bits is not None:
         return [loss, f"{bits} {nll / math.log(2):.3f}"]
@@ -213,7 +216,8 @@ def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
 
 def _list_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
-    prefix, objective = line.get("split", "timing"), line.get("objective")
+    prefix = line.get("split", "timing")
+    objective = line.get("objective")
     names = {"ppl": f"{objective}_ppl"} if objective else {}
     other = ("step", "split", "tokens", "phase", "objective")
     return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
@@ -225,7 +229,8 @@ class TensorBoard(Observer):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.make, self.folder = SummaryWriter, folder / "tensorboard"
+        self.make = SummaryWriter
+        self.folder = folder / "tensorboard"
 
     def start(self, *, step: int, total_steps: int) -> None:
         self.writer: Any = self.make(str(self.folder), purge_step=step + 1)
@@ -245,7 +250,8 @@ class WandB(Observer):
         import wandb
 
         self.wandb: Any = wandb
-        self.folder, self.config = folder, dict(config)
+        self.folder = folder
+        self.config = dict(config)
 
     def start(self, *, step: int, total_steps: int) -> None:
         file = self.folder / "wandb-id.txt"

@@ -61,7 +61,8 @@ def parameter_groups(
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for p in model.parameters():
         if p.requires_grad:
-            is_matrix, is_exempt = id(p) in matrices, id(p) in exempt
+            is_matrix = id(p) in matrices
+            is_exempt = id(p) in exempt
             rate = {} if rates is None else rates.get(p, {})
             key = is_matrix, is_exempt, *rate.items()
             group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay, **rate})
@@ -137,7 +138,8 @@ class MuonWithAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         if self.rest is not None:  # `load_state_dict` makes new states and groups
-            self.rest.state, self.rest.param_groups = self.state, [g for g in self.param_groups if "muon" not in g]
+            self.rest.state = self.state
+            self.rest.param_groups = [g for g in self.param_groups if "muon" not in g]
             self.rest.step()
         for group in self.param_groups:
             if "muon" in group:
@@ -169,7 +171,8 @@ class Schedule:
     """The learning rate of every update: the warm-up, then `function`, or what a subclass makes of the validation."""
 
     def __init__(self, options: TrainConfig, total_steps: int, function: FunctionOfStep | None = None) -> None:
-        self.options, self.function = options, function
+        self.options = options
+        self.function = function
         self.total_steps = options.decay_steps or total_steps
         self.averaged_after = round(options.swa_start * total_steps)
 
@@ -229,7 +232,8 @@ def constant(step: int, total: int, options: TrainConfig) -> float:
 @register("schedule", "cosine")
 def cosine(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
-    low, high = options.min_learning_rate, options.learning_rate
+    low = options.min_learning_rate
+    high = options.learning_rate
     return low + (high - low) * (1 + math.cos(math.pi * _compute_decayed_share(step, total, options))) / 2
 
 
@@ -243,7 +247,8 @@ def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
     """
     period = options.period or max(1, total - options.warmup_steps)
     k = (step - options.warmup_steps - 1) % period + 1
-    low, high = options.min_learning_rate, options.learning_rate
+    low = options.min_learning_rate
+    high = options.learning_rate
     return low + (high - low) * (1 + math.cos(math.pi * k / period)) / 2
 
 
@@ -259,8 +264,11 @@ class CosineWave(Schedule):
     """
 
     def rate(self, step: int) -> float:
-        options, done = self.options, step - 1
-        period, warmup, low = options.period or self.total_steps, options.warmup_steps, options.min_learning_rate
+        options = self.options
+        done = step - 1
+        period = options.period or self.total_steps
+        warmup = options.warmup_steps
+        low = options.min_learning_rate
 
         def wave(k: int) -> float:
             return (1 + math.cos(math.pi * k / period)) / 2
@@ -274,7 +282,8 @@ class CosineWave(Schedule):
 @register("schedule", "linear")
 def linear(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
-    low, high = options.min_learning_rate, options.learning_rate
+    low = options.min_learning_rate
+    high = options.learning_rate
     return high + (low - high) * _compute_decayed_share(step, total, options)
 
 
@@ -303,14 +312,18 @@ class Plateau(Schedule):
 
     def observe(self, cost: float) -> None:
         if self.best is None or cost < self.best:
-            self.best, self.waited = cost, 0
+            self.best = cost
+            self.waited = 0
             return
         self.waited += 1
         if self.waited > self.options.plateau_patience:
-            self.waited, self.divisions = 0, self.divisions + 1
+            self.waited = 0
+            self.divisions = self.divisions + 1
 
     def state(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.divisions = state["best"], state["waited"], state["divisions"]
+        self.best = state["best"]
+        self.waited = state["waited"]
+        self.divisions = state["divisions"]

@@ -182,7 +182,9 @@ class Counters:
     def note_evaluation(self, nll: float, metric: str, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
         if self.best_metric is None or cost(metric, value) < cost(metric, self.best_metric):
-            self.best_step, self.best_nll, self.best_metric = self.step, nll, value
+            self.best_step = self.step
+            self.best_nll = nll
+            self.best_metric = value
             self.since_best = 0
             return True
         self.since_best += 1
@@ -295,7 +297,8 @@ class Plan:
         names = [None, *(phase.name for phase in self.phases)]
         if self.phases:
             counters.phase = names[names.index(counters.phase) + 1]
-            counters.phase_began, counters.phase_bests = counters.step, []
+            counters.phase_began = counters.step
+            counters.phase_bests = []
 
     def note_perplexity(self, counters: Counters, ppl: float) -> bool:
         """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
