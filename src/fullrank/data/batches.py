@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from typing import Any, Self
 
@@ -118,6 +118,7 @@ class Batch(Shared):
         return batch if part.rows else dataclasses.replace(batch, weights=torch.zeros(batch.targets.shape))
 
 
+@dataclass(eq=False)
 class Blocks:
     """Consecutive blocks of `segment_length` targets, each read without the text before it, except for its first input.
 
@@ -126,56 +127,51 @@ class Blocks:
     `shuffle`: the order of blocks is a permutation drawn from (seed, epoch).
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        *,
-        batch_size: int,
-        segment_length: int,
-        start_id: int,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> None:
-        self._ids = ids
-        self._batch_size = batch_size
-        self._start_id = start_id
-        self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
-        self._shuffle = shuffle
-        self._seed = seed
-        self._blocks = -(-len(ids) // self._length)
-        self.tokens_per_epoch = len(ids)
-        self.batches_per_epoch = -(-self._blocks // batch_size)
+    ids: np.ndarray
+    _: KW_ONLY
+    batch_size: int
+    segment_length: int
+    start_id: int
+    shuffle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._length = min(self.segment_length, len(self.ids))  # never longer than the text: nobody waits for padding
+        self._blocks = -(-len(self.ids) // self._length)
+        self.tokens_per_epoch = len(self.ids)
+        self.batches_per_epoch = -(-self._blocks // self.batch_size)
         self._order = lru_cache(maxsize=2)(self._draw_order)  # of this epoch and the next
 
     def _draw_order(self, epoch: int) -> np.ndarray:
         order = np.arange(self._blocks, dtype=np.int32 if self._blocks < 1 << 31 else np.int64)
-        if self._shuffle:
-            np.random.default_rng([self._seed, epoch]).shuffle(order)
+        if self.shuffle:
+            np.random.default_rng([self.seed, epoch]).shuffle(order)
         return order
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch."""
-        first = index * self._batch_size
-        blocks = self._order(epoch)[first : first + self._batch_size].astype(np.int64)
+        first = index * self.batch_size
+        blocks = self._order(epoch)[first : first + self.batch_size].astype(np.int64)
         at = blocks[:, None] * self._length + np.arange(-1, self._length)
-        padding = at[:, 1:] >= len(self._ids)
-        read = self._ids[np.clip(at, 0, len(self._ids) - 1)].astype(np.int64)
-        read[at < 0] = self._start_id
+        padding = at[:, 1:] >= len(self.ids)
+        read = self.ids[np.clip(at, 0, len(self.ids) - 1)].astype(np.int64)
+        read[at < 0] = self.start_id
         # copies, so that a write to inputs does not change targets
         inputs = read[:, :-1].copy()
         targets = read[:, 1:].copy()
-        inputs[padding] = targets[padding] = self._start_id
+        inputs[padding] = targets[padding] = self.start_id
         weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
         lengths = np.full(self._blocks, self._length)
-        lengths[self._order(epoch) == self._blocks - 1] -= self._blocks * self._length - len(self._ids)
-        tokens: list[int] = np.add.reduceat(lengths, np.arange(0, self._blocks, self._batch_size)).tolist()
+        lengths[self._order(epoch) == self._blocks - 1] -= self._blocks * self._length - len(self.ids)
+        tokens: list[int] = np.add.reduceat(lengths, np.arange(0, self._blocks, self.batch_size)).tolist()
         return tokens
 
 
+@dataclass(eq=False)
 class Streams:
     """`batch_size` contiguous streams read side by side: row b of batch t+1 continues row b of batch t.
 
@@ -190,66 +186,65 @@ class Streams:
     context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
     """
 
-    def __init__(
-        self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int, seed: int = 0,
-        deviation: float = 0.0, half: float = 0.0, multiple: int = 1, context: int = 0, shuffle: bool = False,
-    ) -> None:  # fmt: skip
-        self._ids = ids
-        self._batch_size = batch_size
-        self._length = segment_length
-        self._start_id = start_id
-        self._seed = seed
-        self._deviation = deviation
-        self._half = half
-        self._context = context
-        self._shuffle = shuffle
-        self._random = deviation > 0 or half > 0
-        self._multiple = multiple
-        self._stream = len(ids) // batch_size
-        segments = self._stream // segment_length
+    ids: np.ndarray
+    _: KW_ONLY
+    batch_size: int
+    segment_length: int
+    start_id: int
+    seed: int = 0
+    deviation: float = 0.0
+    half: float = 0.0
+    multiple: int = 1
+    context: int = 0
+    shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        self._random = self.deviation > 0 or self.half > 0
+        self._stream = len(self.ids) // self.batch_size
+        segments = self._stream // self.segment_length
         if segments == 0:
             raise InputError(
-                f"{len(ids):,} tokens are too few for {batch_size} streams of at least {segment_length}; "
+                f"{len(self.ids):,} tokens are too few for {self.batch_size} streams of at least {self.segment_length}; "
                 "lower train.batch_size or train.segment_length"
             )
-        self._used = segments * segment_length
+        self._used = segments * self.segment_length
         if self._random:
-            segments = max(1, round(self._stream / (segment_length * (1 - half / 2))))
+            segments = max(1, round(self._stream / (self.segment_length * (1 - self.half / 2))))
             self._used = self._stream
         self.batches_per_epoch = segments
-        self.tokens_per_epoch = batch_size * self._used
+        self.tokens_per_epoch = self.batch_size * self._used
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
     def _draw_cuts(self, epoch: int) -> np.ndarray:
         """The borders of the segments of an epoch, from 0 to the length of a stream."""
         count = self.batches_per_epoch
         if not self._random:
-            return np.arange(count + 1) * self._length
-        drawn = np.random.default_rng([self._seed, epoch, _LENGTHS])
-        means = np.where(drawn.random(count) < self._half, self._length / 2, self._length)
-        lengths = np.maximum(drawn.normal(means, self._deviation), min(5, self._length))
-        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self._multiple)
-        cuts = np.rint(places).astype(np.int64) * self._multiple
+            return np.arange(count + 1) * self.segment_length
+        drawn = np.random.default_rng([self.seed, epoch, _LENGTHS])
+        means = np.where(drawn.random(count) < self.half, self.segment_length / 2, self.segment_length)
+        lengths = np.maximum(drawn.normal(means, self.deviation), min(5, self.segment_length))
+        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self.multiple)
+        cuts = np.rint(places).astype(np.int64) * self.multiple
         cuts[-1] = self._used
         return cuts
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch."""
         start, end = self._cuts(epoch)[index : index + 2].tolist()
-        context = min(self._context, start)
-        at = np.tile(np.arange(start - 1 - context, end), (self._batch_size, 1))
-        if self._shuffle:
-            drawn = np.random.default_rng([self._seed, epoch, _OFFSETS])
-            offsets = drawn.integers(self._stream, size=(self._batch_size, 1))
+        context = min(self.context, start)
+        at = np.tile(np.arange(start - 1 - context, end), (self.batch_size, 1))
+        if self.shuffle:
+            drawn = np.random.default_rng([self.seed, epoch, _OFFSETS])
+            offsets = drawn.integers(self._stream, size=(self.batch_size, 1))
             at = (at + offsets) % self._stream
-        at += np.arange(self._batch_size)[:, None] * self._stream
-        read = torch.from_numpy(self._ids[np.maximum(at, 0)].astype(np.int64))
-        read[torch.from_numpy(at < 0)] = self._start_id
+        at += np.arange(self.batch_size)[:, None] * self._stream
+        read = torch.from_numpy(self.ids[np.maximum(at, 0)].astype(np.int64))
+        read[torch.from_numpy(at < 0)] = self.start_id
         return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
-        tokens: list[int] = (np.diff(self._cuts(epoch)) * self._batch_size).tolist()
+        tokens: list[int] = (np.diff(self._cuts(epoch)) * self.batch_size).tolist()
         return tokens
 
 
@@ -339,23 +334,26 @@ class Masking:
         )
 
 
+@dataclass(eq=False)
 class MaskedBatches:
     """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
 
-    def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int) -> None:
-        self._text = text
-        self._masking = masking
-        self._seed = seed
-        self.batches_per_epoch = text.batches_per_epoch
-        self.tokens_per_epoch = text.tokens_per_epoch
+    text: Blocks | Streams
+    masking: Masking
+    _: KW_ONLY
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.batches_per_epoch = self.text.batches_per_epoch
+        self.tokens_per_epoch = self.text.tokens_per_epoch
 
     def tokens_of_batches(self, epoch: int) -> None:
         """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch."""
-        generator = np.random.default_rng([_MASKS, self._seed, epoch, index])
-        return self._masking.batch(self._text.batch(epoch, index), generator)
+        generator = np.random.default_rng([_MASKS, self.seed, epoch, index])
+        return self.masking.batch(self.text.batch(epoch, index), generator)
 
 
 def iterate_masked_blocks(

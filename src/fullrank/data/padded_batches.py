@@ -6,7 +6,7 @@ Each is a pure function of (seed, epoch, index).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -60,6 +60,7 @@ def pad_sentences(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) 
     return ids, None if mask.all() else mask
 
 
+@dataclass(eq=False)
 class PairBatches:
     """Pairs of about the same length together; batch b has at most `batch_tokens` tokens on its longer side, padding counted.
 
@@ -70,10 +71,15 @@ class PairBatches:
     Raises InputError for a pair that is longer than `batch_tokens`.
     """
 
-    def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
-        self._pairs = pairs
-        self._shuffle = shuffle
-        self._seed = seed
+    pairs: Pairs
+    _: KW_ONLY
+    batch_tokens: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        pairs = self.pairs
+        batch_tokens = self.batch_tokens
         source = pairs.source.lengths + 1
         target = pairs.target.lengths + 1
         longer = np.maximum(source, target)
@@ -97,10 +103,10 @@ class PairBatches:
     def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Pairs in the order of their lengths, and the numbers of the batches in the order in which they come."""
         source, target, longer = self._lengths
-        if not self._shuffle:
+        if not self.shuffle:
             return np.lexsort((source, target, longer)), np.arange(self.batches_per_epoch)
-        draw = np.random.default_rng([self._seed, epoch])
-        ties = draw.permutation(len(self._pairs))
+        draw = np.random.default_rng([self.seed, epoch])
+        ties = draw.permutation(len(self.pairs))
         return np.lexsort((ties, source, target, longer)), draw.permutation(self.batches_per_epoch)
 
     def indices(self, epoch: int, index: int) -> np.ndarray:
@@ -110,7 +116,7 @@ class PairBatches:
 
     def batch(self, epoch: int, index: int) -> PairBatch:
         """Batch `index` of an epoch."""
-        return pair_batch(self._pairs, self.indices(epoch, index))
+        return pair_batch(self.pairs, self.indices(epoch, index))
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
@@ -174,6 +180,7 @@ class ExampleBatch(Shared):
         return ExampleBatch(inputs, self.indices[part.slice], part=part)
 
 
+@dataclass(eq=False)
 class ExampleBatches:
     """Training examples in batches, in another order every epoch.
 
@@ -181,13 +188,15 @@ class ExampleBatches:
     batches shuffled again. The last batch of an epoch is smaller where the examples do not come out even.
     """
 
-    def __init__(self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True) -> None:
-        self._examples = examples
-        self._size = batch_size
-        self._seed = seed
-        self._grouped = group_by_length
-        self._lengths = examples.lengths
-        self.batches_per_epoch = -(-len(examples) // batch_size)
+    examples: Encoded
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    group_by_length: bool = True
+
+    def __post_init__(self) -> None:
+        self._lengths = self.examples.lengths
+        self.batches_per_epoch = -(-len(self.examples) // self.batch_size)
         self.tokens_per_epoch = int(self._lengths.sum())
         self._batches = lru_cache(maxsize=1)(self._draw_epoch)
 
@@ -197,17 +206,17 @@ class ExampleBatches:
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch."""
         chosen = self._batches(epoch)[index]
-        return ExampleBatch(self._examples.rows(chosen), chosen)
+        return ExampleBatch(self.examples.rows(chosen), chosen)
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
-        generator = np.random.default_rng([_EXAMPLES, self._seed, epoch])
-        order = generator.permutation(len(self._examples))
-        if not self._grouped:
-            return _cut(order, self._size)
-        groups = _cut(order, self._size * _GROUPED)
+        generator = np.random.default_rng([_EXAMPLES, self.seed, epoch])
+        order = generator.permutation(len(self.examples))
+        if not self.group_by_length:
+            return _cut(order, self.batch_size)
+        groups = _cut(order, self.batch_size * _GROUPED)
         by_length = [group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]
-        batches = _cut(np.concatenate(by_length), self._size)
+        batches = _cut(np.concatenate(by_length), self.batch_size)
         return [batches[i] for i in generator.permutation(len(batches))]
 
 
