@@ -105,14 +105,16 @@ class Corpus:
             raise InputError(f"{self.label} has the splits {', '.join(self.splits)}, not '{split}'")
 
 
+@dataclass(eq=False)
 class Sentences:
     """The encoded sentences of one side of a split, memory-mapped. lengths (pairs,) int64: their tokens, without `<eos>`."""
 
-    def __init__(self, stem: str, language: Language) -> None:
-        self._stem = stem
-        self.language = language
-        self._ids = _map_file(Path(f"{stem}.bin"), id_type(len(language)))
-        self._offsets = _map_file(Path(f"{stem}.offsets"), np.dtype("<i8"))
+    stem: str  # of the names of their files
+    language: Language
+
+    def __post_init__(self) -> None:
+        self._ids = _map_file(Path(f"{self.stem}.bin"), id_type(len(self.language)))
+        self._offsets = _map_file(Path(f"{self.stem}.offsets"), np.dtype("<i8"))
         self.lengths = np.diff(self._offsets)
 
     def __len__(self) -> int:
@@ -124,14 +126,14 @@ class Sentences:
 
     def read_lines(self) -> list[str]:
         """The lines as ordinary text, as of `Language.decode`; in lower case if the corpus is."""
-        raw = Path(f"{self._stem}.raw.txt")
+        raw = Path(f"{self.stem}.raw.txt")
         if raw.exists():
             return [line.lower() if self.language.lowercase else line for line in _read_lines(raw)]
         return [self.language.detokenize(line) for line in self.read_tokens()]
 
     def read_tokens(self) -> list[str]:
         """The lines as they were encoded, as of `Language.tokens`: tokenized where the corpus is."""
-        return _read_lines(Path(f"{self._stem}.txt"))
+        return _read_lines(Path(f"{self.stem}.txt"))
 
 
 @dataclass(frozen=True)

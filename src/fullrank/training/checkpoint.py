@@ -143,16 +143,19 @@ class RunningLoss:
         return mean
 
 
+@dataclass
 class Clock:
     """Seconds of wall clock, and of training alone, by phase; the first step of a part and of a phase is left out."""
 
-    def __init__(self, device: torch.device, counters: Counters) -> None:
-        self.device = device
-        self.counters = counters
+    device: torch.device
+    counters: Counters
+    is_first: bool = True
+    steps: int = 0  # of the interval
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
         self.interval_start = time.perf_counter()
-        self.is_first = True
-        self.steps = self.tokens = 0  # of the interval
-        self.last_lap = counters.sum_timed()
+        self.last_lap = self.counters.sum_timed()
 
     def step(self, tokens: int) -> None:
         """Count a step on `tokens` tokens."""
