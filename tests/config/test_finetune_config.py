@@ -41,7 +41,7 @@ def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale
     [
         ({"data": {"name": "glue/colo"}}, "data.name: 'glue/colo' is no task; did you mean 'glue/cola'"),
         ({"model": {"attention": {"mix": "mixing"}}}, "model.attention.mix: 'mixing' is not available"),
-        ({"train": {"epochs": 2, "steps": 5}}, "train: give one of steps and epochs"),
+        ({"train": {"epochs": 2, "steps": 5}}, "train.epochs: goes with `train.steps: null`"),
         ({"train": {"segment_length": 5}}, "unknown key 'train.segment_length'"),
     ],
 )

@@ -209,7 +209,7 @@ class FinetuneTrainConfig(PretrainedTraining):
     """The recipe of BERT's fine-tuning, with more steps for mixing parameters (Mixhead §4.3.1). Exactly one of `epochs` and
     `steps`."""
 
-    epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps")
+    epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps", needs="steps=null")
     batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
     schedule: Schedule = key("linear", "schedule of the learning rate")
     warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
@@ -220,8 +220,6 @@ class FinetuneTrainConfig(PretrainedTraining):
             self._set("epochs", 3.0)
 
     def _faults(self) -> Iterator[str]:
-        if self.epochs is not None and self.steps is not None:
-            yield "train: give one of steps and epochs, not both"
         if self.optimizer == "nag":
             yield "train.optimizer: nag needs a momentum, which fine-tuning has not; use sgd, adam, adamw or muon, given nag"
 
@@ -245,15 +243,13 @@ class FinetuneEvalConfig(Section):
 
     KEY = "eval"
     batch_size: Size = key(64, "examples of a batch")
-    every_epochs: Positive | None = key(None, "epochs between evaluations; without every_steps too: once, at the end")
+    every_epochs: Positive | None = key(
+        None, "epochs between evaluations; without every_steps too: once, at the end", needs="every_steps=null"
+    )
     every_steps: Count | None = key(None, "updates between evaluations")
     checkpoint: Literal["last", "best"] = key("last", "weights that the figures are of")
     max_answer_length: Size = key(30, "SQuAD: tokens of the longest answer")
     null_score_diff_threshold: float = key(0.0, "SQuAD 2: no answer where its score is better by more than this")
-
-    def _faults(self) -> Iterator[str]:
-        if self.every_steps is not None and self.every_epochs is not None:
-            yield "eval: give at most one of every_steps and every_epochs"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class PhaseConfig(Section):
     p: float | None = key(None, "probability of the schedule")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
-    epochs: Positive | None = key(None, "epochs after which the phase ends")
+    epochs: Positive | None = key(None, "epochs after which the phase ends", needs="steps=null")
     plateau: PlateauConfig | None = key(None, "the phase ends when validation perplexity falls no more")
 
     def _prefix(self) -> str:
@@ -84,8 +84,6 @@ class PhaseConfig(Section):
     def _faults(self) -> Iterator[str]:
         if not self.name:
             yield "train.phases: a phase needs a name"
-        if self.steps is not None and self.epochs is not None:
-            yield f"{self._prefix()}steps: give at most one of steps and epochs"
         try:
             registry.lookup("skip", self.skip, f"{self._prefix()}skip")(self.p)
         except ConfigError as error:
@@ -423,7 +421,7 @@ class EvalConfig(ProtocolConfig):
     KEY = "eval"
     batch_size: Size = key(10, "parallel streams")
     every_steps: Count | None = key(None, "updates between evaluations")
-    every_epochs: Positive | None = key(None, "epochs between evaluations")
+    every_epochs: Positive | None = key(None, "epochs between evaluations", needs="every_steps=null")
     max_tokens: Count | None = key(None, "tokens of the validation split while training; the final figures use all")
     mask_seed: CountOrZero = key(0, "masked: seed of the tokens that are predicted, the same ones in every run")
     beams: Size = key(5, "translation: width of the beam")
@@ -434,7 +432,9 @@ class EvalConfig(ProtocolConfig):
     bleu_tokenize: Tokenization | None = key(
         None, "translation: tokens of BLEU, named as in sacreBLEU; null: its choice for the target language"
     )
-    max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
+    max_sentences: SizeOrZero | None = key(
+        None, "translation: sentences translated while training; null: all", needs={"0": "metric=loss"}
+    )
     metric: Literal["loss", "bleu"] = key(
         "loss", "what patience, plateau and the best checkpoint follow", needs={"bleu": "task=translation"}
     )
@@ -453,10 +453,6 @@ class EvalConfig(ProtocolConfig):
     def _faults(self) -> Iterator[str]:
         if self.max_length_a == 0 and self.max_length_b == 0:
             yield "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"
-        if self.metric == "bleu" and self.max_sentences == 0:
-            yield "eval.max_sentences: 0 translates nothing while training, but eval.metric: bleu judges translations"
-        if self.every_steps is not None and self.every_epochs is not None:
-            yield "eval: give at most one of every_steps and every_epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
