@@ -324,6 +324,4 @@ class Plateau(Schedule):
         return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best = state["best"]
-        self.waited = state["waited"]
-        self.divisions = state["divisions"]
+        vars(self).update(state)
