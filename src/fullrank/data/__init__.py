@@ -1,6 +1,6 @@
 """Text, sentence pairs and tasks, from files to batches.
 
-`tokenizers` and `language`: text to ids. `corpora`, `sources`, `builtin` and `invented`: known corpora and their source files.
+`tokenizers` and `language`: text to ids. `corpora`, `builtin` and `invented`: known corpora and their source files.
 `preparation` prepares a corpus once, pairs by `pairs`; `prepared` keeps it. `batches` and `padded_batches` need torch. `tasks`:
 GLUE and SQuAD.
 """
