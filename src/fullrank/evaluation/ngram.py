@@ -24,7 +24,13 @@ LARGEST_COUNT = 3  # counts above it have its discount
 
 
 def measure_ngrams(
-    train: Ids, texts: Sequence[Ids], *, vocab_size: int, start_id: int, order: int = 5, modified: bool = False
+    train: Ids,
+    texts: Sequence[Ids],
+    *,
+    vocab_size: int,
+    start_id: int,
+    order: int = 5,
+    modified: bool = False,
 ) -> list[list[float]]:
     """Perplexities per token of each text under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
 
@@ -34,22 +40,44 @@ def measure_ngrams(
     streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
     tokens = np.concatenate(streams).astype(np.int64)
     ends = np.cumsum(list(map(len, streams)))
-    trained, *parts = (np.arange(end - len(s) + order, end) for s, end in zip(streams, ends, strict=True))
+    places = []
+    for end, stream in zip(ends, streams, strict=True):
+        start = end - len(stream)
+        places.append(np.arange(start + order, end))
+    trained, *parts = places
     scored = np.concatenate(parts)
-    borders = np.cumsum(list(map(len, parts)))[:-1]
+    sizes = [len(part) for part in parts]
+    borders = np.cumsum(sizes)[:-1]
     grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
         history = np.concatenate([[0], grams[:-1]])
         grams = _number_pairs(history, tokens, vocab_size)
-        highest = _predict(history, grams, trained, scored, lower, modified)
-        for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
-            figures.append(math.exp(-np.log(probabilities).mean()))
+        highest = _predict(
+            history,
+            grams,
+            trained,
+            scored,
+            lower,
+            modified,
+        )
+        of_texts = np.split(highest, borders)
+        for figures, probabilities in zip(perplexities, of_texts, strict=True):
+            nll = -np.log(probabilities).mean()
+            figures.append(math.exp(nll))
         if n < order:
-            longer = _number_pairs(np.concatenate([[0], grams[:-1]]), tokens, vocab_size)
+            next_history = np.concatenate([[0], grams[:-1]])
+            longer = _number_pairs(next_history, tokens, vocab_size)
             _, firsts = np.unique(longer[trained], return_index=True)
-            lower = _predict(history, grams, trained[firsts], scored, lower, modified)
+            lower = _predict(
+                history,
+                grams,
+                trained[firsts],
+                scored,
+                lower,
+                modified,
+            )
     return perplexities
 
 
@@ -61,8 +89,10 @@ def _predict(
     history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
-    counts = np.bincount(grams[counted], minlength=grams.max() + 1)
-    taken = _choose_discounts(counts, modified)[np.minimum(counts, LARGEST_COUNT)]
+    number = grams.max() + 1
+    counts = np.bincount(grams[counted], minlength=number)
+    discounts = _choose_discounts(counts, modified)
+    taken = discounts[np.minimum(counts, LARGEST_COUNT)]
     different, firsts = np.unique(grams[counted], return_index=True)
     after = history[counted[firsts]]
     length = history.max() + 1
@@ -70,14 +100,19 @@ def _predict(
     left = np.bincount(after, taken[different], length)
     before = history[scored]
     total = totals[before]
-    mixed = (counts - taken)[grams[scored]] + left[before] * lower
-    return np.where(total > 0, mixed / np.maximum(total, 1), lower)
+    discounted = counts - taken
+    mixed = discounted[grams[scored]] + left[before] * lower
+    shares = mixed / np.maximum(total, 1)
+    return np.where(total > 0, shares, lower)
 
 
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
     number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
     once, twice = number[1:3]
-    share = once / (once + 2 * twice) if once else 0.5
+    if once:
+        share = once / (once + 2 * twice)
+    else:
+        share = 0.5
     discounts = [0.0] + [share] * LARGEST_COUNT
     for k in range(1, LARGEST_COUNT + 1):
         if modified and number[k]:

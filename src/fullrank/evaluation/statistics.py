@@ -30,13 +30,19 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     With two seeds an arm its t is up to 12.7: so little do two seeds say.
     None unless both have at least two, and where nothing scatters.
     """
-    if min(len(a), len(b)) < 2 or (max(a) == min(a) and max(b) == min(b)):
+    fewest = min(len(a), len(b))
+    if fewest < 2:
+        return None
+    a_scatters = max(a) != min(a)
+    b_scatters = max(b) != min(b)
+    if not (a_scatters or b_scatters):
         return None
     from scipy import stats
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
         warnings.simplefilter("ignore", RuntimeWarning)
-        ends = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+        test = stats.ttest_ind(b, a, equal_var=False)
+        ends = test.confidence_interval(0.95)
     return Interval(float(ends.low), float(ends.high))
 
 
@@ -48,11 +54,13 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
     differences = [y - x for x, y in zip(a, b, strict=True)]
     if len(differences) < 2:
         return None
-    if statistics.stdev(differences) <= _EQUAL * max(map(abs, (*a, *b))):
+    largest = max(map(abs, (*a, *b)))
+    if statistics.stdev(differences) <= _EQUAL * largest:
         return None
     from scipy import stats
 
-    ends = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    test = stats.ttest_1samp(differences, 0.0)
+    ends = test.confidence_interval(0.95)
     return Interval(float(ends.low), float(ends.high))
 
 
@@ -60,10 +68,14 @@ def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
     """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
     if len(curve) < 2:
         return None
-    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9))
+    end = interpolate(curve, 1)
+    before = interpolate(curve, 0.9)
+    return 1 - math.exp(end - before)
 
 
 def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
     """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
     steps, perplexities = np.array(curve, dtype=float).T
-    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))
+    place = share * steps[-1]
+    logarithms = np.log(perplexities)
+    return float(np.interp(place, steps, logarithms))
