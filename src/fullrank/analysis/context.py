@@ -152,11 +152,14 @@ def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bo
     """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
     read = rows[:, -length - scored :]
     if opening:
-        read = torch.cat((rows[:, :1], read[:, 1:]), dim=1)
+        first = rows[:, :1]
+        read = torch.cat((first, read[:, 1:]), dim=1)
     numbers = read.shape[1] * (model.vocab_size or _LARGE)  # logits of a row
     means = []
     for ids in read.split(max(1, _LOGITS // numbers)):
-        nll = model.nll(ids[:, :-1], ids[:, 1:])
+        inputs = ids[:, :-1]
+        targets = ids[:, 1:]
+        nll = model.nll(inputs, targets)
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()
 

@@ -145,8 +145,12 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
     nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
-    layers = [_compare(nll, np.stack(of_layer), alike) for of_layer, alike in zip(without, similarities, strict=True)]
-    return Heads(tuple(layers), nll, objective, texts[0].shape[1], loaded.attention_layers.weights)
+    layers = []
+    for of_layer, alike in zip(without, similarities, strict=True):
+        layers.append(_compare(nll, np.stack(of_layer), alike))
+    length = texts[0].shape[1]
+    weights = loaded.attention_layers.weights
+    return Heads(tuple(layers), nll, objective, length, weights)
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
@@ -182,8 +186,12 @@ def _compare(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> La
     intervals: list[Interval | None] = []
     for of_head in without:
         interval = compute_paired_interval(nll.tolist(), of_head.tolist())
-        intervals.append(interval and Interval(*(perplexity * np.expm1(interval)).tolist()))
-    change = perplexity * np.expm1((without - nll).mean(axis=1))
+        if interval is not None:
+            ends = [perplexity * math.expm1(end) for end in interval]
+            interval = Interval(*ends)
+        intervals.append(interval)
+    differences = (without - nll).mean(axis=1)
+    change = perplexity * np.expm1(differences)
     return LayerHeads(without, change, tuple(intervals), similarity)
 
 
@@ -200,19 +208,25 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
         )
     if getattr(model.own, "memory_length", 0):
         stream = tokens.flatten()[None]
-        batches = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
-        return "next tokens, with memory", list(batches)
-    objective, inputs, targets = "next tokens", tokens[:, :-1], tokens[:, 1:]
-    if model.mask_id is not None:
-        draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
-        draws[torch.isin(tokens, torch.tensor([*model.marks]))] = 2.0  # after all others
-        count = max(1, round(MASKED_SHARE * length))
-        chosen = draws.argsort(1)[:, :count]
-        masked = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, chosen, True)
-        objective = f"{count} masked tokens a text"
-        inputs, targets = tokens.masked_fill(masked, model.mask_id), tokens.masked_fill(~masked, IGNORED)
+        inputs = stream[:, :-1].split(length, 1)
+        targets = stream[:, 1:].split(length, 1)
+        return "next tokens, with memory", list(zip(inputs, targets, strict=True))
     rows = max(1, _AT_ONCE // length)
-    return objective, list(zip(inputs.split(rows), targets.split(rows), strict=True))
+    if model.mask_id is None:
+        inputs = tokens[:, :-1].split(rows)
+        targets = tokens[:, 1:].split(rows)
+        return "next tokens", list(zip(inputs, targets, strict=True))
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(tokens.shape, generator=generator)
+    marks = torch.tensor([*model.marks])
+    draws[torch.isin(tokens, marks)] = 2.0  # after all others
+    count = max(1, round(MASKED_SHARE * length))
+    chosen = draws.argsort(1)[:, :count]
+    masked = torch.zeros_like(tokens, dtype=torch.bool)
+    masked.scatter_(1, chosen, True)
+    inputs = tokens.masked_fill(masked, model.mask_id).split(rows)
+    targets = tokens.masked_fill(~masked, IGNORED).split(rows)
+    return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
 
 
 def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
@@ -233,7 +247,9 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
             out = layer.mixed.double() @ layer.values.double()
             flat = out.transpose(1, 2).flatten(0, 1).flatten(1)  # (B N, H D)
             total, product = sums.get(number, (0, 0))
-            sums[number] = (total + flat.sum(0), product + flat.T @ flat)
+            total = total + flat.sum(0)
+            product = product + flat.T @ flat
+            sums[number] = (total, product)
         tokens += len(flat)
     similarities = []
     for layer, (total, product) in zip(layers, sums.values(), strict=True):
@@ -242,7 +258,8 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
         blocks = covariance.unflatten(0, sizes).unflatten(2, sizes)
         square = blocks.square().sum((1, 3))
         norm = square.diagonal().sqrt()
-        similarities.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
+        norms = torch.outer(norm, norm).clamp_min(1e-300)
+        similarities.append((square / norms).cpu().numpy())
     return similarities
 
 

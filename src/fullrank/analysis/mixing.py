@@ -74,10 +74,14 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     together = torch.cat(matrices) if over_positions else matrices[0][None]
     m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
-    distance = torch.linalg.matrix_norm(m - identity).mean()
-    orthogonality = (m.mT @ m - identity).square().sum((1, 2)).mean()
+    distances = torch.linalg.matrix_norm(m - identity)
+    products = m.mT @ m
+    orthogonalities = (products - identity).square().sum((1, 2))
     deviation = m.std(0, correction=0).numpy() if over_positions else None
-    return LayerMixing(number, m.mean(0).numpy(), float(distance), float(orthogonality), deviation)
+    mean = m.mean(0).numpy()
+    distance = float(distances.mean())
+    orthogonality = float(orthogonalities.mean())
+    return LayerMixing(number, mean, distance, orthogonality, deviation)
 
 
 @measurement(
@@ -118,7 +122,13 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
+            place = {
+                **of_layer,
+                "from head": source,
+                "to head": target,
+                "last": last,
+            }
+            yield Record(place, "mixing", value)
 
 
 def find_checkpoints(folder: Path) -> dict[int, str]:

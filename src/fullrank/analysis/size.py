@@ -117,11 +117,16 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     keys: float = config.memory_length
     if not config.same_length:
         keys += (length + 1) / 2
-    stack = _Stack(config, [block.attention for block in model.blocks], keys)
-    linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
-    flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
-    memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
-    return _document(model, length, flops, {**_count_cache(stack.layers), "memory_per_text_fp32": memory})
+    layers = [block.attention for block in model.blocks]
+    stack = _Stack(config, layers, keys)
+    linear: float = 2 * _matrices(model)
+    linear += model.embedding.flops_per_token()
+    linear += model.output.flops_per_token()
+    of_memory = _memory_flops(model, length)
+    flops = _flops([stack], length, batch, linear, of_memory)
+    cache = _count_cache(layers)
+    cache["memory_per_text_fp32"] = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
+    return _document(model, length, flops, cache)
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -133,10 +138,14 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
+    layers = [block.attention for block in encoder.blocks]
+    stack = _Stack(encoder.config, layers, length, causal=False)
     of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token() + share * of_output
-    return _document(model, length, _flops([stack], length, batch, linear))
+    linear = 2 * _matrices(encoder)
+    linear += encoder.embedding.flops_per_token()
+    linear += share * of_output
+    flops = _flops([stack], length, batch, linear)
+    return _document(model, length, flops)
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -167,7 +176,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     flops = {name: source[name] + target[name] for name in source}
     of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
     cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
-    return _document(model, length, {**flops, "source": source, "target": target}, cache)
+    by_side = {**flops, "source": source, "target": target}
+    return _document(model, length, by_side, cache)
 
 
 def _document(

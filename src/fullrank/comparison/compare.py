@@ -93,7 +93,8 @@ class Row:
     def is_above(self, model: str) -> bool:
         """True if its perplexity is above that of a model that only counts: `unigram` words, or `fourgram`."""
         for split in SPLITS:
-            mean, counted = self.mean(PERPLEXITY, split), read_counted(self.first, split, model)
+            mean = self.mean(PERPLEXITY, split)
+            counted = read_counted(self.first, split, model)
             if mean is not None and counted is not None and mean > counted:
                 return True
         return False
@@ -148,7 +149,11 @@ class Group:
             return []
         means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
         measured = [row for row in self.comparable_rows if means[row.slot] is not None]
-        return sorted(measured, key=lambda row: means[row.slot] or 0.0, reverse=self.measure.higher)
+        return sorted(
+            measured,
+            key=lambda row: means[row.slot] or 0.0,
+            reverse=self.measure.higher,
+        )
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -235,7 +240,12 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     slots = range(len(rows), len(rows) + len(seeds))
     unfinished = map(Row, name_rows(seeds), slots, seeds)
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(tuple(rows), tuple(groups), tuple(unfinished), tuple(left_out))
+    return Comparison(
+        tuple(rows),
+        tuple(groups),
+        tuple(unfinished),
+        tuple(left_out),
+    )
 
 
 def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
@@ -244,7 +254,9 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     names = name_rows(seeds)
     if table is not None:
         names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
-    return list(map(Row, names, range(len(seeds)), seeds, number_texts(seeds), parts))
+    slots = range(len(seeds))
+    texts = number_texts(seeds)
+    return list(map(Row, names, slots, seeds, texts, parts))
 
 
 def _name_part(run: Run, table: str | None) -> str:
@@ -283,10 +295,10 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     repeats: Counter[tuple[str, int | None]] = Counter()
     for run in runs:
         settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-        training = str(
-            [sorted(settings.items()), [run.get(key) for key in ("scale", "recipe", "row")], identify_text(run)]
-        )
-        rows.setdefault((training, repeats[training, run.seed]), []).append(run)
+        place = [run.get(key) for key in ("scale", "recipe", "row")]
+        training = str([sorted(settings.items()), place, identify_text(run)])
+        number = repeats[training, run.seed]
+        rows.setdefault((training, number), []).append(run)
         repeats[training, run.seed] += 1
     return [tuple(row) for row in rows.values()]
 
@@ -363,7 +375,8 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     after = row.values(measure, split)
     if not after or not before or row.text != base.text:
         return None
-    base_figures, figures = list(before.values()), list(after.values())
+    base_figures = list(before.values())
+    figures = list(after.values())
     mean = statistics.fmean(base_figures)
     change = measure.compare(statistics.fmean(figures), mean)
     if change is None:
@@ -379,7 +392,12 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     if ends is not None:
         low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
         interval = (low, high)
-    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
+    labels = {
+        **row.labels,
+        "split": split,
+        "checkpoint": "final",
+        "baseline": base.name,
+    }
     unit = "points" if measure.higher else "share"
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 

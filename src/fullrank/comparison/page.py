@@ -156,7 +156,12 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
             baseline = group.find_baseline(row)
             runs += [_describe_run(row, run, baseline) for run in row.runs]
     unfinished = [
-        {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+        {
+            "folder": str(run.folder),
+            "name": run.name,
+            "seed": run.seed,
+            "problems": list(run.problems),
+        }
         for run in compared.unfinished_runs
     ]
     return {
@@ -277,7 +282,8 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
-    headings = [blocks.Heading(name, left=True) for name in ("key", *(row.name for row in rows))]
+    names = ["key", *(row.name for row in rows)]
+    headings = [blocks.Heading(name, left=True) for name in names]
     different, shared = [], []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]

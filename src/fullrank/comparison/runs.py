@@ -190,7 +190,16 @@ def read_run(folder: Path) -> Run:
     except InputError as error:
         problems.append(str(error))
     name = str({**identity, **result}.get("name") or folder.resolve().name)
-    run = Run(folder, name, config, metrics or (), timing or (), result or None, tuple(problems), identity)
+    run = Run(
+        folder,
+        name,
+        config,
+        metrics or (),
+        timing or (),
+        result or None,
+        tuple(problems),
+        identity,
+    )
     if result and not run.has_figures:
         problem = "result.json holds no finite figure under `final`: the run diverged or the file is damaged"
         return dataclasses.replace(run, result=None, problems=(*problems, problem))

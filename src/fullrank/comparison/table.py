@@ -74,7 +74,15 @@ def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> I
         for checkpoint, heading in headings.items():
             where = {"split": split, "checkpoint": checkpoint}
             best = measure.extreme if group.ranking and checkpoint == "final" else ""
-            yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
+            yield Column(
+                f"{key}_mean",
+                heading,
+                where,
+                form,
+                f"{key}_deviation",
+                best,
+                group=name,
+            )
         yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
         yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
         for model, heading in COUNTING.items():
@@ -135,18 +143,33 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     unit = compared.measure.logged_unit
     validation: dict[str, tuple[str, Reader]] = {unit: (unit, compared.measure.read_logged)}
     if rows[0].first.task == TRANSLATION:
-        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
+        validation = {
+            "BLEU": ("BLEU", BLEU.read_logged),
+            "loss": ("nats per target token", _select("nll")),
+        }
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records] or [0.0]
         is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
         scale: Literal["linear", "log"] = "log" if is_wide else "linear"
         if records:
-            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
+            curve = dataclasses.replace(
+                _CURVE,
+                title=f"Validation {name}",
+                y_title=unit,
+                y_scale=scale,
+            )
+            yield curve, records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
-            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
+            curve = dataclasses.replace(
+                _CURVE,
+                title=title,
+                y_title=unit,
+                from_zero=key != "nll",
+            )
+            yield curve, records
 
 
 def _select(key: str) -> Reader:
@@ -160,9 +183,11 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
         for run in row.runs:
             points = np.array(_read_points(run, split, read))
             if len(points) > 1:
-                for block in np.array_split(points, min(len(points), _POINTS)):
+                blocks = min(len(points), _POINTS)
+                for block in np.array_split(points, blocks):
                     x, y = block.mean(axis=0)
-                    records.append(Record({"row": row.curve_name, "seed": run.seed, "x": x}, "value", y))
+                    place = {"row": row.curve_name, "seed": run.seed, "x": x}
+                    records.append(Record(place, "value", y))
     return records
 
 
