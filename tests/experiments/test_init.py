@@ -13,7 +13,7 @@ from fullrank.core.errors import InputError
 from fullrank.experiments import run as speed
 from fullrank.experiments import translation
 from fullrank.experiments.init import Request, choose_data, write_configuration
-from fullrank.experiments.run import Speed, train
+from fullrank.experiments.run import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]
@@ -42,11 +42,11 @@ def slow(monkeypatch) -> list[int]:
     """A machine that takes 10 µs and 1 ps a parameter for a token of training, and 2 s for an evaluation."""
     sizes = []
 
-    def measure(parts, clock, spend=1.0):
+    def measure(parts, spend=1.0):
         options = parts.options
         tokens = options.batch_tokens or options.batch_size * options.segment_length
         sizes.append(sum(p.numel() for p in parts.model.parameters()))
-        return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0)
+        return tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0
 
     monkeypatch.setattr(speed, "measure_speed", measure)
     translate = translation.translate_split  # of some sentences it is timed, and takes long

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,7 @@ import fullrank
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.load import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
-from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
-from fullrank.core.output import Output
 from fullrank.core.registry import lookup
 from fullrank.core.translator import Translator
 from fullrank.data import encode_file, load_tokenizer
@@ -499,15 +497,7 @@ def read_commit(package: Path) -> str | None:
 # -- speed of this machine ---------------------------------------------------------------------------------------------
 
 
-class Speed(NamedTuple):
-    """Seconds of a training step, and of one evaluation as it is done while training."""
-
-    step: float
-    evaluation: float
-
-
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A model on this machine: parameters (in all, and outside of its vocabulary), tokens and seconds of an update.
 
     judging: seconds of all evaluation.
@@ -520,47 +510,35 @@ class Trial:
     judging: float
 
 
-def try_training(
-    config: RunConfig, prepared: Prepared, evaluations: int, clock: Callable[[], float] | None = None
-) -> Trial:
-    """Build the model of a configuration on data that are prepared, and time it.
-
-    evaluations: while training. clock: None is the time of the processor for one thread, which other programs do not change,
-    else wall-clock time.
-    """
+def try_training(config: RunConfig, prepared: Prepared, evaluations: int) -> Trial:
+    """Build the model of a configuration on data that are prepared, and time it. evaluations: while training."""
     device, corpus, task = choose_device(config.train.device), prepared.corpus, task_of(config)
-    if clock is None:
-        is_alone = torch.get_num_threads() == 1 and device.type == "cpu"
-        clock = time.process_time if is_alone else time.perf_counter
     parts = task.parts(task.prepare(config, prepared.identity, True, silent), Path(), device)
-    speed = measure_speed(parts, clock)
+    step, evaluation = measure_speed(parts)
     unit = "pairs" if corpus.has_pairs else "tokens"
     valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
-    final = speed.evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
+    final = evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
     if isinstance(parts.model, Translator):
-        from fullrank.experiments.translation import Search, translate_split
+        from fullrank.experiments.translation import translate_split
 
-        some, began = min(16, valid), clock()
-        translate_split(parts.model, corpus, "valid", Search.from_config(config.eval), some)
-        final += (clock() - began) * (valid + test) / some
+        some, start = min(16, valid), time.perf_counter()
+        translate_split(parts.model, corpus, "valid", task.protocol(config), some)
+        final += (time.perf_counter() - start) * (valid + test) / some
+    counts = task.count_parameters(parts.model)
     return Trial(
-        parameters=sum(p.numel() for p in parts.model.parameters()),
-        body=count_body(parts.model),
+        parameters=counts["total"],
+        body=counts["total"] - counts["embedding"] - counts["output"],
         tokens=parts.batches.tokens_per_epoch / parts.batches.batches_per_epoch,
-        step=speed.step,
-        judging=final + evaluations * speed.evaluation,
+        step=step,
+        judging=final + evaluations * evaluation,
     )
 
 
-def count_body(model: Any) -> int:
-    """Parameters outside of the vocabulary: neither in an embedding nor in the output layer."""
-    tables = [module for module in model.modules() if isinstance(module, Input | Output)]
-    vocabulary = {id(p) for module in tables for p in module.parameters()}
-    return sum(p.numel() for p in model.parameters() if id(p) not in vocabulary)
+def measure_speed(parts: Parts, spend: float = 1.0) -> tuple[float, float]:
+    """Seconds of an update and of an evaluation while training, after training for about `spend` seconds.
 
-
-def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) -> Speed:
-    """Train for about `spend` seconds, then evaluate once, timed by `clock`. Afterwards the weights are worth nothing."""
+    Afterwards the weights are worth nothing.
+    """
     groups = parts.groups()
     optimizer = make_optimizer(parts.options.optimizer, groups, parts.options)
     parameters = [p for group in groups for p in group["params"]]
@@ -569,7 +547,7 @@ def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) 
     end = time.perf_counter() + spend
     parts.model.train()
     while len(times) < 4 or (time.perf_counter() < end and len(times) < 200):
-        begin, index = clock(), len(times) % parts.batches.batches_per_epoch
+        begin, index = time.perf_counter(), len(times) % parts.batches.batches_per_epoch
         position = TrainingPosition(step=len(times) + 1)
         loss = parts.objective(parts.batches.batch(0, index), carry if index else {}, position)
         loss.value.backward()
@@ -578,9 +556,9 @@ def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) 
         optimizer.zero_grad(set_to_none=True)
         carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
         synchronize(device_of(parts.model))
-        times.append(clock() - begin)
+        times.append(time.perf_counter() - begin)
     parts.model.eval()
-    begin = clock()
+    begin = time.perf_counter()
     with torch.no_grad():
         parts.evaluate(parts.model)
-    return Speed(statistics.median(times[1:]), clock() - begin)
+    return statistics.median(times[1:]), time.perf_counter() - begin
