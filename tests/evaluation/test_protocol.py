@@ -11,7 +11,7 @@ from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError
-from fullrank.experiments.measure import EvaluationProtocol, Flags, final_protocol, validation_protocol
+from fullrank.experiments.measure import EvaluationProtocol, change_evaluation, final_protocol, validation_protocol
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
 DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8}
@@ -61,15 +61,16 @@ def memory(length: int, segment: int = 512, streams: int = 10, **more: Any) -> d
     ],
 )
 def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
-    assert settings(final_protocol(config(model, **evaluation), Flags(**flags))) == expected
+    assert settings(final_protocol(change_evaluation(config(model, **evaluation), flags))) == expected
 
 
 @pytest.mark.parametrize(
     ("model", "evaluation", "said"),
     [
-        ({}, {"context": 512}, "eval.context: a window has context + stride tokens"),
-        ({}, {"clamp_length": 5}, "eval.clamp_length: goes with `model.position: relative`"),
-        (DECAYED, {"same_length": True}, "eval.same_length is True: "),
+        ({}, {"context": 512}, "stride: a window has context + stride tokens"),
+        ({"memory_length": 64}, {"context": 400}, "given memory_length 64; give one of the two (--memory-length 0)"),
+        ({}, {"clamp_length": 5}, "clamp_length: goes with `model.position: relative`"),
+        (DECAYED, {"same_length": True}, "same_length"),
     ],
 )
 def test_keys_that_exclude_each_other_are_refused(model, evaluation, said):
@@ -78,8 +79,8 @@ def test_keys_that_exclude_each_other_are_refused(model, evaluation, said):
     assert said in str(caught.value)
     for split in ("valid", "test"):  # of one split as of all
         with pytest.raises(FullRankError) as caught:
-            final_protocol(config(model, **{split: evaluation}), split=split)
-        assert said.replace("eval.", f"eval.{split}.", 1) in str(caught.value)
+            final_protocol(config(model, **{split: evaluation}), split)
+        assert said in str(caught.value)
 
 
 XL = {**RELATIVE, "memory_length": 150}
@@ -103,9 +104,9 @@ def test_each_split_has_its_own_protocol(model, evaluation, flags, valid, test):
     """Flags win over both; other texts (a training split) are read as `eval` says."""
     whole = config(model, **evaluation)
     for split, expected in (("valid", valid), ("test", test)):
-        assert settings(final_protocol(whole, Flags(**flags), split)) == expected
+        assert settings(final_protocol(change_evaluation(whole, flags, split), split)) == expected
     without = {key: value for key, value in evaluation.items() if key not in ("valid", "test")}
-    assert final_protocol(whole, split="train") == final_protocol(config(model, **without))
+    assert final_protocol(whole, "train") == final_protocol(config(model, **without))
 
 
 @pytest.mark.parametrize(
@@ -133,17 +134,17 @@ def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("flags", "honest"),
     [
-        (Flags(), False),
-        (Flags(stride=1), True),
-        (Flags(segment_length=1), True),
+        ({}, False),
+        ({"stride": 1}, True),
+        ({"segment_length": 1}, True),
     ],
 )
 def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
-    found = final_protocol(published(PUBLISHED), flags)
+    found = final_protocol(change_evaluation(published(PUBLISHED), flags))
     assert found.next_token is honest
     assert found.in_words().endswith(f"; {NOT_NEXT_TOKEN}") is not honest
     assert ("next-token" in found.in_words()) is not honest
     for attention in ({"kind": "multilinear"}, {"kind": "weighted"}):
-        plain = final_protocol(published(attention), flags)
+        plain = final_protocol(change_evaluation(published(attention), flags))
         assert plain.next_token
         assert "next-token" not in plain.in_words()

@@ -15,7 +15,7 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.experiments.measure import (
     Evaluation,
     EvaluationProtocol,
-    Flags,
+    change_evaluation,
     final_protocol,
     measure,
     validation_protocol,
@@ -171,14 +171,14 @@ def test_a_temperature_divides_the_logits():
 
 
 def test_the_temperature_of_a_protocol():
-    def protocol(split: str = "test", flags: Flags | None = None, **evaluation: Any) -> EvaluationProtocol:
-        return final_protocol(configuration({"eval": evaluation}), flags, split)
+    def protocol(split: str = "test", **evaluation: Any) -> EvaluationProtocol:
+        return final_protocol(configuration({"eval": evaluation}), split)
 
     plain = protocol()
     assert protocol(temperature=1.08).in_words() == f"{plain.in_words()}; logits divided by 1.08"
     assert protocol("valid", test={"temperature": 1.08}) == plain
     assert protocol(test={"temperature": 1.08}).temperature == 1.08
-    assert protocol(temperature=2, flags=Flags(temperature=1.0)) == plain
+    assert final_protocol(change_evaluation(configuration({"eval": {"temperature": 2}}), {"temperature": 1.0})) == plain
     assert validation_protocol(configuration({"eval": {"temperature": 3, "valid": {}}})).temperature == 1.0
     with pytest.raises(ConfigError, match=r"eval.temperature"):
         protocol(temperature=0)

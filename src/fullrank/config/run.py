@@ -443,13 +443,6 @@ class EvalConfig(ProtocolConfig):
     )
     test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs", needs="task=language_model")
 
-    def protocol_setting(self, name: str, split: str | None) -> tuple[Any, str]:
-        """The value of a key of the protocol for a split (None: of every other text), and the key that gives it."""
-        own = {"valid": self.valid, "test": self.test}.get(split or "")
-        if own is not None and getattr(own, name) is not None:
-            return getattr(own, name), f"eval.{split}.{name}"
-        return getattr(self, name), f"eval.{name}"
-
     def _faults(self) -> Iterator[str]:
         if self.max_length_a == 0 and self.max_length_b == 0:
             yield "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"

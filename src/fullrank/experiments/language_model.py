@@ -39,7 +39,6 @@ from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.measure import (
     Evaluation,
     EvaluationProtocol,
-    Flags,
     MaskedProtocol,
     check_block,
     check_length,
@@ -252,7 +251,7 @@ class LanguageModelTask(TextTask):
 
     def check(self, config: RunConfig) -> None:
         for split in _MEASURED:
-            protocol = self.protocol(config, split=split)
+            protocol = self.protocol(config, split)
             if protocol.kind != "memory":
                 check_block(config.model.most_tokens, protocol.segment_length)
 
@@ -263,8 +262,8 @@ class LanguageModelTask(TextTask):
             corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
         return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
 
-    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
-        return final_protocol(config, Flags(**(changes or {})), split)
+    def protocol(self, config: RunConfig, split: str = "test") -> Any:
+        return final_protocol(config, split)
 
     def build(self, config: Any) -> Any:
         """The model that is trained, as it is before training."""
@@ -280,7 +279,7 @@ class LanguageModelTask(TextTask):
         _check_positions(model, train_tokens // config.train.batch_size)
         check_length(model, while_training, len(validation))
         for split in _MEASURED:
-            protocol = self.protocol(config, split=split)
+            protocol = self.protocol(config, split)
             check_length(model, protocol, corpus.splits[split]["tokens"])
             divide_logits(model, protocol.temperature)  # refused where the output layer has no logits
 
@@ -362,8 +361,8 @@ class MaskedModelTask(LanguageModelTask):
     model = MaskedLanguageModel
     name = "masked_modeling"
 
-    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
-        return choose_masked_protocol(config, Flags(**(changes or {})))
+    def protocol(self, config: RunConfig, split: str = "test") -> Any:
+        return choose_masked_protocol(config)
 
     def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from fullrank.core.errors import InputError
 from fullrank.experiments.generation import encode_given, encode_prompt, write
 from fullrank.experiments.measure import (
-    Flags,
     Passage,
     apply_protocol,
+    change_evaluation,
     check_length,
     final_protocol,
     passages,
@@ -59,7 +59,7 @@ class FullRankLM(TemplateLM):
         super().__init__()
         folder = Path(str(path)).expanduser()
         config = open_causal(folder)
-        self.protocol = final_protocol(config, Flags.from_dict({"batch_size": streams, **protocol}))
+        self.protocol = final_protocol(change_evaluation(config, {"batch_size": streams, **protocol}))
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
         loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)

@@ -13,7 +13,7 @@ beginning is only read, and a stream one that a model with memory reads in segme
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -22,19 +22,16 @@ import torch
 from torch import Tensor
 
 from fullrank.config.finetune import TextFinetuneConfig
-from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, ProtocolConfig, RunConfig
+from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, EvalConfig, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
-from fullrank.core.errors import ConfigError, InputError, count_things
+from fullrank.core.errors import InputError, count_things
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
-from fullrank.core.section import Size
 from fullrank.data.padded_batches import batches_by_length
 from fullrank.training.device import all_reduce, device_of, rank, world_size
-
-_OF_MEMORY = ("memory_length", "same_length", "clamp_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,129 +100,80 @@ class EvaluationProtocol:
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(ProtocolConfig):
-    """Options of the command line about the protocol; None: as the configuration says."""
+def change_evaluation(config: RunConfig, changes: Mapping[str, Any], split: str = "test") -> RunConfig:
+    """`config` whose `eval` alone says how a split is read: the section of that split is laid on it, and `changes` on both.
 
-    batch_size: Size | None = None
-
-
-def _choose_settings(config: RunConfig, flags: Flags, split: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings by key, and the flags or keys that give them: a flag, else the key of the split or of `eval`, else training."""
-    trained = {
-        "segment_length": (config.train.segment_length, "train.segment_length"),
-        "memory_length": (config.model.memory_length, "model.memory_length"),
-        "same_length": (config.model.same_length, "model.same_length"),
-    }
-    settings, names = {}, {}
-    for key in PROTOCOL_KEYS:
-        flag = (getattr(flags, key), f"--{key.replace('_', '-')}")
-        configured = config.eval.protocol_setting(key, split)
-        chosen = [one for one in (flag, configured, trained.get(key, configured)) if one[0] is not None]
-        settings[key], names[key] = chosen[0] if chosen else configured
-    return settings, names
+    A change takes away what it excludes: a memory the window, another length of a segment the stride (or, with a stride, the
+    context). Raises ConfigError for keys that `eval` has not, or that do not go with the run.
+    """
+    settings = config.eval.to_dict()
+    sections = {name: settings.pop(name) or {} for name in ("valid", "test")}
+    settings |= {key: value for key, value in sections.get(split, {}).items() if value is not None}
+    if "segment_length" in changes and settings["context"] is not None:
+        settings["context" if "stride" in changes else "stride"] = None
+    if changes.get("memory_length"):
+        settings |= {"context": None, "stride": None}
+    return replace(config, eval=EvalConfig.from_dict({**settings, **changes}))
 
 
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
-    if config.eval.valid is not None:
-        return replace(final_protocol(config, split="valid"), temperature=1.0)
-    trained = {"memory_length": config.model.memory_length, "same_length": config.model.same_length}
-    segment_length = config.eval.segment_length or config.train.segment_length
-    return _make_protocol(config, {**trained, "segment_length": segment_length}, config.eval.batch_size)
+    if config.eval.valid is None:
+        as_trained: dict[str, Any] = dict.fromkeys(PROTOCOL_KEYS[1:])  # all but segment_length
+        config = replace(config, eval=replace(config.eval, **as_trained))
+    return replace(final_protocol(config, "valid"), temperature=1.0)
 
 
-def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
+def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol:
     """Protocol of a split's final figures: as `eval` and its section of that split say, else as the model was trained.
 
-    `flags` come before all of them; a flag wins over a key of the configuration that it excludes. Raises InputError for
-    settings that exclude each other, and for those that the model cannot have.
+    Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default.
+    Raises InputError for settings that exclude each other, and for those that the model cannot have.
     """
-    flags = flags or Flags()
-    settings, names = _choose_settings(config, flags, split)
-    _check_settings(config, flags, settings, names)
-    window = _choose_window(settings, names, flags)
-    if settings["memory_length"] and window:
-        name = names["context" if flags.stride is None else "stride"]
-        instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
+    config = change_evaluation(config, {}, split)
+    model, evaluation = config.model, config.eval
+    memory_length = model.memory_length if evaluation.memory_length is None else evaluation.memory_length
+    same_length = model.same_length if evaluation.same_length is None else evaluation.same_length
+    if evaluation.same_length and not memory_length and evaluation.memory_length is None:
         raise InputError(
-            f"{name}: a sliding window is for models without memory, given {names['memory_length']} "
-            f"{settings['memory_length']}; {instead}"
+            "eval.same_length: goes with a memory, and the text is read without one; give eval.memory_length "
+            "(--memory-length) too"
         )
-    settings |= {"context": None, "stride": None, **window}
-    return _make_protocol(config, settings, flags.batch_size or config.eval.batch_size)
-
-
-def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
-    if isinstance(config, TextFinetuneConfig):
-        for key in (*_OF_MEMORY, "temperature"):
-            if settings[key] not in (None, False, 0, 1):
-                raise InputError(
-                    f"{names[key]}: for models of ours, given {settings[key]} for {config.model.pretrained}; leave it out"
-                )
-        return
-    memory, same, clamp = (settings[key] for key in _OF_MEMORY)
-    if settings["temperature"] not in (None, 1) and config.model.output.normalize == "sigsoftmax":
+    clamp_length = evaluation.clamp_length
+    if not isinstance(config, TextFinetuneConfig):
+        with_memory(model, memory_length, same_length=same_length and memory_length > 0, clamp_length=clamp_length)
+    if clamp_length is None and model.position == "relative":
+        clamp_length = stage_options(model.attention.score).get("clamp_length")
+    segment_length = evaluation.segment_length or config.train.segment_length
+    context, stride = _choose_window(evaluation, segment_length)
+    if memory_length and stride:
         raise InputError(
-            f"{names['temperature']}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
+            f"eval.context, eval.stride: a sliding window is for models without memory, given memory_length {memory_length}; "
+            "give one of the two (--memory-length 0)"
         )
-    name = names["same_length"]
-    is_asked = flags.same_length or (name.startswith("eval.") and flags.memory_length is None)
-    if same and not memory and is_asked:
-        raise InputError(
-            f"{name}: goes with a memory, and the text is read without one; give --memory-length or eval.memory_length too"
-        )
-    if clamp is not None and config.model.position != "relative":
-        raise InputError(
-            f"{names['clamp_length']}: goes with model.position: relative, given model.position: {config.model.position}; "
-            "leave it out"
-        )
-    try:
-        with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
-    except ConfigError as error:
-        asked = [key for key in _OF_MEMORY if settings[key] and not names[key].startswith("model.")]
-        given = ", ".join(f"{names[key]} is {settings[key]}" for key in asked)
-        raise InputError("; ".join(f"{given}: {problem}" for problem in error.problems)) from error
-
-
-def _make_protocol(config: RunConfig, settings: dict[str, Any], streams: int) -> EvaluationProtocol:
-    """Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default."""
-    context, stride = settings.get("context"), settings.get("stride")
-    clamp_length = settings.get("clamp_length")
-    if clamp_length is None and config.model.position == "relative":
-        clamp_length = stage_options(config.model.attention.score).get("clamp_length")
-    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or settings["segment_length"]}
+    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or segment_length}
     if context and stride:
         reading = {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
-    elif settings["memory_length"]:
-        reading |= {key: settings[key] for key in ("memory_length", "same_length")}
-        reading |= {"kind": "memory", "streams": streams, "memory_start": config.model.memory_start}
-    temperature = settings.get("temperature") or 1.0
-    protocol = EvaluationProtocol(clamp_length=clamp_length, temperature=temperature, **reading)
-    return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
+    elif memory_length:
+        reading |= {"kind": "memory", "streams": evaluation.batch_size, "memory_start": model.memory_start}
+        reading |= {"memory_length": memory_length, "same_length": same_length}
+    protocol = EvaluationProtocol(clamp_length=clamp_length, temperature=evaluation.temperature or 1.0, **reading)
+    return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
-def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags) -> dict[str, int]:
-    """context and stride, nothing where no window slides; one that is not given is what is left of the segment."""
-    segment, context, stride = (settings[key] for key in ("segment_length", "context", "stride"))
-    if flags.memory_length and flags.context is None and flags.stride is None:
-        return {}
-    if flags.segment_length is not None:  # a flag wins: of the other two, the configuration gives at most one
-        if flags.context is None and flags.stride is not None:
-            context = None
-        elif flags.stride is None and context is not None:
-            stride = None
+def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:
+    """context and stride, None where no window slides; one that is not given is what is left of the segment."""
+    context, stride = evaluation.context, evaluation.stride
     if context is None and stride is None:
-        return {}
-    context = segment - stride if context is None else context
-    stride = segment - context if stride is None else stride
-    if context < 0 or stride < 1 or flags.segment_length not in (None, context + stride):
-        keys = [key for key in ("context", "stride", "segment_length") if settings[key] is not None]
+        return None, None
+    context = segment_length - (stride or 0) if context is None else context
+    stride = segment_length - context if stride is None else stride
+    if context < 0 or stride < 1:
         raise InputError(
-            f"{names[keys[0]]}: a window has context + stride tokens, and a stride of 1 or more; given are "
-            f"{', '.join(f'{names[key]} is {settings[key]}' for key in keys)}; change one of them"
+            "eval.context, eval.stride: a window has context + stride tokens, and a stride of 1 or more; given context "
+            f"{evaluation.context}, stride {evaluation.stride} and segment_length {segment_length}; change one of them"
         )
-    return {"context": context, "stride": stride}
+    return context, stride
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,20 +199,11 @@ class MaskedProtocol:
         )
 
 
-def choose_masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:
-    """Protocol of a masked model, while training and in the end; `flags` come before the configuration.
-
-    Raises InputError for flags that are about next tokens.
-    """
-    flags, train = flags or Flags(), config.train
-    for key in PROTOCOL_KEYS[1:]:
-        if getattr(flags, key):
-            raise InputError(
-                f"--{key.replace('_', '-')}: says how next tokens are read, and this run predicts masked ones "
-                "(train.objective: masked); leave it out"
-            )
+def choose_masked_protocol(config: RunConfig) -> MaskedProtocol:
+    """Protocol of a masked model, while training and in the end."""
+    train = config.train
     return MaskedProtocol(
-        segment_length=flags.segment_length or config.eval.segment_length or train.segment_length,
+        segment_length=config.eval.segment_length or train.segment_length,
         mlm_probability=train.mlm_probability,
         mask_replace_prob=train.mask_replace_prob,
         random_replace_prob=train.random_replace_prob,

@@ -31,6 +31,7 @@ from fullrank.core.registry import lookup
 from fullrank.core.translator import Translator
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
+from fullrank.experiments.measure import change_evaluation
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -293,15 +294,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
 
-    changes: keys of the protocol that are set otherwise, those of `Flags`, or for translations of `Search`.
+    changes: keys of `eval` that are set otherwise.
     """
-    config = open_run(folder)[0]
+    config = change_evaluation(open_run(folder)[0], changes, split)
     device, task = choose_device(device_name, "--device"), task_of(config)
-    if changes.get("batch_size") is not None:
-        evaluation = dataclasses.replace(config.eval, batch_size=changes["batch_size"])
-        config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name), ExitStack() as stack:
-        protocol = task.protocol(config, changes, split)
+        protocol = task.protocol(config, split)
         model = task.model.load(folder, checkpoint).to(device)
         if text is None:
             corpus = corpus_of(folder, split, say)

@@ -88,8 +88,8 @@ class TextTask(Task):
     model: Any  # the class of the model
     name: str | None = None  # in result.json; causal models have none
 
-    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
-        """The protocol of a split's final figures, a dataclass with `in_words`. changes: keys that are set otherwise."""
+    def protocol(self, config: RunConfig, split: str = "test") -> Any:
+        """The protocol of a split's final figures, a dataclass with `in_words`."""
         raise NotImplementedError
 
     def figures(
@@ -162,7 +162,7 @@ def training_parts(
     of result.json, after training.
     """
     config, device = data.config, device_of(model)
-    protocols = {split: task.protocol(config, split=split) for split in splits}
+    protocols = {split: task.protocol(config, split) for split in splits}
 
     def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, dict[str, Any]]:
         trained = task.model.load(folder, checkpoint).to(device)

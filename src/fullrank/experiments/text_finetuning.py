@@ -58,7 +58,7 @@ class TextFinetuning(LanguageModelTask):
         parts = super().parts(data, folder, device)
         model: Any = parts.model
         if not all_gather((folder / BEFORE).is_file())[0]:
-            protocols = {split: self.protocol(data.config, split=split) for split in SPLITS}
+            protocols = {split: self.protocol(data.config, split) for split in SPLITS}
             figures = {split: self.figures(data, model, split, protocol) for split, protocol in protocols.items()}
             if rank() == 0:
                 write_json(folder / BEFORE, {"figures": figures, "check": check_model(data.config, model)})

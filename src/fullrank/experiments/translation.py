@@ -184,8 +184,8 @@ class TranslationTask(TextTask):
     model = Translator
     name = "translation"
 
-    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
-        return dataclasses.replace(Search.from_config(config.eval), **(changes or {}))
+    def protocol(self, config: RunConfig, split: str = "test") -> Any:
+        return Search.from_config(config.eval)
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
@@ -204,7 +204,7 @@ class TranslationTask(TextTask):
         model = Translator(config.model).to(device)
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
-        validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
+        validation, greedy = corpus.pairs("valid"), replace(self.protocol(config), beams=1)
         references = validation.target.read_lines()[:some]
         tokens = {"tokenize": config.eval.bleu_tokenize, "language": corpus.target.name}
 
