@@ -96,7 +96,7 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
                     words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
                 command = [sys.executable, "-m", "fullrank", "train", recipe, *words, "--out", str(folder)]
                 if row is not None:
-                    command += ["--row", row, "--scale", str(resolved.scale), "--reuse", str(out)]
+                    command += ["--row", row, "--scale", str(resolved.scale)]
                 changed = differences(resolved.config, recipe, row, resolved.scale)
                 trained = {"recipe": recipe, "row": row, "scale": resolved.scale, "settings": changed, "seed": seed}
                 setting, is_recorded = (

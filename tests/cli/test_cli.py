@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,43 +171,6 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
     code, said = fails(*words, "--rows", "c")
     assert code == 2
     assert "no row 'c'" in said
-
-
-def test_rows_that_are_one_training_are_trained_once(text, tmp_path):
-    """Each is measured as its row says; the second is a whole run, which needs the first no more."""
-    table, out = tmp_path / "table.yaml", tmp_path / "out"
-    rows = "  window: {{set: {{eval.test.context: 5}}, paper: {{test: 2.0}}}}\n  b: "
-    table.write_text(RECIPE.replace("  b: ", rows).format(text=text), encoding="utf-8")
-    words = ["reproduce", table, "--out", out, "--rows", "plain,window", "--quiet"]
-    shown = json.loads(succeeds(*words, "--json"))
-    assert [run["paper"] for run in shown["runs"]] == [{"valid": 3.0, "test": 3.0}, {"test": 2.0}]
-    plain, window = out / "plain-seed1", out / "window-seed1"
-    results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in (plain, window)]
-    assert results[0]["training"] is None
-    assert (results[1]["training"]["folder"], results[1]["training"]["row"]) == (str(plain), "plain")
-    for name in ("metrics.jsonl", "timing.jsonl"):  # a second training would take another time
-        assert (plain / name).read_bytes() == (window / name).read_bytes()
-    assert results[0]["final"]["valid"] == results[1]["final"]["valid"]
-    assert results[0]["final"]["test"] != results[1]["final"]["test"]
-    shutil.rmtree(plain)
-    found = json.loads(succeeds("eval", window, "--json"))
-    assert found["nll"] == pytest.approx(results[1]["final"]["test"]["nll"], rel=1e-9)
-    assert found["protocol_settings"]["context"] == 5
-    (window / "result.json").unlink()  # stopped before its end: goes on there
-    succeeds("train", window, "--quiet")
-    again = json.loads((window / "result.json").read_text(encoding="utf-8"))
-    assert (again["training"], again["final"]) == (results[1]["training"], results[1]["final"])
-    # now `window` is the one that has the training
-    succeeds("train", table, "--row", "plain", "--out", tmp_path / "alone", "--reuse", tmp_path / "out", "--quiet")
-    alone = json.loads((tmp_path / "alone" / "result.json").read_text(encoding="utf-8"))
-    assert (alone["training"], alone["final"]) == (results[1]["training"], results[0]["final"])
-    assert (tmp_path / "alone" / "timing.jsonl").read_bytes() == (window / "timing.jsonl").read_bytes()
-    # a checkpoint that was changed is not taken over
-    weights = (window / "checkpoints" / "best").resolve() / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
-    code, said = fails(*words)
-    assert code == 2
-    assert "does not match its checksum" in said
 
 
 @pytest.mark.parametrize(

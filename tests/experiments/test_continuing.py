@@ -17,7 +17,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.experiments.run import resume, train
-from fullrank.experiments.run_folder import started
+from fullrank.experiments.run_folder import start_from_run
 
 TEXT = "the cat sat on a mat and saw one dog run to an old red hat while birds sang in tall green trees"
 WORDS = TEXT.split()
@@ -96,24 +96,24 @@ def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     assert_same_training(tmp_path / "part", whole)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"model": {"hidden_size": 16}}, "model.hidden_size"),
-        ({"data": {"tokens": "character"}}, "data.tokens"),
-        ({"train": {"objective": "masked"}}, "train.start"),
-    ],
-)
-def test_what_the_weights_do_not_fit(home, short, tmp_path, changes, key):
-    raw = begun_from(home, short, tmp_path, steps=3)
-    raw = {section: {**raw[section], **changes.get(section, {})} for section in raw}
-    with pytest.raises(InputError, match=f"^{key}"):
-        started(Resolved(build(raw), "mine", stated=raw))
+def test_what_is_stated_is_laid_on_the_model_of_the_run(home, short, tmp_path):
+    raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.2}}}
+    config = start_from_run(Resolved(build(raw), "mine", stated=raw)).config
+    assert (config.model.dropout.residual, config.model.hidden_size, config.data.tokens) == (0.2, 8, "word")
+
+
+def test_what_the_weights_do_not_fit(home, short, tmp_path):
+    raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"hidden_size": 16}}
+    with pytest.raises(InputError, match="embedding"):
+        trained(tmp_path / "wide", raw)
+    raw = begun_from(home, short, tmp_path, steps=3, objective="masked")
+    with pytest.raises(InputError, match=r"^train\.start"):
+        start_from_run(Resolved(build(raw), "mine", stated=raw))
 
 
 def test_a_run_goes_on_by_its_own_configuration(short):
     raw = read_yaml(short / "config.yaml")
     raw["train"] |= {"start": str(short), "steps": 20}
-    config = started(Resolved(build(raw), "mine", stated=raw)).config
+    config = start_from_run(Resolved(build(raw), "mine", stated=raw)).config
     assert isinstance(config, RunConfig)
     assert (config.model, config.train.steps) == (build(read_yaml(short / "config.yaml")).model, 20)

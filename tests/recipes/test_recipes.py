@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from fullrank.cli import main
-from fullrank.config.load import list_shipped, load, resolve_any, select_rows, tables
-from fullrank.experiments.run_folder import training_of
+from fullrank.config.load import flatten, list_shipped, load, resolve_any, select_rows, tables
+from fullrank.config.run import PROTOCOL_KEYS
+from fullrank.experiments.measure import validation_protocol
+from fullrank.seal import MOVABLE
 
 RECIPES = [name for name in list_shipped() if not name.startswith(("demo/", "best/"))]
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
@@ -28,12 +30,20 @@ def test_the_papers_tables_are_all_there():
     assert sorted(name for table in TABLES for name in tables(table)) == RECIPES
 
 
+def describe_training(config):
+    """What is trained and how it is judged while training: equal where only final figures differ."""
+    final = tuple(f"eval.{key}" for key in ("valid", "test", *PROTOCOL_KEYS)) if config.task == "language_model" else ()
+    judged = validation_protocol(config) if final else None
+    settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
+    return repr(({key: value for key, value in settings.items() if not (final and key.startswith(final))}, judged))
+
+
 def test_rows_and_the_trainings_that_they_share():
     """As the papers' tables repeat each other: the same model in a table of models and in those of ablations."""
     by_training = {}
     for name in list_shipped():
         for row in load(name).rows if "paper" in load(name).scales else ():
-            by_training.setdefault(training_of(resolve_any(name, row, "paper").config), set()).add((name, row))
+            by_training.setdefault(describe_training(resolve_any(name, row, "paper").config), set()).add((name, row))
     groups = {frozenset(group) for group in by_training.values() if len(group) > 1}
     mixes = ("plain", "a", "b")
     t7, t8, t9, t10 = (f"mixhead/table{n}" for n in (7, 8, 9, 10))

@@ -283,10 +283,6 @@ Checkpoint = Annotated[str, Option(help="Of a run: best, last, or average, as `f
 Checkpoints = Annotated[str, Option(metavar="A,B", help="The same; of several the mean of their probabilities.")]
 Runs = Annotated[list[Path], Argument(metavar="DIR", help="A run folder; of several the mean of their probabilities.")]
 Source = Annotated[str | None, Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")]
-Reuse = Annotated[
-    Path | None,
-    Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),
-]
 Quiet = Annotated[bool, Option("--quiet", help="No progress.")]
 Run = Annotated[Path, Argument(metavar="DIR", help="A run folder.")]
 Model = Annotated[
@@ -338,7 +334,6 @@ class RunOptions:
     """A run that is trained: its folder, its kernel, and what is told of it."""
 
     out: Annotated[Path | None, Option(help="The run folder; runs/... if not given.")] = None
-    reuse: Reuse = None
     kernel: Kernel = "auto"
     quiet: Quiet = False
     json: Json = False

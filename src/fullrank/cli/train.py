@@ -130,20 +130,20 @@ def train(
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.load import Resolved
-    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, started
+    from fullrank.experiments.run_folder import default_folder, open_any, start_from_run
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config))
     folder, out, quiet, json = Path(choice.config), options.out, options.quiet, options.json
-    changes = [choice.settings, choice.row, choice.scale, out, from_run, options.reuse, options.kernel != "auto"]
+    changes = [choice.settings, choice.row, choice.scale, out, from_run, options.kernel != "auto"]
     is_run = _is_whole_run(folder, changes)
     resolved: Resolved[RunConfig | FinetuneConfig]
     if is_run:
         resolved = Resolved(open_any(folder)[0], choice.config)
     else:
         begins = [] if from_run is None else [f"train.start={from_run}"]
-        resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begins]), out))
+        resolved = start_from_run(_check(replace(choice, overrides=[*(choice.overrides or []), *begins]), out))
         folder = out or default_folder(resolved)
     config = resolved.config
     if until is not None and isinstance(config, FinetuneConfig):
@@ -151,7 +151,7 @@ def train(
     if procs > 1:
         context.params |= {"config": choice.config}
         _train_together(context)
-    from fullrank.comparison.runs import find_runs, read_run
+    from fullrank.comparison.runs import read_run
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
@@ -160,10 +160,7 @@ def train(
     if is_run:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        trained = {} if options.reuse is None else find_finished_trainings(find_runs(options.reuse))
-        result = train_model(
-            resolved, folder, kernel_name=options.kernel, quiet=quiet, say=progress, trained=trained, until=until
-        )
+        result = train_model(resolved, folder, kernel_name=options.kernel, quiet=quiet, say=progress, until=until)
     if not is_main_process():
         return
     if until is not None:
@@ -270,9 +267,8 @@ def reproduce(
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours.
 
-    A stopped command goes on when it is given again. Rows that are one training are trained once, also those of other tables,
-    and of runs in runs/ that have finished: the others are evaluated, each by its own protocol. A figure (mixhead/figure1,
-    mixhead/figure3, skip-cross-head/table3) trains rows of tables, then measures them as `fullrank analyze` does.
+    A stopped command goes on when it is given again. A figure (mixhead/figure1, mixhead/figure3, skip-cross-head/table3)
+    trains rows of tables, then measures them as `fullrank analyze` does.
     """
     from fullrank.config.load import is_finetuning, load, read_figures, select_rows, tables
 
@@ -307,7 +303,6 @@ def reproduce(
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
         progress=silent if quiet else show_progress,
-        among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
     folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
     if figure is not None:
@@ -409,8 +404,6 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
             f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
         )
     exclude("--text", "trains a model", [name for name in ("row", "scale") if getattr(choice, name)])
-    if options.reuse is not None:
-        raise InputError("--reuse: for `fullrank train`; leave it out")
     overrides, wanted = choice.settings, read_seeds(seeds)
     of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
     arms = [arm for seed in of_seed for arm in resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)]

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,14 +37,10 @@ from fullrank.experiments.run_folder import (
     check_usable,
     claim,
     default_folder,
-    find_finished_trainings,
-    find_training,
     open_any,
     open_run,
     read_result,
-    started,
-    take_over,
-    training_of,
+    start_from_run,
 )
 from fullrank.experiments.task import Parts, Prepared, Say
 from fullrank.files import sha256_of, silent, visible, write_json
@@ -108,57 +104,42 @@ def train(
     kernel_name: str = "auto",
     quiet: bool = False,
     say: Say = print,
-    trained: Mapping[str, Path] | None = None,
     until: int | None = None,
 ) -> dict[str, Any]:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
-    trained: finished runs (`find_finished_trainings`). Where one of them has this very training, it is taken over, and the
-    model is measured as this configuration says. until: pause after this update; nothing is measured then, and the result is
-    empty.
+    until: pause after this update; nothing is measured then, and the result is empty.
     """
-    resolved = started(resolved)
+    resolved = start_from_run(resolved)
     config = absolute(resolved.config)
-    task_of(config).check(config)
+    task = task_of(config)
+    task.check(config)
     device = prepare_machine(config.train)
     with process_group(device), ExitStack() as exits:
         with main_process_first():
-            start = prepare_run(config, resolved, folder, kernel_name, say if rank() == 0 else silent, trained or {})
-            result = claim_folder(start, folder, say, exits) if rank() == 0 else None
+            tell = say if rank() == 0 else silent
+            prepared = prepare_run(task, config, resolved, folder, kernel_name, tell)
+            result = claim_folder(prepared, folder, say, exits) if rank() == 0 else None
         if all_gather(result is not None)[0]:
             return result or {}
-        return fit_run(start, folder, device, quiet=quiet, until=until, say=say)
-
-
-@dataclass(frozen=True)
-class Start:
-    """A run whose data are ready. identity: its run.json. source: the run whose training it takes over."""
-
-    task: Any
-    prepared: Prepared
-    identity: Mapping[str, Any]
-    source: Path | None
+        return fit_run(task, prepared, folder, device, quiet=quiet, until=until, say=say)
 
 
 def prepare_run(
-    config: AnyConfig,
-    resolved: Resolved[AnyConfig],
-    folder: Path,
-    kernel_name: str,
-    say: Say,
-    trained: Mapping[str, Path],
-) -> Start:
-    """Prepare the data of a run, and say in its identity what it is trained on."""
+    task: Any, config: AnyConfig, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str, say: Say
+) -> Prepared:
+    """Prepare the data of a run; its identity says what it is trained on and how."""
     check_usable(folder)
-    task = task_of(config)
-    has_checkpoint = (folder / "checkpoints" / "last").exists()
-    has_begun = is_run(folder) and (has_checkpoint or (folder / "metrics.jsonl").exists())
+    has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
     recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
-    prepared = task.prepare(config, recorded, resolved.scale != "paper", say)
+    prepared: Prepared = task.prepare(config, recorded, resolved.scale != "paper", say)
     if recorded and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
     identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **prepared.identity}
+    identity["training"] = recorded.get(
+        "training"
+    )  # of a run of an earlier version, the one whose training it took over
     if isinstance(config, RunConfig) and config.train.parts:
         identity["parts"] = recorded.get("parts") or {
             name: lookup("training_part", name).identify(identity, **settings)
@@ -169,38 +150,28 @@ def prepare_run(
         if identity["start"] is None:
             weights, _ = find(Path(config.train.start), "best")
             identity["start"] = {"folder": config.train.start, "sha256": sha256_of(weights)}
-    source = None
-    identity["training"] = recorded.get("training") if has_checkpoint else None
-    if not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
-        identity["training"] = find_training(source)
-    return Start(task, prepared, identity, source)
+    return dataclasses.replace(prepared, identity=identity)
 
 
-def claim_folder(start: Start, folder: Path, say: Say, exits: ExitStack) -> dict[str, Any] | None:
+def claim_folder(prepared: Prepared, folder: Path, say: Say, exits: ExitStack) -> dict[str, Any] | None:
     """Make `folder` the home of the run, locked until `exits` end; the result.json of a run that is finished."""
     exits.enter_context(lock_folder(folder))
-    config = start.prepared.config
-    if claim(folder, config, start.identity):
-        result = read_result(folder)
-        if result is not None:
-            say(f"{folder}: already finished")
-            return result
-    else:
-        start.prepared.save(folder)
-    if start.source is not None:
-        take_over(start.source, folder, config)
-        say(f"{folder}: trained already as {start.source}; only its figures are measured")
+    if not claim(folder, prepared.config, prepared.identity):
+        prepared.save(folder)
+    elif (result := read_result(folder)) is not None:
+        say(f"{folder}: already finished")
+        return result
     return None
 
 
 def fit_run(
-    start: Start, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
+    task: Any, prepared: Prepared, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
     """Train and measure a run; the first of several processes writes its result.json."""
-    config, corpus, identity, is_first = start.prepared.config, start.prepared.corpus, start.identity, rank() == 0
+    config, corpus, identity, is_first = prepared.config, prepared.corpus, prepared.identity, rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(config.train.seed)
-        parts = start.task.parts(start.prepared, folder, device)
+        parts = task.parts(prepared, folder, device)
         options, settings, observers = parts.options, config.to_dict(), []
         if is_first:
             if remark := remark_on_precision(options.precision, device):
@@ -409,25 +380,18 @@ def reproduce(
     kernel_name: str = "auto",
     quiet: bool = False,
     say: Say = print,
-    among: Sequence[Path] = (),
     progress: Say | None = None,
 ) -> None:
     """Train the runs that are not finished; one that was stopped is resumed.
 
     progress: hears which run begins, in place of `say`.
-    Rows that are one training are trained once, also where that was done by a run in one of the folders `among`.
     """
-    from fullrank.comparison.runs import find_runs
-
-    folders = [*(run for root in among for run in find_runs(root)), *(cell.folder for cell in planned)]
-    trained = find_finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
     for number, cell in enumerate(planned, start=1):
-        remark = (lambda _: None) if cell.finished else say
+        remark = silent if cell.finished else say
         if not cell.finished:
             (progress or say)(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
-        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark, trained=trained)
-        trained = {**find_finished_trainings([cell.folder]), **trained}
+        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------

@@ -5,18 +5,17 @@ Importing this file imports no torch, so that a folder that is no run is refused
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, to_yaml
-from fullrank.config.run import PROTOCOL_KEYS, RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import digest, read_json, write_bytes, write_json, write_text
-from fullrank.seal import MOVABLE, check_run, is_run, read_identity, seal_run
+from fullrank.files import read_json, write_json, write_text
+from fullrank.seal import check_run, is_run, read_identity
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
@@ -118,10 +117,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 # -- a training that begins with the weights of a run ------------------------------------------------------------------
 
 
-def started(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfig | FinetuneConfig]:
-    """The configuration with the model and the tokens of the run in `train.start`, with whose weights it begins.
+def start_from_run(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfig | FinetuneConfig]:
+    """The configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
 
-    InputError for a run that is not finished, and for a stated key by which the weights or the vocabulary would not fit.
+    What is stated about the model is laid on it. InputError for a run that is not finished, or of another task.
     """
     config = resolved.config
     if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.stated is None:
@@ -136,66 +135,11 @@ def started(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfi
         raise InputError(
             f"train.start: {folder} is a {other.task.replace('_', ' ')}, and this training is of another task"
         )
-    data = {"tokens": load_tokenizer(folder).kind, **dict.fromkeys(("min_count", "max_vocabulary"))}
+    data = {"tokens": load_tokenizer(folder).kind, "min_count": None, "max_vocabulary": None}
     data |= {key: getattr(other.data, key) for key in ("lowercase", "sos")}
-    theirs, ours = other.to_dict()["model"], config.to_dict()
-    wanted, own = flatten({"model": theirs, "data": data}), flatten(other.to_dict())
-    for key in flatten({section: resolved.stated.get(section) or {} for section in ("model", "data")}):
-        given = flatten(ours).get(key)
-        if key in wanted and not key.startswith("model.dropout") and given not in (wanted[key], own[key]):
-            raise InputError(
-                f"{key}: the weights and the vocabulary of {folder} (train.start) have {wanted[key]!r}, given {given!r}; leave "
-                "it out"
-            )
-    raw = merge(merge(resolved.stated, {"data": data}), {"model": theirs})
-    raw["model"] = merge(raw["model"], {"dropout": (resolved.stated.get("model") or {}).get("dropout") or {}})
+    model = merge(other.to_dict()["model"], resolved.stated.get("model") or {})
+    raw = merge(resolved.stated, {"data": data, "model": model})
     return dataclasses.replace(resolved, config=build(raw), stated=raw)
-
-
-# -- one training of several rows --------------------------------------------------------------------------------------
-
-
-def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] | None = None) -> str:
-    """Digest of what is trained and how it is judged while training: equal where only final figures differ.
-
-    identity: the run.json of a run; its text, vocabulary and kernel count too.
-    """
-    from fullrank.experiments.measure import validation_protocol
-
-    settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
-    if isinstance(config, RunConfig) and config.task == "language_model":
-        apart = ("valid", "test")
-        final = tuple(f"eval.{key}" for key in (*apart, *PROTOCOL_KEYS))
-        settings = {key: value for key, value in settings.items() if not key.startswith(final)}
-        settings["validation"] = dataclasses.asdict(validation_protocol(config))
-    own = ("text", "vocabulary", "kernel", "parts", "start")
-    return digest([settings, [(identity or {}).get(key) for key in own]])
-
-
-def find_finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:
-    """The first finished run of each training in `folders`, by `training_of`."""
-    trainings: dict[str, Path] = {}
-    for folder in folders:
-        if is_run(folder) and read_result(folder) and (folder / "checkpoints" / "last").is_symlink():
-            with contextlib.suppress(FullRankError):  # changed, or of another version
-                trainings.setdefault(training_of(*open_any(folder)), folder)
-    return trainings
-
-
-def find_training(folder: Path) -> dict[str, Any]:
-    """The entry `training` of a run that takes over the training of the finished run in `folder`."""
-    result = read_result(folder) or {}
-    origin = {key: result.get(key) for key in ("recipe", "row", "environment")}
-    return result.get("training") or {"folder": str(folder), **origin}
-
-
-def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig) -> None:
-    """Make the finished training in `source` that of the run in `folder`, which measures it otherwise."""
-    from fullrank.training.checkpoint import take_over_checkpoints
-
-    for name in ("metrics.jsonl", "timing.jsonl"):
-        write_bytes(folder / name, (source / name).read_bytes())
-    take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal_run(folder, config.to_dict()))
 
 
 def sort_by_table(folders: Sequence[Path]) -> list[Path]:

@@ -504,24 +504,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
-    """Make the checkpoints in `source` those of `folder` too, under the seal `run`; either folder may be deleted later.
-
-    `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
-    """
-    for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
-        files, _, state = verify_checkpoint(path)
-        target = folder / path.relative_to(source)
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for name in files:
-            _link_or_copy(path / name, target / name)
-        write_record(target, tuple(files), state, run)
-    for link in ("previous", "best", "last"):
-        if (linked := _read_link(source, link)) is not None:
-            _link(folder, link, linked)
-
-
 # -- the mean of kept weights ------------------------------------------------------------------------------------------
 
 
