@@ -1,6 +1,6 @@
 """Which bottleneck a model is in: training, heads, output layer, memory; each with what to try.
 
-Each check measures the model, its limits judge the measured value, and `Check.settings` are what to try.
+Each check measures the model, and its limits judge the measured value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.files import read_json
 from fullrank.models import LoadedModel
-from fullrank.records import Plot, Record, Table, find_measurement
+from fullrank.records import find_measurement
 from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section, join_words
 from fullrank.render.page import build_blocks
 from fullrank.text import Text
@@ -40,6 +40,13 @@ _IDLE = 0.001  # of the perplexity
 _QUOTES = 4  # measurements that are quoted for an advice
 
 Verdict = Literal["bottleneck", "perhaps", "no bottleneck", "not measured"]
+_MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 4}
+_LATENT_MIXTURE = [*(f"model.output.{key}={value}" for key, value in _MIXTURE.items()), "model.output.latent=residual"]
+_LITTLE_DATA = (
+    ["train.weight_decay=1.0", "train.optimizer=adamw"],
+    ["train.partial_shuffle=true"],
+    ["model.dropout.words=0.2"],
+)
 _BADGES = {"bottleneck": "bad", "perhaps": "open", "no bottleneck": "good", "not measured": "quiet"}
 
 
@@ -89,21 +96,21 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """Figures that a check has measured of a model.
+    """What a check found of a model.
 
-    value: it is compared with the limits of the check; None: too little was read. sure: compared with the limit of a
-    bottleneck in place of `value`. words: sentences with the figures, which are for JSON. advice: commands and lines of Python.
+    value: the limits of the check judge it; None: too little was read. sure: compared with the limit of a bottleneck in place
+    of `value`. words: sentences with the figures, which are for JSON. blocks: tables and plots. trainings: to try, each a list
+    of overrides. verdict, advice: of `Check.examine`; advice is commands and lines of Python.
     """
 
     value: float | None
     words: Sequence[str]
     figures: Mapping[str, Any] = field(default_factory=dict)
     sure: float | None = None
-    records: Sequence[Record] = ()
-    tables: tuple[Table, ...] = ()
-    plots: tuple[Plot, ...] = ()
-    advice: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+    trainings: Sequence[Sequence[str]] = ()
     verdict: Verdict = "not measured"
+    advice: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Check:
 
     name: in JSON. title: on the page. short: in the headline. measure raises InputError where nothing can be measured.
     bottleneck, perhaps: a value above the limit has this verdict. quantity: the value in words.
-    settings: of trainings to try, each a list of overrides. injection: options of `fr.inject` to try.
+    injection: options of `fr.inject` to try.
     """
 
     name: str
@@ -122,7 +129,6 @@ class Check:
     measure: Callable[[Subject], Finding]
     bottleneck: float
     perhaps: float = math.inf
-    settings: Callable[[Subject], Sequence[Sequence[str]]] = lambda subject: ()
     injection: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -146,9 +152,7 @@ class Check:
             verdict = "perhaps"
         else:
             return replace(finding, verdict="no bottleneck")
-        advice = [*finding.advice]
-        for overrides in self.settings(subject):
-            advice += subject.write_training(overrides)
+        advice = [line for overrides in finding.trainings for line in subject.write_training(overrides)]
         if self.injection and subject.loaded.own is None:
             options = ", ".join(f"{key}={value!r}" for key, value in self.injection.items())
             advice.append(f"fr.inject(model, {options})  # then fine-tune")
@@ -156,19 +160,18 @@ class Check:
 
     def build_section(self, finding: Finding) -> Section:
         """The section of a page."""
-        blocks: list[Block] = [Paragraph(sentence) for sentence in finding.words]
-        blocks.append(Paragraph(self.rule, "note"))
-        blocks += build_blocks(finding.tables, finding.plots, list(finding.records))
-        blocks += [Code(line, "" if index else "What to try") for index, line in enumerate(finding.advice)]
+        sentences = [Paragraph(sentence) for sentence in finding.words]
+        advice = [Code(line, "" if index else "What to try") for index, line in enumerate(finding.advice)]
+        blocks: list[Block] = [*sentences, Paragraph(self.rule, "note"), *finding.blocks, *advice]
         return Section(self.title, blocks, self.name, finding.verdict, _BADGES[finding.verdict])
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings of a model, one for each of `CHECKS`."""
+    """The checks of a model, each with what it found."""
 
     subject: Subject
-    findings: Sequence[Finding]
+    findings: Sequence[tuple[Check, Finding]]
 
     @property
     def headline(self) -> str:
@@ -180,8 +183,7 @@ class Diagnosis:
                 f"{subject.unigram:,.1f}): train it first, nothing below tells of a bottleneck yet"
             )
         for verdict, verb in (("bottleneck", "is"), ("perhaps", "may be")):
-            pairs = zip(CHECKS, self.findings, strict=True)
-            if phrases := [check.short for check, finding in pairs if finding.verdict == verdict]:
+            if phrases := [check.short for check, finding in self.findings if finding.verdict == verdict]:
                 return f"{name} {verb} bound by {join_words(phrases)}"
         return f"No bottleneck was found in {name}"
 
@@ -189,7 +191,7 @@ class Diagnosis:
         """One JSON document."""
         subject = self.subject
         findings = {}
-        for check, finding in zip(CHECKS, self.findings, strict=True):
+        for check, finding in self.findings:
             content = {key: getattr(finding, key) for key in ("verdict", "words", "figures", "advice")}
             findings[check.name] = {**content, "rule": check.rule}
         return {
@@ -212,14 +214,12 @@ class Diagnosis:
             f"Source: {subject.loaded.source}, {subject.num_parameters:,} parameters, read on {subject.text.name} in segments "
             f"of {subject.text.segment_length:,} tokens."
         )
-        pairs = list(zip(CHECKS, self.findings, strict=True))
-        verdicts = [(check.title, finding.verdict) for check, finding in pairs]
         return Page(
             f"Which bottleneck is {subject.loaded.name} in?",
             "fullrank diagnose",
             self.headline,
-            [Paragraph(facts), Facts(verdicts, "tiles")],
-            [check.build_section(finding) for check, finding in pairs],
+            [Paragraph(facts), Facts([(check.title, finding.verdict) for check, finding in self.findings], "tiles")],
+            [check.build_section(finding) for check, finding in self.findings],
         )
 
 
@@ -231,14 +231,14 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     tokens = list(itertools.islice(text.ids(), wanted))
     text = replace(text, read=lambda: iter([tokens]))
     run = read_run(model.folder) if model.source == "run" and model.folder is not None else None
-    rows, perplexity = text.rows(TEXTS), None
+    perplexity = None
     if "logits" in model.has:
-        perplexity = math.exp(nats_per_token(model, rows).mean())
+        perplexity = math.exp(nats_per_token(model, text.rows(TEXTS)).mean())
     subject = Subject(model, text, run, perplexity, unigram_perplexity(tokens))
     findings = []
     for check in CHECKS:
-        findings.append(check.examine(subject))
-        reading.say(f"{check.title}: {findings[-1].verdict}")
+        findings.append((check, check.examine(subject)))
+        reading.say(f"{check.title}: {findings[-1][1].verdict}")
     return Diagnosis(subject, findings)
 
 
@@ -287,8 +287,10 @@ def measure_reading(subject: Subject) -> Finding:
         if gain is not None and gain > STILL_FALLING:
             words.append(f"Its validation perplexity falls by {gain:.1%} in the last tenth of training.")
         figures = {"fourgram_perplexity": fourgrams, "late_gain": gain}
+    steps = run and run.get("steps")
+    longer = [[f"train.steps={2 * steps}"]] if steps else []
     signs = len(words)
-    return Finding(signs, words or ["It predicts better than counting does."], figures)
+    return Finding(signs, words or ["It predicts better than counting does."], figures, trainings=longer)
 
 
 def measure_overfitting(subject: Subject) -> Finding:
@@ -302,7 +304,7 @@ def measure_overfitting(subject: Subject) -> Finding:
     last = valid[-1][1]
     ratio = math.exp(last - late)
     words = [f"The last validation loss is {last:.3f}, that of training {late:.3f}: {ratio:.2f} of its perplexity."]
-    return Finding(ratio, words, {"train_nll": late, "valid_nll": last, "ratio": ratio})
+    return Finding(ratio, words, {"train_nll": late, "valid_nll": last, "ratio": ratio}, trainings=_LITTLE_DATA)
 
 
 def read_curve(run: Run, split: str, key: str) -> list[tuple[float, float]]:
@@ -335,8 +337,9 @@ def measure_attention(subject: Subject) -> Finding:
         "effective_rank_before_mixing_by_layer": before,
     }
     value = mean / size if size < read.length else 0.0
-    plots = find_measurement("spectrum").plots
-    return Finding(value, words, figures, records=list(read.to_records()), plots=plots)
+    blocks = build_blocks((), find_measurement("spectrum").plots, list(read.to_records()))
+    larger = [["model.attention.mix=position_wise"], [f"model.head_dim={2 * dim}"]]
+    return Finding(value, words, figures, blocks=blocks, trainings=larger)
 
 
 def measure_output(subject: Subject) -> Finding:
@@ -372,7 +375,8 @@ def measure_output(subject: Subject) -> Finding:
         "vocab_size": read.vocab_size,
         "effective_rank_beside_mean": used,
     }
-    return Finding(value, [*explain_rank(read), *words], figures)
+    trainings = (_LATENT_MIXTURE, ["model.output.normalize=sigsoftmax"])
+    return Finding(value, [*explain_rank(read), *words], figures, trainings=trainings)
 
 
 def measure_context(subject: Subject) -> Finding:
@@ -387,8 +391,14 @@ def measure_context(subject: Subject) -> Finding:
     perplexity = {str(n): perplexity for n, perplexity in use.perplexity.items()}
     texts = len(use.nll[reach])
     figures = {"perplexity": perplexity, "reach": reach, "scored": use.scored, "texts": texts}
+    trainings = []
+    if subject.loaded.own is not None:  # a longer memory, and where the order of the text allows none, that order, too
+        longer = max(2 * subject.loaded.own.config.memory_length, subject.text.segment_length)
+        memory = [f"model.memory_length={longer}"]
+        trainings = [memory if subject.write_training(memory) else [*memory, "train.order=contiguous"]]
     sure = 0.0 if interval is None else interval.low
-    return Finding(gain, words, figures, sure, list(use.to_records()), plots=(CONTEXT_PLOT,))
+    blocks = build_blocks((), (CONTEXT_PLOT,), list(use.to_records()))
+    return Finding(gain, words, figures, sure, blocks, trainings)
 
 
 def measure_heads(subject: Subject) -> Finding:
@@ -408,72 +418,42 @@ def measure_heads(subject: Subject) -> Finding:
         "similarity": [layer.redundancy for layer in read.layers],
     }
     shown = find_measurement("heads")
-    records = list(read.to_records())
-    return Finding(idle / len(changes), words, figures, records=records, tables=shown.tables, plots=shown.plots)
+    blocks = build_blocks(shown.tables, shown.plots, list(read.to_records()))
+    trainings = [["model.attention.cross_head=0.1"]]
+    return Finding(idle / len(changes), words, figures, blocks=blocks, trainings=trainings)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
-
-
-def train_longer(subject: Subject) -> Sequence[Sequence[str]]:
-    """Two times as many steps."""
-    steps = subject.run and subject.run.get("steps")
-    return [(f"train.steps={2 * steps}",)] if steps else ()
-
-
-def enlarge_heads(subject: Subject) -> Sequence[Sequence[str]]:
-    """Mixed heads, or fewer and larger ones."""
-    return [("model.attention.mix=position_wise",), (f"model.head_dim={2 * subject.head_dim}",)]
-
-
-def lengthen_memory(subject: Subject) -> Sequence[Sequence[str]]:
-    """A memory of two times the length, and where the order of the text does not allow one, that order, too."""
-    if subject.loaded.own is None:
-        return ()
-    longer = max(2 * subject.loaded.own.config.memory_length, subject.text.segment_length)
-    memory = f"model.memory_length={longer}"
-    return [(memory,) if subject.write_training((memory,)) else (memory, "train.order=contiguous")]
-
-
-_MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 4}
-_LATENT_MIXTURE = [*(f"model.output.{key}={value}" for key, value in _MIXTURE.items()), "model.output.latent=residual"]
-_LITTLE_DATA = (
-    ("train.weight_decay=1.0", "train.optimizer=adamw"),
-    ("train.partial_shuffle=true",),
-    ("model.dropout.words=0.2",),
-)
 
 CHECKS = (
     Check(
         "reading", "Reading", "too little reading",
         "signs of it, of perplexity above that of counting words, or 4-grams for its run, and a validation perplexity that "
         f"falls by more than {STILL_FALLING:.0%} in the last tenth of training",
-        measure_reading, bottleneck=0, settings=train_longer,
+        measure_reading, bottleneck=0,
     ),
     Check(
         "overfits", "Overfitting", "learning its text by heart",
         "the last validation perplexity of its run over that of training in the last tenth of the steps",
-        measure_overfitting, bottleneck=2, perhaps=1.5, settings=lambda subject: _LITTLE_DATA,
+        measure_overfitting, bottleneck=2, perhaps=1.5,
     ),
     Check(
         "attention", "Small heads", "heads that are small for the length",
         "the effective rank over the dimensions of a head, where these are fewer than the tokens of a segment",
-        measure_attention, bottleneck=1, perhaps=1 / 2, settings=enlarge_heads, injection={"mix": "position_wise"},
+        measure_attention, bottleneck=1, perhaps=1 / 2, injection={"mix": "position_wise"},
     ),
     Check(
         "output", "Output layer", "a single softmax over the vocabulary",
         "the effective rank beside the mean over the hidden dimensions, of a layer whose rank is bounded",
         measure_output, bottleneck=math.inf, perhaps=1 / 2, injection={"output": _MIXTURE},
-        settings=lambda subject: (_LATENT_MIXTURE, ("model.output.normalize=sigsoftmax",)),
     ),
     Check(
         "context", "Context", "the length of its context",
         "nats per token by which the last step to more context lowers the nll; for a bottleneck its whole 95 % interval",
-        measure_context, bottleneck=_USEFUL, perhaps=_USEFUL, settings=lengthen_memory,
+        measure_context, bottleneck=_USEFUL, perhaps=_USEFUL,
     ),
     Check(
         "heads", "Redundant heads", "heads that it does not need", "the share of heads that can be taken out",
         measure_heads, bottleneck=1 / 2, perhaps=1 / 4, injection={"cross_head": 0.1},
-        settings=lambda subject: (("model.attention.cross_head=0.1",),),
     ),
 )  # fmt: skip
