@@ -29,7 +29,7 @@ from fullrank.data.tasks import (
     squad_windows,
 )
 from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
-from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
+from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, finish_loss
 from fullrank.files import write_json
 from fullrank.training.checkpoint import load_weights
@@ -145,7 +145,7 @@ class GlueBenchmark:
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
         """The scores of a split; its predictions are written to `folder`, a line for each example."""
         table, labels = torch.stack(logits), split.targets.numpy()
-        predictions = predict_labels(table)
+        predictions = (table[:, 0] if self.labels is None else table.argmax(-1)).numpy()
         if folder is not None and rank() == 0:
             lines = ["index\tlabel\tprediction\n"]
             for number, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
@@ -158,27 +158,12 @@ class GlueBenchmark:
 
 
 def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int | None) -> Encoded:
-    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
-
-    InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.
-    """
-    check_length(pretrained, max_length)
+    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first."""
     sides = [list(side) for side in zip(*texts, strict=True)]
-    tokenizer, least = pretrained.tokenizer, len(sides)
-    special = tokenizer.num_special_tokens_to_add(pair=len(sides) == 2)
-    if max_length is not None and max_length < special + least:
-        raise InputError(
-            f"data.max_length: at least {special + least}, of which {special} are special tokens of this encoder, given "
-            f"{max_length}"
-        )
+    tokenizer = pretrained.tokenizer
     encoded = tokenizer(*sides, truncation="longest_first", max_length=max_length, return_attention_mask=True)
     names = [name for name in encoded if name in ("input_ids", "token_type_ids", "attention_mask")]
     return Encoded({name: encoded[name] for name in names}, padding_of(tokenizer))
-
-
-def predict_labels(logits: Tensor) -> np.ndarray:
-    """The likeliest label of each row; where there is one output, the number itself."""
-    return (logits[:, 0] if logits.shape[1] == 1 else logits.argmax(-1)).numpy()
 
 
 # -- SQuAD -------------------------------------------------------------------------------------------------------------
@@ -210,7 +195,6 @@ class SquadBenchmark:
 
     def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
         data, tokenizer = self.config.data, pretrained.tokenizer
-        check_length(pretrained, data.max_length)
         keys = ("max_length", "doc_stride", "max_query_length")
         windows = squad_windows(source.rows, tokenizer, **{key: getattr(data, key) for key in keys})
         inputs: dict[str, Any] = {
@@ -319,11 +303,6 @@ def benchmark_of(config: FinetuneConfig) -> Benchmark:
     return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
 
 
-def load_encoder(benchmark: Benchmark) -> PretrainedEncoder:
-    """The encoder with the output layer of a benchmark."""
-    return load_pretrained(benchmark.config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
-
-
 class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
@@ -343,7 +322,10 @@ class Finetuning(Task):
 
         config: FinetuneConfig = data.config
         benchmark, evaluation = benchmark_of(config), config.eval
-        pretrained = load_encoder(benchmark)
+        pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
+        limit, most = pretrained.max_length, config.data.max_length
+        if limit is not None and most is not None and most > limit:
+            raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {most}")
         model = pretrained.model.to(device)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
         train, dev = splits["train"], splits["dev"]

@@ -40,6 +40,7 @@ from fullrank.experiments.measure import (
     Evaluation,
     EvaluationProtocol,
     MaskedProtocol,
+    Tally,
     check_block,
     check_length,
     choose_first,
@@ -433,17 +434,13 @@ def measure_masked(
     In the precision around the call: while training that of training, for final figures fp32.
     """
     check_block(model.max_length, min(len(ids), protocol.segment_length))
-    device = next(model.parameters()).device
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    hits = torch.zeros((), dtype=torch.int64, device=device)
-    tokens = 0
+    device = device_of(model)
+    tally, hits = Tally(device, sums=all_reduce), torch.zeros(1, dtype=torch.int64, device=device)
     with evaluating(model):
         for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
             if batch.tokens and index % world_size() == rank():
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask).flatten(0, 1)[batch.at]
-                nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
+                tally.add(model.output.nll(hidden[None], batch.targets[None]))
                 hits += (choose_first(model, hidden) == batch.targets).sum()
-                tokens += batch.tokens
-    nll, correct, read = all_reduce(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
-    return Evaluation(nll, int(read), correct=int(correct))
+    return dataclasses.replace(tally.total(), correct=int(all_reduce(hits)))

@@ -251,7 +251,7 @@ class Tally:
         targets = self._nats.new_tensor(self._targets)
         nats, tokens = self.sums(torch.stack((self._nats, targets))).tolist()
         if tokens == 0:
-            raise InputError("nothing to evaluate: the text has no tokens")
+            raise InputError("nothing to evaluate: no token of the text is scored")
         return Evaluation(nats, int(tokens))
 
 
@@ -279,8 +279,6 @@ def figures(
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     """
     nats, tokens = evaluation.nll, evaluation.tokens
-    if tokens < 1:
-        raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
     result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
     result["tokens"] = tokens
     if line_starts is not None:

@@ -51,13 +51,13 @@ def load_pretrained(
 
     outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
     with load.quiet(), load.explain_errors(f"{key}: no encoder", _ENCODERS):
+        known = _read_configuration(config, outputs)
         if config.pretrained == "random":
             auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
-            known, tokenizer = _random_configuration(transformers, outputs), _random_tokenizer(transformers)
+            tokenizer = _random_tokenizer(transformers)
         else:
             auto, where = _CLASSES[kind], load.location_of(config.pretrained)
             options = {"revision": config.revision} if config.revision else {}
-            known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **outputs, **options)
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         injected = holds_injected(config, known)
         model, loading = load.load_weights(
@@ -81,6 +81,19 @@ def load_pretrained(
     return PretrainedEncoder(model.eval(), tokenizer, load.find_longest_text(model), tuple(sorted(fresh)))
 
 
+def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) -> Any:
+    """The configuration of transformers, with entries about its output layer."""
+    import transformers
+
+    from fullrank.hf.load import location_of
+
+    if config.pretrained == "random":
+        return _random_configuration(transformers, outputs)
+    return transformers.AutoConfig.from_pretrained(
+        location_of(config.pretrained), revision=config.revision or "main", trust_remote_code=False, **outputs
+    )
+
+
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
     """Entries of a configuration of transformers about its output layer, whatever task it was saved for."""
     if kind == "answers":
@@ -98,13 +111,6 @@ def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
             f"model.pretrained: {name}: its tokenizer has no padding token; set pad_token and save it there"
         )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-
-
-def check_length(pretrained: PretrainedEncoder, max_length: int | None) -> None:
-    """InputError where the encoder reads fewer tokens than `data.max_length` says."""
-    limit = pretrained.max_length
-    if limit is not None and max_length is not None and max_length > limit:
-        raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {max_length}")
 
 
 def padding_of(tokenizer: Any) -> dict[str, int]:
@@ -159,14 +165,10 @@ def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> dict
         kind, task = "answers" if config.data.answers else "classification", config.data.label
         outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with load.quiet(), load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
-        if name == "random":
-            known = _random_configuration(transformers, outputs)
-        elif name == "bert-base-uncased":
+        if name == "bert-base-uncased":
             known = transformers.BertConfig(**outputs)  # whose defaults are that model's
         else:
-            known = transformers.AutoConfig.from_pretrained(
-                load.location_of(name), revision=config.model.revision or "main", trust_remote_code=False, **outputs
-            )
+            known = _read_configuration(config.model, outputs)
         with torch.device("meta"):
             model = getattr(transformers, _CLASSES[kind]).from_config(known)
             plain = model.num_parameters()

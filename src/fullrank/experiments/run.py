@@ -486,10 +486,11 @@ def try_training(config: RunConfig, prepared: Prepared, evaluations: int) -> Tri
         some, start = min(16, valid), time.perf_counter()
         translate_split(parts.model, corpus, "valid", task.protocol(config), some)
         final += (time.perf_counter() - start) * (valid + test) / some
-    counts = task.count_parameters(parts.model)
+    sizes = {name: p.numel() for name, p in parts.model.named_parameters()}
+    vocabulary = [number for name, number in sizes.items() if "embedding." in name or "output." in name]
     return Trial(
-        parameters=counts["total"],
-        body=counts["total"] - counts["embedding"] - counts["output"],
+        parameters=sum(sizes.values()),
+        body=sum(sizes.values()) - sum(vocabulary),
         tokens=parts.batches.tokens_per_epoch / parts.batches.batches_per_epoch,
         step=step,
         judging=final + evaluations * evaluation,

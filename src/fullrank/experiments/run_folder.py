@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
+from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
@@ -35,23 +35,24 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
 def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     """The configuration with absolute paths, for any working directory; files of data are relative to `data.dir`."""
     raw = config.to_dict()
-    data, train = raw["data"], raw["train"]
+    model, data, train = raw["model"], raw["data"], raw["train"]
     base = Path(data["dir"] or ".").expanduser().resolve()
-    for section, key in ((data, "dir"), (data, "cache"), (train, "start")):
-        if section.get(key) is not None:
-            section[key] = str(Path(section[key]).expanduser().resolve())
-    if isinstance(config, FinetuneConfig | TextFinetuneConfig):
-        name = config.model.pretrained
-        if name not in ("minilm", "random") and Path(name).expanduser().is_dir():  # else a model on the hub
-            raw["model"]["pretrained"] = str(Path(name).expanduser().resolve())
-    if isinstance(config, FinetuneConfig):
-        return build_any(raw)
+    for section, key in ((data, "dir"), (data, "cache"), (train, "start"), (model, "pretrained")):
+        path = section.get(key)
+        if path is not None and (section is not model or _is_local_model(path)):
+            section[key] = str(Path(path).expanduser().resolve())
     for key in ("train", "valid", "test", "codes"):
-        if isinstance(data[key], list):
-            data[key] = [str(base / Path(path).expanduser()) for path in data[key]]
-        elif data[key] is not None:
-            data[key] = str(base / Path(data[key]).expanduser())
+        paths = data.get(key)
+        if isinstance(paths, list):
+            data[key] = [str(base / Path(path).expanduser()) for path in paths]
+        elif paths is not None:
+            data[key] = str(base / Path(paths).expanduser())
     return build_any(raw)
+
+
+def _is_local_model(name: str) -> bool:
+    """Neither a name of ours nor one on the hub."""
+    return name not in ("minilm", "random") and Path(name).expanduser().is_dir()
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
@@ -144,16 +145,13 @@ def start_from_run(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[R
 
 def sort_by_table(folders: Sequence[Path]) -> list[Path]:
     """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
-    positions: dict[Path, tuple[str, int]] = {}
-    for folder in folders:
-        try:
-            identity = read_identity(folder)
-            positions[folder] = identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
-        except (ValueError, KeyError, FullRankError):
-            positions[folder] = "", 0
-    if len({recipe for recipe, _ in positions.values()}) > 1:
+    try:
+        identities = {folder: read_identity(folder) for folder in folders}
+        (recipe,) = {identity["recipe"] for identity in identities.values()}
+        rows = list(load(recipe).rows)
+        return sorted(folders, key=lambda folder: rows.index(identities[folder]["row"]))
+    except (ValueError, KeyError, FullRankError):
         return list(folders)
-    return sorted(folders, key=lambda folder: positions[folder][1])
 
 
 # -- claiming --------------------------------------------------------------------------------------------------------
