@@ -114,7 +114,6 @@ def test_units_and_vocabularies(tmp_path):
     [
         ("", {}, "is empty"),
         ("a line\n" * 100, {}, "2,000"),
-        ("a line\n" * 1000, {"task": "translation", "tokens": "byte"}, "--tokens"),
         ("a line\n" * 1000, {"task": "translation"}, "two languages"),
     ],
 )

@@ -7,7 +7,6 @@ What the rules were measured by stands in docs/own_text.md. No torch is imported
 
 from __future__ import annotations
 
-import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import yaml
 from fullrank.config.run import SIZES, DataConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import files_of
-from fullrank.files import open_text, write_text
+from fullrank.files import open_text, visible, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.run import Trial
@@ -67,87 +66,27 @@ class Amounts:
 
 
 def write_configuration(request: Request, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
-    """Write the configuration to `out` and return it. InputError for bad requests or texts, and where `out` exists."""
-    check_request(request)
-    if out.exists() and not force:
-        raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    data = choose_pairs(request) if request.task == "translation" else choose_text(request)
-    if request.tokens:
-        data["tokens"] = request.tokens
-    config, lines = settle(data, request, out, say)
-    write_text(out, "\n".join(lines) + "\n")
-    return config
+    """Write the configuration that the rules make of a text for a training on this machine, and return it.
 
-
-def check_request(request: Request) -> None:
-    """InputError for options that are not allowed, or not for this task."""
+    InputError for bad requests, for texts that are too short, and where `out` exists.
+    """
     if not 0 < request.minutes < math.inf:
         raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
-    if request.task == "translation":
-        if request.tokens in ("character", "byte"):
-            raise InputError(f"--tokens: word or bpe for --task translation, given {request.tokens}")
-        if len(request.texts) > 2:
-            raise InputError(f"TEXT: of translations a prefix or two files, given {len(request.texts)}")
-
-
-def choose_text(request: Request) -> dict[str, Any]:
-    """The data section of a text, whose files can be read."""
-    if [*request.texts] == ["builtin"] and not Path("builtin").exists():
-        return {"name": "builtin"}
-    names = [str(Path(text).expanduser().absolute()) for text in request.texts]
-    config = DataConfig(name="text", train=list(request.texts))
-    for path in files_of(config, "train"):
-        open_text(path, "TEXT").close()
-    return {"name": "text", "train": names[0] if len(names) == 1 else names}
-
-
-def choose_pairs(request: Request) -> dict[str, Any]:
-    """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
-    paths = [Path(text).expanduser().resolve() for text in request.texts]
-    prefix = paths[0]
-    suffixes: Sequence[str] = request.languages or ()
-    if len(paths) == 2:
-        prefix = prefix.with_suffix("")
-        suffixes = [path.suffix[1:] for path in paths]
-    if not suffixes:
-        found = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
-        suffixes = sorted(path.suffix[1:] for path in found)
-    languages = set(suffixes) - {""}
-    if len(languages) != 2:
-        listed = ", ".join(suffixes) or "none"
-        raise InputError(
-            f"TEXT: {prefix}.* are {len(suffixes)} files ({listed}), not one for each of two languages; "
-            "give both files, or the suffixes as --source and --target"
-        )
-    for suffix in suffixes:
-        open_text(Path(f"{prefix}.{suffix}"), "TEXT").close()
-    data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
-    for split, name in (("valid", "valid"), ("valid", "val"), ("valid", "dev"), ("test", "test")):
-        beside = prefix.with_name(prefix.name.replace("train", name))
-        if beside == prefix:
-            continue
-        if all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
-            data.setdefault(split, str(beside))
-    return data
-
-
-# -- the values -----------------------------------------------------------------------------------------------------------
-
-
-def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConfig, list[str]]:
-    """The configuration that the rules make of a text for a training on this machine, and its lines of YAML with the reasons.
-
-    data: what is stated about the text. Raises InputError for texts that are too short.
-    """
-    import torch
-
-    from fullrank.experiments.run import task_of, try_training
-
-    has_pairs, seconds = data["name"] == "parallel", 60 * request.minutes
+    if out.exists() and not force:
+        raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
+    has_pairs, seconds = request.task == "translation", 60 * request.minutes
+    data = choose_pairs(request) if has_pairs else choose_text(request)
+    if request.tokens:
+        data["tokens"] = request.tokens
     first_rules = list(choose_data(data))
     if has_pairs:
         first_rules.append(("train.batch_tokens", 1024, ""))
     config = _build(data, first_rules)
+
+    import torch
+
+    from fullrank.experiments.run import task_of, try_training
+
     prepared = task_of(config).prepare(config, {}, True, say)
     have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
@@ -178,16 +117,51 @@ def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConf
     steps = max(_LEAST_STEPS, round(_count_read(trial, seconds, have) / trial.tokens))
     rules = list(choose_values(data, size, replace(amounts, steps=steps), prepared))
     duration = _STARTUP + steps * trial.step + trial.judging
-    texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
-        f"# Written by `fullrank init {texts}`: {trial.parameters:,} parameters, {have:,} tokens to train on.",
+        f"# Written by `fullrank init {visible(' '.join(request.texts))}`: {trial.parameters:,} parameters, {have:,} tokens to "
+        "train on.",
         f"# Takes about {duration / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
         "evaluation included:",
         f"#     fullrank train {out}",
         "# Each value is by a rule (docs/own_text.md); change what you like.",
         *_write_table(_lay(data, rules), {key: reason for key, _, reason in rules}),
     ]
-    return _build(data, rules), lines
+    write_text(out, "\n".join(lines) + "\n")
+    return _build(data, rules)
+
+
+def choose_text(request: Request) -> dict[str, Any]:
+    """The data section of a text, whose files can be read."""
+    if [*request.texts] == ["builtin"] and not Path("builtin").exists():
+        return {"name": "builtin"}
+    names = [str(Path(text).expanduser().absolute()) for text in request.texts]
+    for path in files_of(DataConfig(name="text", train=names), "train"):
+        open_text(path, "TEXT").close()
+    return {"name": "text", "train": names[0] if len(names) == 1 else names}
+
+
+def choose_pairs(request: Request) -> dict[str, Any]:
+    """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
+    paths = [Path(text).expanduser().resolve() for text in request.texts]
+    prefix, suffixes = paths[0], request.languages
+    if len(paths) == 2:
+        prefix, suffixes = prefix.with_suffix(""), (paths[0].suffix[1:], paths[1].suffix[1:])
+    if suffixes is None or len({*suffixes} - {""}) != 2 or len(paths) > 2:
+        raise InputError(
+            "TEXT: a file for each of two languages, whose names differ in their suffix; give both files, or what their names "
+            "have in common with the suffixes as --source and --target"
+        )
+    for suffix in suffixes:
+        open_text(Path(f"{prefix}.{suffix}"), "TEXT").close()
+    data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
+    for split, name in (("valid", "valid"), ("valid", "val"), ("valid", "dev"), ("test", "test")):
+        beside = prefix.with_name(prefix.name.replace("train", name))
+        if beside != prefix and all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
+            data.setdefault(split, str(beside))
+    return data
+
+
+# -- the values -----------------------------------------------------------------------------------------------------------
 
 
 def _count_read(trial: Trial, seconds: float, have: int) -> float:
@@ -213,19 +187,16 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
     """The values as lines of YAML: key, value and, as a comment, the reason."""
     lines = []
     for section, keys in values.items():
-        stated = {key: f"{key}: {_write_value(value)}" for key, value in keys.items()}
+        stated = {}
+        for key, value in keys.items():
+            line: str = yaml.safe_dump({key: value}, default_flow_style=True, allow_unicode=True, width=10_000)
+            stated[key] = line.strip()[1:-1]
         width = min(max(map(len, stated.values())), 44)
         lines.append(f"{section}:")
         for key, words in stated.items():
             reason = reasons.get(f"{section}.{key}", "given")
             lines.append(f"  {words:<{width}}  # {reason}")
     return lines
-
-
-def _write_value(value: Any) -> str:
-    style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
-    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
-    return text.removesuffix("\n...\n").strip()
 
 
 # -- the rules -----------------------------------------------------------------------------------------------------------
