@@ -107,8 +107,8 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     write_text(tmp_path, sentences=200)
     asked = []
 
-    def write_small(request, out, **options):
-        asked.append((request.texts, out))
+    def write_small(texts, out, **options):
+        asked.append((texts, out))
         write_config(out, tmp_path, tmp_path / "cache", steps=110)
 
     monkeypatch.setattr("fullrank.experiments.init.write_configuration", write_small)

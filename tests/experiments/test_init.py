@@ -12,7 +12,7 @@ from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.experiments import run as speed
 from fullrank.experiments import translation
-from fullrank.experiments.init import Request, choose_data, write_configuration
+from fullrank.experiments.init import choose_data, write_configuration
 from fullrank.experiments.run import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -70,7 +70,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
         write_lines(tmp_path / "train.de", 600, 1)
         write_lines(tmp_path / "train.en", 600, 2)
     out = tmp_path / "my.yaml"
-    config = write_configuration(Request(texts, minutes=1.0, **wish), out, say=silent)
+    config = write_configuration(texts, out, minutes=1.0, say=silent, **wish)
     assert resolve(str(out)).config == config
     assert {key: getattr(config.train, key) for key in states} == states
     assert config.model.position == "rotary"
@@ -85,7 +85,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
 @pytest.mark.parametrize("minutes", [1.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slow):
     """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
-    config = write_configuration(Request([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration([book], tmp_path / "my.yaml", minutes=minutes, size="tiny", say=silent)
     per_step = config.train.batch_size * config.train.segment_length
     text = Path(book).read_text(encoding="utf-8").splitlines(keepends=True)
     cut = len(text) // 20
@@ -120,7 +120,7 @@ def test_units_and_vocabularies(tmp_path):
 def test_what_is_refused(content, wish, message, tmp_path):
     (tmp_path / "text").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        write_configuration(Request([str(tmp_path / "text")], **wish), tmp_path / "my.yaml", say=silent)
+        write_configuration([str(tmp_path / "text")], tmp_path / "my.yaml", say=silent, **wish)
     assert not (tmp_path / "my.yaml").exists()
 
 

@@ -91,10 +91,12 @@ def init(
     """
     if (source is None) != (target is None):
         raise InputError("--source, --target: give both suffixes or none")
-    from fullrank.experiments.init import Request, write_configuration
+    from fullrank.experiments.init import write_configuration
 
     languages = None if source is None or target is None else (source, target)
-    write_configuration(Request(texts, task, tokens, size, minutes, languages), out, force=force, say=say)
+    write_configuration(
+        texts, out, task=task, tokens=tokens, size=size, minutes=minutes, languages=languages, force=force, say=say
+    )
     print(out.read_text(encoding="utf-8"), end="")
 
 
@@ -197,9 +199,9 @@ def _write_configuration(text: str) -> str:
     if out.exists():
         say(f"{out} is there already, and is trained as it is; delete it to have it written anew")
     else:
-        from fullrank.experiments.init import Request, write_configuration
+        from fullrank.experiments.init import write_configuration
 
-        write_configuration(Request([text]), out, say=say)
+        write_configuration([text], out, say=say)
     return str(out)
 
 

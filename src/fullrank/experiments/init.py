@@ -40,22 +40,6 @@ Rule = tuple[str, Any, str]  # a key, its value and the reason
 
 
 @dataclass(frozen=True)
-class Request:
-    """Options of `fullrank init`.
-
-    texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
-    languages: of translation, the suffixes of source and target.
-    """
-
-    texts: Sequence[str]
-    task: str = "lm"
-    tokens: str | None = None
-    size: str | None = None
-    minutes: float = 5.0
-    languages: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
 class Amounts:
     """Values that follow the time: tokens of an update, updates, dropout, tokens of an evaluation while training."""
 
@@ -65,19 +49,32 @@ class Amounts:
     evaluated: int = 4096
 
 
-def write_configuration(request: Request, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
+def write_configuration(
+    texts: Sequence[str],
+    out: Path,
+    *,
+    task: str = "lm",
+    tokens: str | None = None,
+    size: str | None = None,
+    minutes: float = 5.0,
+    languages: tuple[str, str] | None = None,
+    force: bool = False,
+    say: Say = print,
+) -> RunConfig:
     """Write the configuration that the rules make of a text for a training on this machine, and return it.
 
+    texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
+    languages: of translation, the suffixes of source and target.
     InputError for bad requests, for texts that are too short, and where `out` exists.
     """
-    if not 0 < request.minutes < math.inf:
-        raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
+    if not 0 < minutes < math.inf:
+        raise InputError(f"--minutes: a positive number, given {minutes:g}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    has_pairs, seconds = request.task == "translation", 60 * request.minutes
-    data = choose_pairs(request) if has_pairs else choose_text(request)
-    if request.tokens:
-        data["tokens"] = request.tokens
+    has_pairs, seconds = task == "translation", 60 * minutes
+    data = choose_pairs(texts, languages) if has_pairs else choose_text(texts)
+    if tokens:
+        data["tokens"] = tokens
     first_rules = list(choose_data(data))
     if has_pairs:
         first_rules.append(("train.batch_tokens", 1024, ""))
@@ -100,7 +97,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         return try_training(_build(data, values), prepared, _EVALUATIONS)
 
     say("Measuring the speed of this machine ...")
-    size, *larger = [request.size] if request.size else SIZES
+    size, *larger = [size] if size else SIZES
     trial = attempt(size, Amounts())
     for other_size in larger:
         other = attempt(other_size, Amounts())
@@ -118,7 +115,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     rules = list(choose_values(data, size, replace(amounts, steps=steps), prepared))
     duration = _STARTUP + steps * trial.step + trial.judging
     lines = [
-        f"# Written by `fullrank init {visible(' '.join(request.texts))}`: {trial.parameters:,} parameters, {have:,} tokens to "
+        f"# Written by `fullrank init {visible(' '.join(texts))}`: {trial.parameters:,} parameters, {have:,} tokens to "
         "train on.",
         f"# Takes about {duration / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
         "evaluation included:",
@@ -130,20 +127,20 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     return _build(data, rules)
 
 
-def choose_text(request: Request) -> dict[str, Any]:
+def choose_text(texts: Sequence[str]) -> dict[str, Any]:
     """The data section of a text, whose files can be read."""
-    if [*request.texts] == ["builtin"] and not Path("builtin").exists():
+    if [*texts] == ["builtin"] and not Path("builtin").exists():
         return {"name": "builtin"}
-    names = [str(Path(text).expanduser().absolute()) for text in request.texts]
+    names = [str(Path(text).expanduser().absolute()) for text in texts]
     for path in files_of(DataConfig(name="text", train=names), "train"):
         open_text(path, "TEXT").close()
     return {"name": "text", "train": names[0] if len(names) == 1 else names}
 
 
-def choose_pairs(request: Request) -> dict[str, Any]:
+def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dict[str, Any]:
     """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
-    paths = [Path(text).expanduser().resolve() for text in request.texts]
-    prefix, suffixes = paths[0], request.languages
+    paths = [Path(text).expanduser().resolve() for text in texts]
+    prefix, suffixes = paths[0], languages
     if len(paths) == 2:
         prefix, suffixes = prefix.with_suffix(""), (paths[0].suffix[1:], paths[1].suffix[1:])
     if suffixes is None or len({*suffixes} - {""}) != 2 or len(paths) > 2:
