@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
+from fullrank.core.model import ModelOutput
 
 
 class Decodable(Protocol):
@@ -371,14 +372,6 @@ class EnsembleCache:
         return EnsembleCache([cache.reorder(index) for cache in self.caches])
 
 
-@dataclass(frozen=True)
-class EnsembleOutput:
-    """logits (B, N, V): log-probabilities; the cache of the next call."""
-
-    logits: Tensor
-    cache: EnsembleCache | None
-
-
 class Ensemble:
     """Models of one vocabulary, decoded as one, by the mean of their probabilities (fairseq).
 
@@ -401,9 +394,9 @@ class Ensemble:
 
     def __call__(
         self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: EnsembleCache | None = None
-    ) -> EnsembleOutput:
+    ) -> ModelOutput:
         caches = [{}] * len(self.models) if cache is None else [{"cache": one} for one in cache.caches]
         pairs = zip(self.models, caches, strict=True)
         outs = [model(input_ids, attention_mask=attention_mask, **options) for model, options in pairs]
         mean = torch.stack([log_normalized(out.logits) for out in outs]).logsumexp(0) - math.log(len(outs))
-        return EnsembleOutput(mean, None if cache is None else EnsembleCache([out.cache for out in outs]))
+        return ModelOutput(mean, cache=None if cache is None else EnsembleCache([out.cache for out in outs]))

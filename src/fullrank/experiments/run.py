@@ -118,8 +118,13 @@ def train(
     with process_group(device), ExitStack() as exits:
         with main_process_first():
             tell = say if rank() == 0 else silent
-            prepared = prepare_run(task, config, resolved, folder, kernel_name, tell)
-            result = claim_folder(prepared, folder, say, exits) if rank() == 0 else None
+            prepared, result = prepare_run(task, config, resolved, folder, kernel_name, tell), None
+            if rank() == 0:
+                exits.enter_context(lock_folder(folder))
+                if not claim(folder, prepared.config, prepared.identity):
+                    prepared.save(folder)
+                elif (result := read_result(folder)) is not None:
+                    say(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
             return result or {}
         return fit_run(task, prepared, folder, device, quiet=quiet, until=until, say=say)
@@ -137,9 +142,7 @@ def prepare_run(
         check_sources(prepared.corpus, folder)
     identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
     identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **prepared.identity}
-    identity["training"] = recorded.get(
-        "training"
-    )  # of a run of an earlier version, the one whose training it took over
+    identity["training"] = recorded.get("training")  # the run whose training an earlier version took over
     if isinstance(config, RunConfig) and config.train.parts:
         identity["parts"] = recorded.get("parts") or {
             name: lookup("training_part", name).identify(identity, **settings)
@@ -151,17 +154,6 @@ def prepare_run(
             weights, _ = find(Path(config.train.start), "best")
             identity["start"] = {"folder": config.train.start, "sha256": sha256_of(weights)}
     return dataclasses.replace(prepared, identity=identity)
-
-
-def claim_folder(prepared: Prepared, folder: Path, say: Say, exits: ExitStack) -> dict[str, Any] | None:
-    """Make `folder` the home of the run, locked until `exits` end; the result.json of a run that is finished."""
-    exits.enter_context(lock_folder(folder))
-    if not claim(folder, prepared.config, prepared.identity):
-        prepared.save(folder)
-    elif (result := read_result(folder)) is not None:
-        say(f"{folder}: already finished")
-        return result
-    return None
 
 
 def fit_run(
