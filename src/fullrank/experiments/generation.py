@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,38 +64,33 @@ def write(
     """
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
-    if beams is not None and drawing:
-        raise InputError(f"beams: a search draws nothing; leave out {', '.join(drawing)}, or beams")
     names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
-    run = ", ".join(map(str, names)) if all(isinstance(name, str | Path) for name in names) else None
-    opened = [pair for name in names for pair in _open_readers(name, checkpoint, device_name)]
-    tokenizers = [words for words in (tokenizer, *(loaded.tokenizer for loaded, _ in opened)) if words is not None]
-    if not tokenizers or not isinstance(tokenizers[0], Tokenizer):
+    run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
+    opened = [_open(name, one.strip(), device_name) for name in names for one in checkpoint.split(",")]
+    tokenizers = [tokenizer or loaded.tokenizer for loaded, _ in opened]
+    if not all(isinstance(words, Tokenizer) for words in tokenizers):
         raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
     if len({words.fingerprint for words in tokenizers}) > 1:
         raise InputError(f"{run}: their vocabularies differ; several models write together if they have one vocabulary")
-    tokenizer, readers, windows = tokenizers[0], [], []
-    for _, reads in opened:
-        remembering = reads if memory_length is None else reads.with_memory(memory_length)
-        readers.append(reader_of(remembering))
-        windows.append(window_of(remembering, window))
+    tokenizer, reads = tokenizers[0], [one.with_memory(memory_length) for _, one in opened]
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
     ids = torch.tensor([[start, *prompt_ids]], device=opened[0][0].device)
+    readers = [reader_of(one) for one in reads]
     reader: Any = readers[0] if len(readers) == 1 else Ensemble(readers)
-    window = longest(*windows)
+    window = longest(*(window_of(one, window) for one in reads))
     if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
         say(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
         )
     limits: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None, "window": window,
+        "max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None, "window": window, **drawing,
     }  # fmt: skip
     with kernel(kernel_name), torch.no_grad():
         if beams is not None:
             found = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
             new, lengths, scores = found.ids[0], found.lengths[0], found.log_probs[0]
         else:
-            drawn = sample(reader, ids.expand(number, -1), **drawing, **limits)
+            drawn = sample(reader, ids.expand(number, -1), **limits)
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
     texts = [
         {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}
@@ -104,22 +99,19 @@ def write(
     return {"run": run, "prompt": prompt, "texts": texts}
 
 
-def _open_readers(name: Any, checkpoint: str, device_name: str) -> Iterator[tuple[LoadedModel, Any]]:
-    """A model for each checkpoint, and what is decoded: a LanguageModel, or a model of transformers that is read as one."""
-    is_named = isinstance(name, str | Path)
-    if is_named:
+def _open(name: Any, checkpoint: str, device_name: str) -> tuple[LoadedModel, Any]:
+    """A model, and what is decoded: a LanguageModel, or a model of transformers that is read as one."""
+    if isinstance(name, str | Path):
         open_causal(Path(name))
-    for one in checkpoint.split(",") if is_named else [checkpoint]:
-        loaded = open_model(name, checkpoint=one.strip(), device=device_name, causal=True)
-        reads: Any = loaded.own
-        if isinstance(loaded, TransformersModel):
-            from fullrank.hf.causal import CausalModel
+    loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)
+    if isinstance(loaded, TransformersModel):
+        from fullrank.hf.causal import CausalModel
 
-            loaded.require({"step"}, "generate")
-            reads = CausalModel(loaded.module)
-        elif not isinstance(reads, LanguageModel):
-            raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
-        yield loaded, reads
+        loaded.require({"step"}, "generate")
+        return loaded, CausalModel(loaded.module)
+    if not isinstance(loaded.own, LanguageModel):
+        raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
+    return loaded, loaded.own
 
 
 def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:
