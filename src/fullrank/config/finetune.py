@@ -257,8 +257,10 @@ class FinetuneConfig(Section):
     """One run of fine-tuning."""
 
     DECIDED_BY: ClassVar = {
-        "task": "data.name", "data.answers": "data.name", "model.has_attention_weights": "model.attention.mix",
-    }  # fmt: skip
+        "task": "data.name",
+        "data.answers": "data.name",
+        "model.has_attention_weights": "model.attention.mix",
+    }
     model: PretrainedConfig = key(PretrainedConfig(), "the pretrained encoder and what is injected")
     data: TaskDataConfig = key(TaskDataConfig(), "a task, and how its texts become token ids")
     train: FinetuneTrainConfig = key(FinetuneTrainConfig(), "how the encoder is fine-tuned")

@@ -453,9 +453,12 @@ class RunConfig(Section):
     """One run: what is trained, on what, how, and how it is judged."""
 
     DECIDED_BY: ClassVar = {
-        "task": "data.name or train.objective", "data.content": "data.name", "model.sees_future": "model.attention.causal",
-        "model.has_attention_weights": "model.attention.kind", "model.output.adaptive": "model.output.kind",
-    }  # fmt: skip
+        "task": "data.name or train.objective",
+        "data.content": "data.name",
+        "model.sees_future": "model.attention.causal",
+        "model.has_attention_weights": "model.attention.kind",
+        "model.output.adaptive": "model.output.kind",
+    }
     model: ModelConfig = key(ModelConfig(), "what the model is made of")
     data: DataConfig = key(DataConfig(), "a corpus, and how its text becomes token ids")
     train: TrainConfig = key(TrainConfig(), "how the model is trained")
