@@ -67,9 +67,6 @@ def test_work_of_a_mixer_is_what_the_definition_multiplies(name, length):
     assert count.get_total_flops() == 2 * length * found["forward"] + once
 
 
-# -- multi-linear attention -------------------------------------------------------------------------------------------
-
-
 def multilinear(score="dot_product", memory=0, same=False, **attention):
     """E = 12, R = 5, two layers, 10 positions."""
     return fr.ModelConfig(
@@ -126,8 +123,6 @@ def test_the_bytes_of_a_cache(made):
     assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
 
 
-# -- translation ------------------------------------------------------------------------------------------------------
-
 E, F, V, TOKENS = 512, 1024, 6632, 25
 
 
@@ -149,8 +144,6 @@ def test_nothing_is_allocated():
     sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 64, "num_attention_heads": 4}
     assert translation_size(fr.ModelConfig(vocab_size=100, **sizes), TOKENS)["bytes"]["weights_fp32"] > 2**44
 
-
-# -- memory of training -----------------------------------------------------------------------------------------------
 
 VOCABULARY, WIDTH, LAYERS, ROWS, LENGTH = 300, 48, 2, 3, 192
 MODEL = {

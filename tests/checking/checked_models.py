@@ -1,45 +1,41 @@
 """Tiny models of ours for the checks, and what is made of them to see that a check notices."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 import fullrank as fr
-from fullrank.checking import Finding, run_guarded
-from fullrank.checking.subject import Subject, open_subject
+from fullrank.checking import run_guarded
+from fullrank.checking.subject import open_subject
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 34,
 }  # fmt: skip
-XL: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 5}
+XL = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 5}
 
 
-def language_model(kind: type[fr.LanguageModel] = fr.LanguageModel, **keys: Any) -> fr.LanguageModel:
+def language_model(kind=fr.LanguageModel, **keys):
     torch.manual_seed(1)
     return kind(fr.ModelConfig(**SIZES | keys))
 
 
-def ours(kind: type[fr.LanguageModel] = fr.LanguageModel, **keys: Any) -> Subject:
+def ours(kind=fr.LanguageModel, **keys):
     return open_subject(language_model(kind, **keys))
 
 
-def translator(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> fr.Translator:
+def translator(kind=fr.Translator, **keys):
     torch.manual_seed(1)
     return kind(fr.ModelConfig(**SIZES | {"encoder": fr.EncoderConfig(vocab_size=23)} | keys))
 
 
-def translating(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> Subject:
+def translating(kind=fr.Translator, **keys):
     return open_subject(translator(kind, **keys))
 
 
-def off(finding: Finding) -> bool:
+def off(finding):
     """It fails by its figure, and not because something could not be run."""
     assert finding.difference is not None, finding
     return finding.verdict == "fails"
 
 
-def run(check: Any, subject: Subject, *args: Any, **options: Any) -> Finding:
+def run(check, subject, *args, **options):
     """The finding of a check, also of one that does not apply."""
     return run_guarded(lambda subject: check(subject, *args, **options), subject)

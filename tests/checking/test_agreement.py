@@ -1,7 +1,5 @@
 """Two ways to compute the same: each check passes what is right and fails what was made wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from typing import Any
@@ -10,7 +8,6 @@ import leaky_models as leaky
 import pytest
 import torch
 from checked_models import XL, off, ours, run, translating
-from torch import Tensor
 
 import fullrank as fr
 import hugging_face_models as tiny
@@ -18,15 +15,12 @@ from fullrank.checking import agreement, definition
 from fullrank.checking.subject import open_subject
 
 
-def scaled(out: Any, factor: float) -> Any:
+def scaled(out, factor):
     """An output of a model with other logits."""
     return dataclasses.replace(out, logits=out.logits * factor)
 
 
-# -- padding ----------------------------------------------------------------------------------------------------------
-
-
-def test_padding() -> None:
+def test_padding():
     assert agreement.padding(ours()).verdict == "passes"
     assert agreement.padding(open_subject(leaky.Padded())).verdict == "passes"
     assert off(agreement.padding(open_subject(leaky.Padded(instead=1))))
@@ -36,32 +30,26 @@ def test_padding() -> None:
 class Unmasked(fr.LanguageModel):
     """Padding on the right of a causal model harms nobody; on the left it does."""
 
-    def forward(self, *args: Any, attention_mask: Tensor | None = None, **keys: Any) -> Any:
+    def forward(self, *args, attention_mask=None, **keys):
         return super().forward(*args, **keys)
 
 
 class UnmaskedTarget(fr.Translator):
-    def forward(self, *args: Any, decoder_attention_mask: Any = None, **keys: Any) -> Any:
+    def forward(self, *args, decoder_attention_mask=None, **keys):
         return super().forward(*args, **keys)
 
 
-def test_a_mask_that_is_not_used() -> None:
-    for subject, side in (
-        (ours(Unmasked), "padding: left"),
-        (translating(UnmaskedTarget), "padding: left"),
-    ):
+def test_a_mask_that_is_not_used():
+    for subject, side in ((ours(Unmasked), "padding: left"), (translating(UnmaskedTarget), "padding: left")):
         finding = agreement.padding(subject)
         assert off(finding)
         assert side in finding.remark
 
 
-# -- cache and memory -------------------------------------------------------------------------------------------------
-
-
 class WrongCache(fr.LanguageModel):
     """Wrong by a thousandth where a cache holds tokens."""
 
-    def forward(self, input_ids: Tensor, *args: Any, cache: Any = None, **keys: Any) -> Any:
+    def forward(self, input_ids, *args, cache=None, **keys):
         out = super().forward(input_ids, *args, cache=cache, **keys)
         return out if cache is None or cache.length == 0 else scaled(out, 1.001)
 
@@ -74,7 +62,7 @@ class WrongCache(fr.LanguageModel):
          "worst: "),
     ],
 )  # fmt: skip
-def test_a_wrong_cache(kind: type[fr.LanguageModel], keys: dict[str, Any], remark: str) -> None:
+def test_a_wrong_cache(kind, keys, remark):
     assert agreement.decoding(ours(**keys)).verdict == "passes"
     finding = agreement.decoding(ours(kind, **keys))
     assert off(finding)
@@ -87,26 +75,26 @@ class Misordered:
 
     cache: Any
 
-    def reorder(self, index: Tensor) -> Misordered:
+    def reorder(self, index):
         return Misordered(self.cache.reorder(index.flip(0)))
 
 
 class MisorderedBeams(fr.Translator):
-    def of_source(self, source: Any) -> Any:
+    def of_source(self, source):
         decoder = super().of_source(source)
 
         class Decoder:
-            def new_cache(self) -> Misordered:
+            def new_cache(self):
                 return Misordered(decoder.new_cache())
 
-            def __call__(self, input_ids: Tensor, *, cache: Misordered, attention_mask: None) -> Any:
+            def __call__(self, input_ids, *, cache, attention_mask):
                 out = decoder(input_ids, cache=cache.cache, attention_mask=None)
                 return types.SimpleNamespace(logits=out.logits, cache=Misordered(out.cache))
 
         return Decoder()
 
 
-def test_wrong_decoding_of_translations() -> None:
+def test_wrong_decoding_of_translations():
     assert agreement.decoding(translating()).verdict == "passes"
     finding = agreement.decoding(translating(MisorderedBeams))
     assert off(finding)
@@ -114,7 +102,7 @@ def test_wrong_decoding_of_translations() -> None:
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
-def test_released_decoding_is_named(mix: str) -> None:
+def test_released_decoding_is_named(mix):
     released = fr.DecoderConfig(released_decoding=True)
     finding = agreement.decoding(translating(attention=fr.AttentionConfig(mix=mix), decoder=released))
     if mix == "none":
@@ -129,7 +117,7 @@ class WrongMemory(fr.LanguageModel):
 
     only_window = False
 
-    def forward(self, input_ids: Tensor, memory: Any = None, **keys: Any) -> Any:
+    def forward(self, input_ids, memory=None, **keys):
         out = super().forward(input_ids, memory, **keys)
         wrong = memory is not None and (self.config.same_length or not self.only_window)
         return scaled(out, 1.001) if wrong else out
@@ -140,30 +128,27 @@ class WrongWindow(WrongMemory):
 
 
 @pytest.mark.parametrize("options", [{}, {"same_length": True}, {"memory_start": "zeros"}])
-def test_a_wrong_memory(options: dict[str, Any]) -> None:
+def test_a_wrong_memory(options):
     assert definition.memory(ours(**XL, **options)).verdict == "passes"
     assert off(definition.memory(ours(WrongMemory, **XL, **options)))
     finding = definition.memory(ours(WrongWindow, **XL, **options))
     assert finding.verdict == ("fails" if "same_length" in options else "passes")
 
 
-def test_no_memory_no_cache() -> None:
+def test_no_memory_no_cache():
     assert "memory_length is 0" in definition.memory(ours()).reason
     module = open_subject(leaky.Model())
     assert definition.memory(module).verdict == run(agreement.decoding, module).verdict == "not applicable"
 
 
-# -- models of Hugging Face -------------------------------------------------------------------------------------------
-
-
-def test_a_wrong_cache_of_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_cache_of_hugging_face(monkeypatch):
     from transformers.cache_utils import DynamicLayer
 
     subject = open_subject(tiny.llama())
     assert agreement.decoding(subject).verdict == "passes"
     right = DynamicLayer.update
 
-    def wrong(self: Any, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Any:
+    def wrong(self, key, value, *args, **more):
         keys, values = right(self, key, value, *args, **more)
         return keys, torch.cat((values[:, :, :-1] * 1.001, values[:, :, -1:]), dim=2) if key.shape[2] == 1 else values
 

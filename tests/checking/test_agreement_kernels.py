@@ -1,46 +1,38 @@
 """Kernels that are wrong in one thing, and mixings that do not start as plain attention."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from checked_models import XL, off, ours, translating
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.checking.definition import check_plain_start, kernels
-from fullrank.core.section import Stage
 from fullrank.kernels import get_forced
-
-# -- kernels ----------------------------------------------------------------------------------------------------------
 
 
 class WrongGradient(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
+    def forward(context, x):
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
+    def backward(context, *gradients):
         return gradients[0] * (1 + 1e-3)
 
 
-WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+WRONG = {
     "outputs": lambda out: out * (1 + 1e-4),
     "gradients": WrongGradient.apply,
     "not a number": lambda out: out * float("nan"),
 }
 
 
-def wrong_by(name: str, fault: str) -> type[fr.LanguageModel]:
+def wrong_by(name, fault):
     """A language model whose hidden states are wrong with the kernel `name`."""
 
     class Wrong(fr.LanguageModel):
-        def hidden(self, *args: Any, **keys: Any) -> Any:
+        def hidden(self, *args, **keys):
             out = super().hidden(*args, **keys)
             return out if (get_forced() or "auto") != name else type(out)(WRONG[fault](out[0]), *out[1:])
 
@@ -58,7 +50,7 @@ MULTILINEAR = {"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank
         ("multilinear", "outputs", torch.float64), ("multilinear", "gradients", torch.float32),
     ],
 )  # fmt: skip
-def test_a_wrong_kernel(name: str, fault: str, precision: torch.dtype) -> None:
+def test_a_wrong_kernel(name, fault, precision):
     keys = MULTILINEAR if name == "multilinear" else {} if name == "sdpa" else XL
     finding = kernels(ours(wrong_by(name, fault), **keys), precision)
     assert off(finding)
@@ -67,12 +59,12 @@ def test_a_wrong_kernel(name: str, fault: str, precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("method", ["nll", "loss"])
-def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_vocabulary_kernel(method, monkeypatch):
     subject = ours()
     home = type(subject.model.output)
     right = getattr(home, method)
 
-    def wrong(*args: Any) -> Any:
+    def wrong(*args):
         out = right(*args)
         if get_forced() == "reference":
             return out
@@ -82,9 +74,9 @@ def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch)
     assert off(kernels(subject, torch.float32))
 
 
-def test_a_wrong_kernel_across_the_source() -> None:
+def test_a_wrong_kernel_across_the_source():
     class Wrong(fr.Translator):
-        def hidden(self, *args: Any, **keys: Any) -> Tensor:
+        def hidden(self, *args, **keys):
             out = super().hidden(*args, **keys)
             return out if get_forced() == "reference" else out * (1 + 1e-4)
 
@@ -92,7 +84,7 @@ def test_a_wrong_kernel_across_the_source() -> None:
         assert off(kernels(translating(Wrong), precision))
 
 
-def test_the_report_says_which_kernels_ran() -> None:
+def test_the_report_says_which_kernels_ran():
     relative = kernels(ours(**XL), torch.float64)
     assert relative.verdict == "passes"
     assert relative.looked_at.startswith("auto, native beside reference")
@@ -100,26 +92,23 @@ def test_the_report_says_which_kernels_ran() -> None:
     assert synthesizer.looked_at.startswith("auto beside reference")
 
 
-# -- the start --------------------------------------------------------------------------------------------------------
-
-
 class Scaled(fr.LanguageModel):
     """Off by a millionth where heads are mixed."""
 
-    def forward(self, *args: Any, **keys: Any) -> Any:
+    def forward(self, *args, **keys):
         out = super().forward(*args, **keys)
         return dataclasses.replace(out, logits=out.logits * (1 + 1e-6)) if self.config.attention.mix != "none" else out
 
 
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-def test_mixing_that_does_not_start_plain(mix: str) -> None:
+def test_mixing_that_does_not_start_plain(mix):
     attention = fr.AttentionConfig(mix=mix)
     assert check_plain_start(ours(attention=attention)).verdict == "passes"
     assert off(check_plain_start(ours(Scaled, attention=attention)))
 
 
-def test_the_mixing_of_each_layer_is_seen() -> None:
-    mixed: dict[str, Any] = {"at": [1], "attention": {"mix": "position_wise"}}
+def test_the_mixing_of_each_layer_is_seen():
+    mixed = {"at": [1], "attention": {"mix": "position_wise"}}
     first = {"at": [0], "attention": {"kind": "multilinear", "rank": 3}}
     found = check_plain_start(ours(layers=[first, mixed]))
     assert found.verdict == "passes"
@@ -130,7 +119,7 @@ def test_the_mixing_of_each_layer_is_seen() -> None:
 
 
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
-def test_the_mixing_of_each_place_is_seen(place: str) -> None:
+def test_the_mixing_of_each_place_is_seen(place):
     verdicts = {}
     for mix in ("position_wise", "average"):
         attention = fr.AttentionConfig(mix=mix)
@@ -154,6 +143,6 @@ def test_the_mixing_of_each_place_is_seen(place: str) -> None:
         ({"name": "position_wise", "start": "uniform"}, "'position_wise' mixing does not start as plain attention"),
     ],
 )
-def test_mixing_that_need_not_start_plain(mix: Stage, reason: str) -> None:
+def test_mixing_that_need_not_start_plain(mix, reason):
     finding = check_plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
     assert (finding.verdict, reason in finding.reason) == ("not applicable", True)

@@ -1,10 +1,7 @@
 """Any module can be checked: functions, other inputs, vectors, caches of one's own, small vocabularies, half precision."""
 
-from __future__ import annotations
-
 import functools
 import threading
-from typing import Any
 
 import leaky_models as leaky
 import pytest
@@ -12,36 +9,35 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.checking import Report, list_checks
-from fullrank.checking.report import Finding
+from fullrank.checking import list_checks
 from fullrank.checking.subject import open_subject
 from fullrank.core.errors import InputError
 
 LEAK = lambda module, args, out: out + out.mean(1, keepdim=True)  # noqa: E731
 
 
-def leaking(report: Report) -> bool:
+def leaking(report):
     return any(finding.leaks for finding in report.failures)
 
 
 class Speech(nn.Module):
     """Frames (B, N, 6) of a speaker (B,) in, classes (B, N, 5) out."""
 
-    def __init__(self, leaks: bool) -> None:
+    def __init__(self, leaks):
         super().__init__()
         self.speakers, self.mix, self.out = nn.Embedding(3, 6), nn.Conv1d(6, 6, 3), nn.Linear(6, 5)
         self.leaks = leaks
 
-    def forward(self, frames: Tensor, speaker: Tensor) -> dict[str, Tensor]:
+    def forward(self, frames, speaker):
         x = (frames + self.speakers(speaker)[:, None]).transpose(1, 2)
         x = nn.functional.pad(x, (1, 1) if self.leaks else (2, 0))
         return {"logits": self.out(self.mix(x).transpose(1, 2))}
 
 
 @pytest.mark.parametrize("form", ["by name", "in order"])
-def test_other_inputs_and_vectors(form: str) -> None:
+def test_other_inputs_and_vectors(form):
     frames, speaker = torch.randn(2, 23, 6), torch.tensor([0, 2])
-    inputs: Any = {"frames": frames, "speaker": speaker} if form == "by name" else (frames, speaker)
+    inputs = {"frames": frames, "speaker": speaker} if form == "by name" else (frames, speaker)
     assert fr.check(Speech(leaks=False), inputs, quick=True).passes
     report = fr.check(Speech(leaks=True), inputs, quick=True)
     assert leaking(report)
@@ -56,7 +52,7 @@ def test_other_inputs_and_vectors(form: str) -> None:
         fr.check(Speech(leaks=False), frames)
 
 
-def test_functions_and_methods() -> None:
+def test_functions_and_methods():
     torch.manual_seed(2)
     table = torch.randn(11, 11)
     assert fr.check(lambda ids: table[ids], vocab_size=11, quick=True).passes
@@ -70,7 +66,7 @@ def test_functions_and_methods() -> None:
 
 
 @pytest.mark.full
-def test_a_compiled_module_is_looked_into() -> None:
+def test_a_compiled_module_is_looked_into():
     model = torch.compile(leaky.Model({1: leaky.Attention(leaky.everything)}), backend="eager")
     assert fr.check(model, quick=True).layers == ("blocks.1.attention",)
 
@@ -78,23 +74,23 @@ def test_a_compiled_module_is_looked_into() -> None:
 class Recurrent(nn.Module):
     """A running mean of vectors, with a state (sum, count)."""
 
-    def __init__(self, forgets: bool = False) -> None:
+    def __init__(self, forgets=False):
         super().__init__()
         torch.manual_seed(4)
         self.words, self.out, self.forgets = nn.Embedding(13, 6), nn.Linear(6, 13), forgets
 
-    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, ids, state):
         before, count = (0.0, 0) if state is None else state
         total = self.words(ids).cumsum(1) + before
         places = torch.arange(1, ids.shape[1] + 1, device=ids.device)[None, :, None]
         kept = (total[:, -1:], 0 if self.forgets else count + ids.shape[1])
         return self.out(total / (places + count)), kept
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.step(ids, None)[0]
 
 
-def test_a_cache_of_ones_own() -> None:
+def test_a_cache_of_ones_own():
     for forgets, method in ((False, True), (True, True), (False, False), (True, False)):
         model = Recurrent(forgets)
         step = model.step if method else lambda ids, state, model=model: model.step(ids, state)
@@ -103,13 +99,13 @@ def test_a_cache_of_ones_own() -> None:
         assert report.of("future, by perturbation, after a cache").verdict == "passes"
 
 
-def test_a_model_that_reads_short_texts_only() -> None:
+def test_a_model_that_reads_short_texts_only():
     class Short(leaky.Model):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.places = nn.Embedding(20, leaky.WIDTH)
 
-        def forward(self, input_ids: Tensor) -> Any:
+        def forward(self, input_ids):
             return self.output(self.hidden(input_ids) + self.places(torch.arange(input_ids.shape[1])))
 
     assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, length=17).passes
@@ -118,18 +114,18 @@ def test_a_model_that_reads_short_texts_only() -> None:
         fr.check(Short(), vocab_size=leaky.VOCABULARY, length=40)
 
 
-def test_large_models_are_checked_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_models_are_checked_in_single_precision(monkeypatch):
     monkeypatch.setattr("fullrank.checking.subject.DOUBLE_UP_TO", 100)
     assert open_subject(leaky.Model()).dtype == torch.float32
     assert fr.check(leaky.Model(), quick=True).passes
     assert leaking(fr.check(leaky.Model({1: leaky.Gated()}), quick=True))
 
 
-def test_a_leak_of_double_precision_alone_is_none() -> None:
+def test_a_leak_of_double_precision_alone_is_none():
     """A mask in float32 beside vectors in float64: some kernels of torch misread it, and nobody trains so."""
 
     class Misreads(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x.mean(1, keepdim=True).expand_as(x) if x.dtype == torch.float64 else torch.zeros_like(x)
 
     report = fr.check(leaky.Model({1: Misreads()}), quick=True)
@@ -138,16 +134,16 @@ def test_a_leak_of_double_precision_alone_is_none() -> None:
     assert "in float64 alone" in report.of("future, by gradient, evaluation").remark
 
 
-def test_the_models_own_rounding_is_no_leak() -> None:
+def test_the_models_own_rounding_is_no_leak():
     """A sum over all experts' tokens, added and taken away again: what is left is rounding, and it is measured."""
 
     class Rounds(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             far = 3e3 * x.sum((0, 1), keepdim=True)
             order = torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device)[:, None, None]
             return (x + far * order) - far * order
 
-    def finding(noise: float) -> Finding:
+    def finding(noise):
         subject = open_subject(leaky.Model({1: Rounds()}))
         return list_checks(subject, quick=True)["future, by perturbation, evaluation"](subject)
 
@@ -156,7 +152,7 @@ def test_the_models_own_rounding_is_no_leak() -> None:
 
 
 @pytest.mark.full
-def test_an_encoder_decoder_of_hugging_face() -> None:
+def test_an_encoder_decoder_of_hugging_face():
     import transformers
 
     sizes = {"vocab_size": 47, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
@@ -173,16 +169,16 @@ def test_an_encoder_decoder_of_hugging_face() -> None:
     assert report.layers == ("decoder.block.1.layer.2",)
 
 
-def test_inputs_that_allow_no_other_length() -> None:
+def test_inputs_that_allow_no_other_length():
     class Aligned(nn.Module):
         """As many frames as tokens."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.words, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
 
-        def forward(self, ids: Tensor, frames: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-            out: Tensor = self.out(self.words(ids) + frames)
+        def forward(self, ids, frames, attention_mask=None):
+            out = self.out(self.words(ids) + frames)
             return out
 
     inputs = {"ids": torch.randint(9, (2, 11)), "frames": torch.randn(2, 11, 4)}
@@ -196,26 +192,26 @@ def test_inputs_that_allow_no_other_length() -> None:
 IN_TRAINING = leaky.Model({1: leaky.TrainingOnly()})
 
 
-def call_global(ids: Tensor) -> Any:
+def call_global(ids):
     return IN_TRAINING(ids)
 
 
-def ways_to_hand_a_model_on() -> dict[str, Any]:
+def ways_to_hand_a_model_on():
     model = leaky.Model({1: leaky.TrainingOnly()})
 
     class Trainer:
         """Holds a model, and a lock, which Python cannot copy."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.model, self.lock = model, threading.Lock()
 
-        def run(self, ids: Tensor) -> Any:
+        def run(self, ids):
             return self.model(ids)
 
         __call__ = run
 
     @torch.no_grad()
-    def without_gradient(ids: Tensor) -> Any:
+    def without_gradient(ids):
         return model(ids)
 
     trainer, several = Trainer(), [model]
@@ -240,7 +236,7 @@ FEW = {"a closure of closures", "a partial", "an object in a closure"}
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=() if way in FEW else pytest.mark.full) for way in ways_to_hand_a_model_on()]
 )
-def test_the_model_inside_a_function_is_found(way: str) -> None:
+def test_the_model_inside_a_function_is_found(way):
     """Its leak in training is found, its layer named, and it is left as it was."""
     function = ways_to_hand_a_model_on()[way]
     before = [p.clone() for p in IN_TRAINING.parameters()]
@@ -251,7 +247,7 @@ def test_the_model_inside_a_function_is_found(way: str) -> None:
     assert all(map(torch.equal, before, IN_TRAINING.parameters()))
 
 
-def test_what_could_not_be_checked_does_not_pass() -> None:
+def test_what_could_not_be_checked_does_not_pass():
     for report in (fr.check(leaky.Constant(), quick=True), fr.check(leaky.Model(), quick=True, only=("padding",))):
         assert (report.passes, report.verdict, report.failures) == (False, "not checked", ())
         assert (report.as_dict()["passes"], report.as_dict()["verdict"]) == (False, "not checked")
@@ -259,11 +255,11 @@ def test_what_could_not_be_checked_does_not_pass() -> None:
         assert "pass" not in report.headline.partition(";")[0]
 
 
-def test_a_square_mask_is_none_of_padding() -> None:
+def test_a_square_mask_is_none_of_padding():
     class Square(leaky.Model):
         """Takes a mask (N, N) of what sees what."""
 
-        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        def forward(self, input_ids, attention_mask=None):
             for block in self.blocks:
                 seen = leaky.causal(input_ids.shape[1])
                 block.attention.sees = lambda n, seen=seen: seen if attention_mask is None else attention_mask & seen
@@ -277,18 +273,18 @@ def test_a_square_mask_is_none_of_padding() -> None:
     assert report.passes, report
 
 
-def test_zeros_and_infinities_as_a_mask_of_padding() -> None:
+def test_zeros_and_infinities_as_a_mask_of_padding():
     class Added(leaky.Attention):
         mask: Tensor | None = None
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             query, key, value = self.project(x).chunk(3, dim=-1)
             scores = (query @ key.mT).masked_fill(~self.sees(x.shape[1]), float("-inf"))
             scores = scores if self.mask is None else scores + self.mask[:, None]
             return scores.softmax(-1).nan_to_num(0.0) @ value
 
     class Masked(leaky.Model):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        def forward(self, input_ids, attention_mask=None):
             for block in self.blocks:
                 block.attention.mask = attention_mask
             return super().forward(input_ids)
@@ -298,13 +294,13 @@ def test_zeros_and_infinities_as_a_mask_of_padding() -> None:
     assert report.of("padding changes nothing").verdict == "passes"
 
 
-def test_a_part_of_a_model_that_mixes_positions_is_blamed_and_not_the_layer_that_hands_it_on() -> None:
+def test_a_part_of_a_model_that_mixes_positions_is_blamed_and_not_the_layer_that_hands_it_on():
     class Mean(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.out = nn.Linear(leaky.WIDTH, leaky.WIDTH)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.out(x.mean(1, keepdim=True).expand_as(x))
 
     report = fr.check(leaky.Model({1: Mean()}), quick=True)
@@ -319,13 +315,13 @@ WORDS = 9000
 class ManyWords(nn.Module):
     """A causal mean of many words; `ahead` adds the next token's embedding in texts of 128 tokens."""
 
-    def __init__(self, output: str, ahead: bool = False) -> None:
+    def __init__(self, output, ahead=False):
         super().__init__()
         torch.manual_seed(5)
         self.words, self.ahead, self.how = nn.Embedding(WORDS, 6), ahead, output
         self.out = nn.Linear(6, WORDS) if output in ("linear", "normalised") else None
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.words(ids)
         hidden = x.cumsum(1) + (x.roll(-1, 1) if self.ahead and ids.shape[1] == 128 else 0.0)
         if self.out is None:
@@ -334,12 +330,12 @@ class ManyWords(nn.Module):
                 if self.how == "product"
                 else nn.functional.linear(hidden, self.words.weight)
             )
-        logits: Tensor = self.out(hidden)
+        logits = self.out(hidden)
         return logits.log_softmax(-1) if self.how == "normalised" else logits
 
 
 @pytest.mark.parametrize("output", ["linear", "product", "tied", "normalised"])
-def test_logits_of_some_words_are_those_of_all(output: str) -> None:
+def test_logits_of_some_words_are_those_of_all(output):
     """The last product computes only the words that are compared; where they depend on the others, texts are short."""
     subject = open_subject(ManyWords(output))
     assert subject.selects == (output != "normalised")
@@ -349,7 +345,7 @@ def test_logits_of_some_words_are_those_of_all(output: str) -> None:
     assert torch.allclose(subject.logits(subject.ids), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_leak_among_many_words_at_some_length() -> None:
+def test_a_leak_among_many_words_at_some_length():
     some = ("future, by perturbation, rows of", "future, by perturbation, evaluation")
     report = fr.check(ManyWords("linear", ahead=True), quick=True, only=some)
     assert report.paths == ("rows of 128 tokens", "rows of 128 tokens, training")

@@ -1,9 +1,5 @@
 """Leaks are found, by the way that shows them, and the layer that leaks is named; honest models pass."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import leaky_models as leaky
 import pytest
 import torch
@@ -12,17 +8,13 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.checking.calls import PLAIN, Call
-from fullrank.checking.causality import (
-    check_on_random_tokens,
-    search_by_gradient,
-    search_by_perturbation,
-)
+from fullrank.checking.causality import check_on_random_tokens, search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
 
 
-def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+def verdicts(model):
     """Verdicts of the checks for later tokens, and the layers of those that fail."""
     subject = open_subject(model)
     outcome = {}
@@ -47,14 +39,14 @@ HONEST = {
 
 
 @pytest.mark.parametrize("kind", HONEST)
-def test_honest_models_pass(kind: str) -> None:
+def test_honest_models_pass(kind):
     outcome, _ = verdicts(HONEST[kind]())
     padded = "passes" if kind == "a mask of padding" else "not applicable"
     assert outcome == {**dict.fromkeys(WAYS, "passes"), "with padding": padded}
 
 
 # a leaking model, the layers that leak, and the ways that show it; the museum has others
-LEAKING: dict[str, tuple[Any, tuple[str, ...], set[str]]] = {
+LEAKING = {
     "a convolution that looks ahead": (
         lambda: leaky.Model({1: leaky.Convolution(ahead=True)}), ("blocks.1.attention.taps",), {*WAYS},
     ),
@@ -71,46 +63,46 @@ LEAKING: dict[str, tuple[Any, tuple[str, ...], set[str]]] = {
 
 
 class OwnForward(leaky.Model):
-    def forward(self, input_ids: Tensor) -> Any:
+    def forward(self, input_ids):
         logits = self.output(self.hidden(input_ids))
         return logits + logits.flip(1)
 
 
 @pytest.mark.parametrize("kind", LEAKING)
-def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
+def test_leaks_are_found_and_the_layer_is_named(kind):
     build, layers, ways = LEAKING[kind]
     outcome, named = verdicts(build())
     assert {way for way, verdict in outcome.items() if verdict == "fails"} == ways
     assert all(names == layers for way, names in named.items() if "perturbation" in way), named
 
 
-def test_every_layer_that_leaks_is_named() -> None:
+def test_every_layer_that_leaks_is_named():
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
     outcome = run(search_by_perturbation, open_subject(model), PLAIN[0])
     assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
-def test_a_leak_through_the_mask_of_padding() -> None:
+def test_a_leak_through_the_mask_of_padding():
     outcome, named = verdicts(leaky.Padded(instead=1))
     assert outcome == {**dict.fromkeys(WAYS, "passes"), "with padding": "fails"}
     assert named == {"with padding": ("blocks.1.attention",)}
 
 
-def test_a_leak_through_padding_in_the_ids() -> None:
+def test_a_leak_through_padding_in_the_ids():
     outcome, named = verdicts(leaky.PaddingInTheIds())
     assert outcome["by perturbation, evaluation"] == "fails"
     assert named["by perturbation, evaluation"] == ("blocks.1.attention",)
 
 
-def test_one_token_ahead_at_any_position() -> None:
+def test_one_token_ahead_at_any_position():
     """A leak from one position only."""
 
     class Somewhere(nn.Module):
-        def __init__(self, place: int) -> None:
+        def __init__(self, place):
             super().__init__()
             self.place = place
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             out = torch.zeros_like(x)
             out[:, self.place - 1] = x[:, self.place]
             return out
@@ -121,16 +113,16 @@ def test_one_token_ahead_at_any_position() -> None:
         assert f"see tokens from {place} on" in outcome.remark
 
 
-def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
+def test_a_model_that_ignores_its_input_cannot_be_judged():
     outcome, _ = verdicts(leaky.Constant())
     assert set(outcome.values()) == {"not applicable"}
 
 
-def test_passes_that_differ_by_themselves_fail() -> None:
+def test_passes_that_differ_by_themselves_fail():
     class Counting(leaky.Model):
         calls = 0
 
-        def forward(self, input_ids: Tensor) -> Any:
+        def forward(self, input_ids):
             Counting.calls += 1
             return super().forward(input_ids) * Counting.calls
 
@@ -139,11 +131,11 @@ def test_passes_that_differ_by_themselves_fail() -> None:
     assert "two passes over the same tokens differ" in outcome.remark
 
 
-def test_a_memory_that_a_module_keeps_between_calls_is_no_leak() -> None:
+def test_a_memory_that_a_module_keeps_between_calls_is_no_leak():
     class Remembering(leaky.Model):
         memory: Tensor | None = None
 
-        def forward(self, input_ids: Tensor) -> Any:
+        def forward(self, input_ids):
             before, x = self.memory, self.hidden(input_ids)
             self.memory = x.detach()
             return self.output(x if before is None or before.shape != x.shape else x + before)
@@ -152,7 +144,7 @@ def test_a_memory_that_a_module_keeps_between_calls_is_no_leak() -> None:
     assert report.passes, report
 
 
-def test_a_layer_of_ours_that_leaks() -> None:
+def test_a_layer_of_ours_that_leaks():
     config = fr.ModelConfig(vocab_size=19, hidden_size=12, num_hidden_layers=3, num_attention_heads=2)
     model = fr.LanguageModel(config)
     model.blocks[1].feed_forward.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
@@ -161,9 +153,9 @@ def test_a_layer_of_ours_that_leaks() -> None:
     assert set(named.values()) == {("blocks.1.feed_forward",), ()}  # of padding the plain leak is enough
 
 
-def test_fp32_constants_are_checked_in_fp32() -> None:
+def test_fp32_constants_are_checked_in_fp32():
     class Single(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
+        def forward(self, input_ids):
             return self.output(self.hidden(input_ids) @ torch.eye(leaky.WIDTH))
 
     subject = open_subject(Single())
@@ -172,7 +164,7 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
 
 
 @pytest.mark.full
-def test_random_tokens_teach_an_honest_model_nothing() -> None:
+def test_random_tokens_teach_an_honest_model_nothing():
     honest = check_on_random_tokens(open_subject(leaky.Model()))
     assert honest.verdict == "passes"
     outcome = check_on_random_tokens(open_subject(leaky.Model({1: leaky.Convolution(ahead=True)})))

@@ -1,16 +1,11 @@
 """Scoring loops, right and wrong ones in pairs: each fault is flagged by the finding that is named for it, and by no other."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SUM
@@ -23,36 +18,36 @@ LOGITS = 1.5 * torch.randn(
 LOG_PROBS = LOGITS.log_softmax(-1)
 
 
-def nll(ids: Tensor, start: int = V) -> Tensor:
+def nll(ids, start=V):
     """Of each token, given the one before it."""
     return -LOG_PROBS[torch.cat((torch.tensor([start]), ids[:-1])), ids]
 
 
-def report_of(score: Callable[..., Any], **options: Any) -> Any:
+def report_of(score, **options):
     return fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options})
 
 
-def failed(score: Callable[..., Any], **options: Any) -> set[str]:
+def failed(score, **options):
     """Names of the findings that fail."""
     return {finding.check for finding in report_of(score, **options).failures}
 
 
-def remark(score: Callable[..., Any], name: str, **options: Any) -> str:
+def remark(score, name, **options):
     return str(report_of(score, **options).of(name).remark)
 
 
 # -- right ones -------------------------------------------------------------------------------------------------------
 
 
-def per_token(ids: Tensor) -> Tensor:
+def per_token(ids):
     return nll(ids)
 
 
-def total(ids: Tensor) -> float:
+def total(ids):
     return float(nll(ids).sum())
 
 
-def windows(ids: Tensor) -> float:
+def windows(ids):
     """Windows of eight that overlap by four, of which the second halves are scored."""
     sums, end = 0.0, 0
     for start in range(0, len(ids), 4):
@@ -64,22 +59,22 @@ def windows(ids: Tensor) -> float:
     return sums
 
 
-def means(ids: Tensor) -> dict[str, float]:
+def means(ids):
     return {"perplexity": math.exp(float(nll(ids).mean())), "tokens": len(ids)}
 
 
-def shifted(ids: Tensor) -> dict[str, Any]:
+def shifted(ids):
     """The first token is only read."""
     return {"nll": nll(ids)[1:], "tokens": len(ids) - 1}
 
 
-def shifted_total(ids: Tensor) -> dict[str, Any]:
+def shifted_total(ids):
     return {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids) - 1}
 
 
-def ngrams(ids: Tensor) -> Tensor:
+def ngrams(ids):
     """A cache of what came before in this text: honest."""
-    seen: Counter[tuple[int, int]] = Counter()
+    seen = Counter()
     scores = []
     for last, token in zip([V, *ids.tolist()[:-1]], ids.tolist(), strict=True):
         all_of = sum(seen[last, v] for v in range(V))
@@ -88,7 +83,7 @@ def ngrams(ids: Tensor) -> Tensor:
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def last_window_reads_back(ids: Tensor) -> float:
+def last_window_reads_back(ids):
     """Blocks of four, read behind a start mark with the two tokens before them; a last, short one reads further back."""
     sums = 0.0
     for end in [*range(4, len(ids), 4), len(ids)]:
@@ -100,25 +95,22 @@ def last_window_reads_back(ids: Tensor) -> float:
     return sums
 
 
-@pytest.mark.parametrize(
-    "score",
-    [per_token, total, windows, means, shifted, shifted_total, ngrams],
-)
-def test_right_scorers_pass(score: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("score", [per_token, total, windows, means, shifted, shifted_total, ngrams])
+def test_right_scorers_pass(score):
     report = fr.check_scoring(score, vocab_size=V, length=19, calls=2000)
     assert report.failures == ()
     assert report.of(SUM).verdict == "passes"
 
 
 @pytest.mark.parametrize("score", [shifted, shifted_total])
-def test_an_unscored_first_token_is_said(score: Callable[..., Any]) -> None:
+def test_an_unscored_first_token_is_said(score):
     report = fr.check_scoring(score, vocab_size=V, length=19)
     assert "first token is not scored" in report.of(ONCE).remark
     assert report.description["first_token_scored"] is False
     assert fr.check_scoring(total, vocab_size=V).description["first_token_scored"] is True
 
 
-def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said() -> None:
+def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said():
     report = report_of(last_window_reads_back, calls=1500)
     assert report.failures == ()
     assert "scores change with the number (not the identity) of later tokens" in report.of(SUM).remark
@@ -127,44 +119,44 @@ def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said() -> Non
 # -- wrong ones -------------------------------------------------------------------------------------------------------
 
 
-def start_in_place_of_the_first(ids: Tensor) -> Tensor:
+def start_in_place_of_the_first(ids):
     scores = nll(ids)
     scores[0] = 0.25
     return scores
 
 
-def dropped(ids: Tensor) -> float:
+def dropped(ids):
     """The last batch of four is dropped where it is short."""
     return float(nll(ids)[: len(ids) // 4 * 4].sum())
 
 
-def masked_tail(ids: Tensor) -> Tensor:
+def masked_tail(ids):
     return nll(ids) * (torch.arange(len(ids)) < max(1, len(ids) // 4 * 4))
 
 
-def third_masked(ids: Tensor) -> Tensor:
+def third_masked(ids):
     return nll(ids) * (torch.arange(len(ids)) != 3)
 
 
-def overlaps_twice(ids: Tensor) -> float:
+def overlaps_twice(ids):
     return sum(total(ids[start : start + WINDOW]) for start in range(0, len(ids), 4))
 
 
-def squared(ids: Tensor) -> Tensor:
+def squared(ids):
     return 2 * nll(ids)
 
 
-def knows_itself(ids: Tensor) -> Tensor:
+def knows_itself(ids):
     return -LOG_PROBS[ids, ids]
 
 
-def ahead(ids: Tensor) -> Tensor:
+def ahead(ids):
     """A token is likelier where the next one is the same."""
     scores = nll(ids)
     return torch.cat((torch.where(ids[1:] == ids[:-1], 0.5, 1.0) * scores[:-1], scores[-1:]))
 
 
-def ahead_total(ids: Tensor) -> float:
+def ahead_total(ids):
     return float(ahead(ids).sum())
 
 
@@ -182,16 +174,14 @@ def ahead_total(ids: Tensor) -> float:
         (ahead_total, SUM, "earlier scores change with later tokens"),
     ],
 )
-def test_wrong_scorers_fail_the_check_that_is_named_for_the_fault(
-    score: Callable[..., Any], name: str, says: str
-) -> None:
+def test_wrong_scorers_fail_the_check_that_is_named_for_the_fault(score, name, says):
     report = report_of(score, calls=4000)
     assert {name} <= {finding.check for finding in report.failures} <= {name, SUM, LATER}
     assert re.search(says, report.of(name).remark), report.of(name).remark
 
 
-def test_a_window_that_is_named_is_passed_twice() -> None:
-    def late(ids: Tensor) -> float:
+def test_a_window_that_is_named_is_passed_twice():
+    def late(ids):
         """From token 64 on windows overlap by one, which counts again."""
         return total(ids) + float(nll(ids)[63::64].sum() if len(ids) > 64 else 0)
 
@@ -202,37 +192,37 @@ def test_a_window_that_is_named_is_passed_twice() -> None:
 # -- several texts in a call ------------------------------------------------------------------------------------------
 
 
-def batch(texts: list[Tensor]) -> dict[str, float]:
+def batch(texts):
     return {"nll": sum(total(ids) for ids in texts), "tokens": sum(map(len, texts))}
 
 
-def padding_in_count(texts: list[Tensor]) -> dict[str, float]:
+def padding_in_count(texts):
     return {"nll": sum(total(ids) for ids in texts), "tokens": len(texts) * max(map(len, texts))}
 
 
-def list_of_scores(texts: list[Tensor]) -> list[Tensor]:
+def list_of_scores(texts):
     return [nll(ids) for ids in texts]
 
 
 @pytest.mark.parametrize("score", [batch, list_of_scores, lambda texts: [total(ids) for ids in texts]])
-def test_right_batches_pass(score: Callable[..., Any]) -> None:
+def test_right_batches_pass(score):
     assert failed(score, many=True) == set()
     assert fr.check_scoring(score, vocab_size=V, many=True).of(ADD).verdict == "passes"
 
 
-def test_wrong_counts_of_batches_fail() -> None:
+def test_wrong_counts_of_batches_fail():
     assert failed(padding_in_count, many=True) == {COUNTS}
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def of_rank(ids: Tensor, rank: int, world_size: int) -> dict[str, Any]:
+def of_rank(ids, rank, world_size):
     scores = nll(ids)[rank::world_size]
     return {"nll": float(scores.sum()), "tokens": len(scores)}
 
 
-def test_ranks_add_up() -> None:
+def test_ranks_add_up():
     assert failed(of_rank) == set()
     assert fr.check_scoring(of_rank, vocab_size=V).of(RANKS).verdict == "passes"
 
@@ -242,7 +232,7 @@ def test_ranks_add_up() -> None:
 PIECES = [" über", " a", ".", " the", "\n"]
 
 
-def of_string(text: str) -> dict[str, Any]:
+def of_string(text):
     """A function of a str, which cuts it into tokens itself."""
     ids = torch.tensor([PIECES.index(piece) for piece in re.findall(r" \w+|\.|\n", text)])
     return {"nll": nll(ids), "tokens": len(ids), "words": len(text.split()), "bytes": len(text.encode())}
@@ -258,18 +248,18 @@ def of_string(text: str) -> dict[str, Any]:
         ({"loss": lambda text, found: float(found["nll"].sum()) / (found["tokens"] + 1)}, '"loss" is'),
     ],
 )
-def test_wrong_denominators(change: dict[str, Callable[..., Any]], says: str) -> None:
-    def wrong(text: str) -> dict[str, Any]:
+def test_wrong_denominators(change, says):
+    def wrong(text):
         found = of_string(text)
         return found | {key: value(text, found) for key, value in change.items()}
 
-    strings: dict[str, Any] = {"vocab_size": None, "vocabulary": PIECES}
+    strings = {"vocab_size": None, "vocabulary": PIECES}
     assert failed(of_string, **strings) == set()
     assert failed(wrong, **strings) == {COUNTS}
     assert says in remark(wrong, COUNTS, **strings)
 
 
-def test_first_token_counted_though_it_is_not_scored() -> None:
+def test_first_token_counted_though_it_is_not_scored():
     assert failed(lambda ids: {"nll": nll(ids)[1:], "tokens": len(ids)}) == {COUNTS}
     assert failed(lambda ids: {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids)}) == {COUNTS}
 
@@ -277,7 +267,7 @@ def test_first_token_counted_though_it_is_not_scored() -> None:
 # -- texts and memory ---------------------------------------------------------------------------------------------------
 
 
-def test_texts_that_are_cut_by_their_length_add_up() -> None:
+def test_texts_that_are_cut_by_their_length_add_up():
     """Two halves, each read by itself: scores depend on the number of later tokens, and every length adds up to one."""
     report = fr.check_scoring(lambda ids: sum(float(nll(part).sum()) for part in ids.chunk(2)), vocab_size=V)
     assert report.passes, report

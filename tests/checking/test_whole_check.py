@@ -1,19 +1,16 @@
 """Whole reports: every registered stage passes, translators and models of Hugging Face too; leaks are named."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import leaky_models as leaky
 import pytest
 import torch
 from checked_models import SIZES, language_model, off, run, translating, translator
-from torch import Tensor, nn
+from torch import nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import Report, agreement, calls, causality, definition
+from fullrank.checking import agreement, calls, causality, definition
 from fullrank.checking.calls import PLAIN
 from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
@@ -25,38 +22,38 @@ PADDED = "future, by perturbation, with padding"
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """Few steps on random tokens."""
     monkeypatch.setattr(causality, "_STEPS", 2)
     monkeypatch.setattr(causality, "_WORK", 0)  # few cuts
     monkeypatch.setattr(calls, "RARE", False)
 
 
-def skipped(report: Report) -> dict[str, str]:
+def skipped(report):
     return {finding.check: finding.reason for finding in report.findings if finding.verdict == "not applicable"}
 
 
-def failed(report: Report) -> dict[str, str]:
+def failed(report):
     return {finding.check: finding.remark for finding in report.failures}
 
 
 # -- every stage ------------------------------------------------------------------------------------------------------
 
 SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
-CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
-MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
+CLUSTERED = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
+MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
 OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED}
-MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
 
 
-def rows() -> list[dict[str, Any]]:
+def rows():
     """A row for each choice of the largest slot; score and position are relative together. Three rows have no weights."""
     choices = {slot: registry.names(slot) for slot in SLOTS}
     choices["output"] = sorted({*choices["output"], *OUTPUTS})
     scores = itertools.cycle(name for name in choices["score"] if name != "relative")
-    made: list[dict[str, Any]] = []
+    made = []
     for i in range(max(map(len, choices.values()))):
-        row: dict[str, Any] = {slot: names[i % len(names)] for slot, names in choices.items()}
+        row = {slot: names[i % len(names)] for slot, names in choices.items()}
         row["score"] = "relative" if row["position"] == "relative" else next(scores)
         row["attention"] = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"cross_head": 0.5}
         made.append(row)
@@ -74,7 +71,7 @@ def rows() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=() if n % 3 == 1 else pytest.mark.full) for n in range(len(rows()))]
 )
-def test_every_stage_passes(number: int) -> None:
+def test_every_stage_passes(number):
     """With memory and without, pre-norm and post-norm."""
     row = rows()[number]
     weighted = "kind" not in row["attention"]
@@ -100,7 +97,7 @@ def test_every_stage_passes(number: int) -> None:
         assert skipped(report)["starts as plain attention"].startswith("model.attention.kind is multilinear")
 
 
-TRANSLATORS: dict[str, dict[str, Any]] = {
+TRANSLATORS = {
     "B, sigsoftmax": {"attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax", cross_head=0.5)},
     "relative, one table": {
         "position": "relative", "attention": fr.AttentionConfig(score="relative"), "norm": "post",
@@ -118,7 +115,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if "table" in kind else pytest.mark.full) for kind in TRANSLATORS]
 )
-def test_translators_pass(kind: str) -> None:
+def test_translators_pass(kind):
     dropout = fr.DropoutConfig(embedding=0.1, residual=0.1, activation=0.1, output=0.1)
     model = translator(**TRANSLATORS[kind], dropout=dropout)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -140,7 +137,7 @@ def test_translators_pass(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("llama", "gemma2"))]
 )
-def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_honest_models_of_hugging_face_pass(kind, capsys):
     report = fr.check(getattr(tiny, kind)())
     assert failed(report) == {}
     lacks = {"gemma2": "sdpa"}
@@ -151,7 +148,7 @@ def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("", "")
 
 
-INJECTED: dict[str, tuple[str, dict[str, Any]]] = {
+INJECTED = {
     "gpt2": ("gpt2", {"mix": "position_wise", "cross_head": 0.5}),
     "llama": ("llama", {"mix": "position_independent", "normalize": "sigsoftmax"}),
     "opt": ("opt", {"mix": "random"}),
@@ -162,7 +159,7 @@ INJECTED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.full) for name in INJECTED]
 )
-def test_injected_models_pass(name: str) -> None:
+def test_injected_models_pass(name):
     kind, stages = INJECTED[name]
     model = fr.inject(getattr(tiny, kind)(), **stages)
     report = fr.check(model)
@@ -174,10 +171,10 @@ def test_injected_models_pass(name: str) -> None:
     assert "auto" in report.of("kernels = reference, fp32").looked_at
 
 
-def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_injected_mixing_that_does_not_start_plain(monkeypatch):
     start = PositionIndependentMixing.__init__
 
-    def started_off(self: Any, *sizes: Any) -> None:
+    def started_off(self, *sizes):
         start(self, *sizes)
         self.mixing.data.mul_(1.01)
 
@@ -186,7 +183,7 @@ def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.Monkey
     assert finding.verdict == "fails"
 
 
-def test_a_model_of_ours_as_hugging_faces() -> None:
+def test_a_model_of_ours_as_hugging_faces():
     """Its mixing, kernels, memory and probabilities are checked in the model that is inside."""
     torch.manual_seed(1)
     own = fr.ModelConfig(**SIZES, memory_length=4, attention=fr.AttentionConfig(mix="position_wise"))
@@ -198,18 +195,18 @@ def test_a_model_of_ours_as_hugging_faces() -> None:
 class Blind(nn.Module):
     """An attention layer of Hugging Face without its mask."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer):
         super().__init__()
         self.layer = layer
         self.layer.is_causal = False
 
-    def forward(self, hidden_states: Tensor, *args: Any, **more: Any) -> Any:
+    def forward(self, hidden_states, *args, **more):
         shape = (len(hidden_states), 1, hidden_states.shape[1], hidden_states.shape[1])
         more["attention_mask"] = torch.zeros(shape, dtype=hidden_states.dtype)
         return self.layer(hidden_states, *args, **more)
 
 
-def test_a_layer_of_hugging_face_that_leaks_is_named() -> None:
+def test_a_layer_of_hugging_face_that_leaks_is_named():
     import transformers
 
     config = transformers.LlamaConfig(
@@ -233,7 +230,7 @@ PUBLISHED = {"causal": "as_published", "not_next_token_perplexity": True}
 
 
 @pytest.mark.parametrize("score", ["dot_product", pytest.param("relative", marks=pytest.mark.full)])
-def test_the_published_form_is_flagged_by_name(score: str) -> None:
+def test_the_published_form_is_flagged_by_name(score):
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED, score=score)
     position = "relative" if score == "relative" else "sinusoidal"
     report = fr.check(language_model(attention=attention, position=position, norm="post"))
@@ -253,17 +250,17 @@ def test_the_published_form_is_flagged_by_name(score: str) -> None:
         assert report.of(name).verdict == "passes"
 
 
-def test_the_published_form_inside_a_users_own_module_is_flagged_by_name() -> None:
+def test_the_published_form_inside_a_users_own_module_is_flagged_by_name():
     class Own(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.words, self.scores = nn.Embedding(19, 12), nn.Linear(12, 19)
             self.attend = fr.MultiLinearAttention(
                 hidden_size=12, rank=6, causal="as_published", max_position_embeddings=34
             )
 
-        def forward(self, input_ids: Tensor) -> Tensor:
-            out: Tensor = self.scores(self.attend(self.words(input_ids)))
+        def forward(self, input_ids):
+            out = self.scores(self.attend(self.words(input_ids)))
             return out
 
     torch.manual_seed(1)
@@ -273,7 +270,7 @@ def test_the_published_form_inside_a_users_own_module_is_flagged_by_name() -> No
     assert all(remarks[name].endswith("model.attention.causal: as_published leaves the mask out") for name in FUTURE)
 
 
-def test_a_decoder_as_published_is_named() -> None:
+def test_a_decoder_as_published_is_named():
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED)
     decoder = translating(decoder=fr.DecoderConfig(attention=attention))
     assert decoder.sees_future == "model.decoder.attention.causal: as_published"
@@ -287,9 +284,9 @@ def test_a_decoder_as_published_is_named() -> None:
     assert (encoder.sees_future, search_by_perturbation(encoder, PLAIN[0]).verdict) == ("", "passes")
 
 
-def test_a_check_that_cannot_be_run_fails_and_the_others_go_on() -> None:
+def test_a_check_that_cannot_be_run_fails_and_the_others_go_on():
     class Untrainable(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
+        def forward(self, input_ids):
             if self.training:
                 raise RuntimeError("only for evaluation")
             return super().forward(input_ids)

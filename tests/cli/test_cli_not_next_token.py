@@ -1,11 +1,7 @@
 """A model whose tokens see later ones, from `reproduce` to `generate`: every report says what its figures are not."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +21,7 @@ PUBLISHED = {"model.attention.causal": "as_published", "model.attention.not_next
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory) -> Path:
+def table(tmp_path_factory):
     """A recipe of three rows; the folder holds its runs, too."""
     folder = tmp_path_factory.mktemp("table")
     text = write_text(folder / "text", sentences=80)
@@ -46,12 +42,12 @@ def table(tmp_path_factory) -> Path:
     return folder
 
 
-def reproduced(table: Path, *words: object) -> tuple[int, str, str]:
+def reproduced(table, *words):
     return called("reproduce", table / "table.yaml", "--scale", "paper", "--out", table / "runs", "--quiet", *words)
 
 
 @pytest.fixture(scope="module")
-def runs(table) -> dict[str, Path]:
+def runs(table):
     assert reproduced(table)[0] == 0
     found = {}
     for folder in (table / "runs").glob("*/"):
@@ -59,7 +55,7 @@ def runs(table) -> dict[str, Path]:
     return found
 
 
-def result(folder: Path) -> dict[str, Any]:
+def result(folder):
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
 

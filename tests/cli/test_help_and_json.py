@@ -1,10 +1,6 @@
 """Every verb: its help page, `--json`, completion in the shell. Training where there is no POSIX."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import typer
 from cli_runs import SMALL, call
@@ -15,7 +11,7 @@ from fullrank.cli.app import load
 WITHOUT = {"init", "config schema", "bench"}
 
 
-def _verbs(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _verbs(group, path=""):
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _verbs(command, f"{path}{name} ")

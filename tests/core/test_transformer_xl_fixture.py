@@ -3,20 +3,15 @@
 The figures were written once by `fixtures/make_transformer_xl.py`, which says how; they hold to 1e-10 in double precision.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from memory_loops import ages
 from safetensors.torch import load_file
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.config import WeightedConfig
@@ -25,26 +20,26 @@ from fullrank.hf.transfo_xl import make_config, rename_tensors
 FOLDER = Path(__file__).parent / "fixtures"
 ABOUT = json.loads((FOLDER / "transformer_xl.json").read_text())
 TENSORS = load_file(FOLDER / "transformer_xl.safetensors")
-CASES: dict[str, dict[str, Any]] = ABOUT["cases"]
-SIZES: dict[str, Any] = ABOUT["sizes"]
+CASES = ABOUT["cases"]
+SIZES = ABOUT["sizes"]
 TEXT = TENSORS["text"]
 TOLERANCE = 1e-10
 
 
-def renamed(prefix: str, case: dict[str, Any]) -> dict[str, Tensor]:
+def renamed(prefix, case):
     """Their tensors under our names, in double precision, by the reader of published checkpoints."""
     theirs = {name.removeprefix(f"{prefix}."): tensor.double() for name, tensor in TENSORS.items() if prefix in name}
     return rename_tensors(theirs, SIZES | case)
 
 
-def build(case: dict[str, Any]) -> fr.LanguageModel:
+def build(case):
     config = replace(make_config(SIZES | case, WeightedConfig(bias=False)), memory_start=case["start"])
     model = fr.LanguageModel(config).double()
     model.load_state_dict(renamed("parameter", case))  # strict: every parameter has its counterpart
     return model.eval()
 
 
-def segments() -> Iterator[tuple[int, Tensor, Tensor]]:
+def segments():
     """Number, ids and targets."""
     start = 0
     for number, size in enumerate(ABOUT["segments"]):
@@ -52,7 +47,7 @@ def segments() -> Iterator[tuple[int, Tensor, Tensor]]:
         start += size
 
 
-def same(found: Tensor, expected: Tensor, what: str) -> None:
+def same(found, expected, what):
     assert found.shape == expected.shape, what
     off = float((found - expected).detach().abs().max())
     assert off <= TOLERANCE * max(1.0, float(expected.abs().max())), f"{what} is off by {off:.1e}"

@@ -1,11 +1,7 @@
 """A checkpoint of transformers' Transformer-XL as a model of ours: its nll, its layout, our attention inside."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +25,7 @@ PUBLISHED_SETTINGS = {
 }  # fmt: skip
 
 
-def write_folder(folder: Path, case: Mapping[str, Any], **changes: Any) -> Path:
+def write_folder(folder, case, **changes):
     """A folder as an old release wrote it, in double precision."""
     folder.mkdir(exist_ok=True)
     tensors = {

@@ -1,14 +1,10 @@
 """The C++ kernel equals the equation, outputs and every gradient, at sizes that reach whole blocks and the rests of them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from calls import call, check, equation, exact, needs_compiler
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.cache import Buffer
@@ -25,13 +21,13 @@ def _compiled():
 
 
 @pytest.fixture
-def _threads() -> Iterator[None]:
+def _threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
+def layout(where, queries, keys, batch=2):
     before = keys - queries
     first, second = before // 3, before // 2
     runs = ((0, first), (first + 4, second), (first + second + 11, keys - first - second))  # queries end the last one
@@ -162,7 +158,7 @@ def test_scores_far_from_zero(normalize, offset):
 def test_threads(relative, batch):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
-    def computed(threads: int) -> list[Tensor]:
+    def computed(threads):
         torch.set_num_threads(threads)
         problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", relative=relative, batch=batch, size=17)
         out = attend(problem)
@@ -194,7 +190,7 @@ def test_no_weights_are_kept(mixing):
     """Nothing of N M numbers, for inputs of which none has as many."""
     problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
 
-    def packed(tensor: Tensor) -> Tensor:
+    def packed(tensor):
         sizes.append(tensor.numel())
         return tensor
 
@@ -223,6 +219,6 @@ def test_keys_of_a_cache_are_read_in_place(size, dtype, batch, heads, mixing, mo
         assert torch.equal(out, attend(cached))
 
 
-def refuse_keys(tensor: Tensor) -> Tensor:
+def refuse_keys(tensor):
     assert tensor.shape[2] != 30
     return READY(tensor)

@@ -1,10 +1,7 @@
 """Models with a cache: what is seen depends on how the text is cut into calls."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
-from typing import Any
 
 import leaky_models as leaky
 import torch
@@ -16,17 +13,17 @@ Sees = Callable[[int, int], Tensor]
 Pair = tuple[Tensor, Tensor]
 
 
-def causal(new: int, past: int) -> Tensor:
+def causal(new, past):
     """(new, past + new): the last query sees all."""
     return torch.ones(new, past + new, dtype=torch.bool).tril(past)
 
 
-def everything_after_a_cache(new: int, past: int) -> Tensor:
+def everything_after_a_cache(new, past):
     """A later chunk sees itself whole. https://github.com/nntrainer/nntrainer/issues/4333"""
     return causal(new, past) if past == 0 else torch.ones(new, past + new, dtype=torch.bool)
 
 
-def everything_after_a_long_cache(new: int, past: int) -> Tensor:
+def everything_after_a_long_cache(new, past):
     """The same, once the cache is as long as a block of the kernel (there 64 tokens, here 16).
 
     https://github.com/tenstorrent/tt-metal/issues/48899
@@ -34,7 +31,7 @@ def everything_after_a_long_cache(new: int, past: int) -> Tensor:
     return causal(new, past) if past < 16 else torch.ones(new, past + new, dtype=torch.bool)
 
 
-def masked_step_by_step(new: int, past: int) -> Tensor:
+def masked_step_by_step(new, past):
     """The branch of single tokens masks, where there is nothing to mask; that of several tokens does not.
 
     DeepSeek-V2 of mlxcel: https://github.com/lablup/mlxcel/issues/991, mended by /pull/998
@@ -45,11 +42,11 @@ def masked_step_by_step(new: int, past: int) -> Tensor:
 class CachedAttention(leaky.Attention):
     """Gives its output and the keys and values so far."""
 
-    def __init__(self, sees: Sees) -> None:
+    def __init__(self, sees):
         super().__init__(leaky.causal)
         self.sees_after = sees
 
-    def forward(self, x: Tensor, past: Pair | None = None) -> Any:
+    def forward(self, x, past=None):
         query, key, value = self.project(x).chunk(3, dim=-1)
         if past is not None:
             key, value = torch.cat((past[0], key), dim=1), torch.cat((past[1], value), dim=1)
@@ -60,7 +57,7 @@ class CachedAttention(leaky.Attention):
 
 
 class CachedBlock(leaky.Block):
-    def forward(self, x: Tensor, past: Pair | None = None) -> Any:
+    def forward(self, x, past=None):
         seen, pair = self.attention(self.norm(x), past)
         x = x + seen
         return x + self.feed_forward(x), pair
@@ -69,16 +66,14 @@ class CachedBlock(leaky.Block):
 class Cached(nn.Module):
     """Takes and gives `past_key_values`: keys and values of each layer."""
 
-    def __init__(self, sees: Sees) -> None:
+    def __init__(self, sees):
         super().__init__()
         torch.manual_seed(3)
         self.embedding = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
         self.blocks = nn.ModuleList(CachedBlock(CachedAttention(s)) for s in (causal, sees))
         self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
 
-    def forward(
-        self, input_ids: Tensor, past_key_values: tuple[Pair, ...] | None = None, use_cache: bool = False
-    ) -> Any:
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
         x, pairs = self.embedding(input_ids), []
         for i, block in enumerate(self.blocks):
             x, pair = block(x, None if past_key_values is None else past_key_values[i])
@@ -89,21 +84,21 @@ class Cached(nn.Module):
 class CachedByKeyword(Cached):
     """`use_cache` is among other options, as in many models of transformers."""
 
-    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids, past_key_values=None, **options):
         return super().forward(input_ids, past_key_values, options.get("use_cache", False))
 
 
 class CachedAmongOthers(Cached):
     """The cache itself is among other options, too."""
 
-    def forward(self, input_ids: Tensor, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids, **options):
         return super().forward(input_ids, options.get("past_key_values"), options.get("use_cache", False))
 
 
 class CachedInATuple(Cached):
     """Gives (logits, cache), as models with return_dict=False."""
 
-    def forward(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, *args, **options):
         out = super().forward(*args, **options)
         return out.logits, out.past_key_values
 
@@ -111,11 +106,11 @@ class CachedInATuple(Cached):
 class ReorderedByModel(Cached):
     """The model itself reorders its cache for beams."""
 
-    def __init__(self, does_nothing: bool) -> None:
+    def __init__(self, does_nothing):
         super().__init__(causal)
         self.does_nothing = does_nothing
 
-    def _reorder_cache(self, past: tuple[Pair, ...], index: Tensor) -> tuple[Pair, ...]:
+    def _reorder_cache(self, past, index):
         return past if self.does_nothing else tuple((key[index], value[index]) for key, value in past)
 
 
@@ -124,7 +119,7 @@ class Store(list[Pair]):
 
     is_left_behind = False
 
-    def reorder_cache(self, index: Tensor) -> None:
+    def reorder_cache(self, index):
         if not self.is_left_behind:
             self[:] = [(key[index], value[index]) for key, value in self]
 
@@ -132,11 +127,11 @@ class Store(list[Pair]):
 class CachedForBeams(CachedByKeyword):
     """Its cache is a `Store`."""
 
-    def __init__(self, is_left_behind: bool) -> None:
+    def __init__(self, is_left_behind):
         super().__init__(causal)
         self.is_left_behind = is_left_behind
 
-    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids, past_key_values=None, **options):
         out = super().forward(input_ids, past_key_values, **options)
         if out.past_key_values is not None:
             out.past_key_values = Store(out.past_key_values)
@@ -144,7 +139,7 @@ class CachedForBeams(CachedByKeyword):
         return out
 
 
-def _reordered(model: Any) -> float:
+def _reordered(model):
     """Another text takes over a row of the cache."""
     ids, order = tokens(), torch.tensor([1, 1])
     with torch.no_grad():
@@ -157,7 +152,7 @@ def _reordered(model: Any) -> float:
         return float((step[:, 0] - plainly(model, ids[order])[:, 20]).abs().max())
 
 
-def _after_a_cache(model: nn.Module, ids: Tensor) -> Tensor:
+def _after_a_cache(model, ids):
     parts, past = [], None
     for piece in (ids[:, :20], ids[:, 20:]):
         out = model(piece, past_key_values=past, use_cache=True)

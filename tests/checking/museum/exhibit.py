@@ -1,7 +1,5 @@
 """What an exhibit is, and ways to see its leak with torch alone."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Exhibit:
     said: str = ""
 
 
-def future(*ways: str) -> frozenset[str]:
+def future(*ways):
     """Names of checks for later tokens: "perturbation, training" is "future, by perturbation, training"."""
     return frozenset(f"future, by {way}" for way in ways)
 
@@ -51,10 +49,10 @@ EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for 
 BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")
 
 
-def with_block(attention: Callable[[], nn.Module] | None = None, **parts: Callable[[], nn.Module]) -> Any:
+def with_block(attention=None, **parts):
     """A function that makes a model with other parts in its second block: attention, feed_forward, norm."""
 
-    def make() -> nn.Module:
+    def make():
         torch.manual_seed(3)
         model = leaky.Model({} if attention is None else {1: attention()})
         for name, part in parts.items():
@@ -67,55 +65,52 @@ def with_block(attention: Callable[[], nn.Module] | None = None, **parts: Callab
 class Switched(leaky.Model):
     """Its attention is computed in the way that `config._attn_implementation` names, "eager" to begin with."""
 
-    def __init__(self, attention: Callable[[Any], nn.Module], other: str = "sdpa") -> None:
+    def __init__(self, attention, other="sdpa"):
         torch.manual_seed(3)
         config = types.SimpleNamespace(_attn_implementation="eager", vocab_size=leaky.VOCABULARY)
         super().__init__({1: attention(config)})
         self.config, self.other = config, other
 
-    def set_attn_implementation(self, implementation: str) -> None:
+    def set_attn_implementation(self, implementation):
         if implementation not in ("eager", self.other):
             raise ValueError(f"{implementation}: this model has eager and {self.other}")
         self.config._attn_implementation = implementation
 
 
-# -- ways to look ------------------------------------------------------------------------------------------------------
-
-
-def tokens() -> Tensor:
+def tokens():
     return torch.randint(1, leaky.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(7))
 
 
-def plainly(model: nn.Module, ids: Tensor, **options: Any) -> Tensor:
+def plainly(model, ids, **options):
     out = model(ids, **options)
-    logits: Tensor = getattr(out, "logits", out)
+    logits = getattr(out, "logits", out)
     return logits
 
 
-def later(run: Run = plainly, *, training: bool = False, cut: int = CUT) -> Callable[[nn.Module], float]:
+def later(run=plainly, *, training=False, cut=CUT):
     """Every token from `cut` on becomes another one; the logits before it are looked at."""
 
-    def moved(model: nn.Module) -> float:
+    def moved(model):
         ids = tokens()
         return apart(run, model.train(training), ids, _changed(ids, slice(cut, None)), slice(None, cut))
 
     return moved
 
 
-def another_document(run: Run) -> Callable[[nn.Module], float]:
+def another_document(run):
     """Every token before `CUT` becomes another one; the logits from there on, those of another text, are looked at."""
 
-    def moved(model: nn.Module) -> float:
+    def moved(model):
         ids = tokens()
         return apart(run, model.eval(), ids, _changed(ids, slice(None, CUT)), slice(CUT, None))
 
     return moved
 
 
-def another_row(training: bool = False) -> Callable[[nn.Module], float]:
+def another_row(training=False):
     """The first row becomes another text; the logits of the second are looked at."""
 
-    def moved(model: nn.Module) -> float:
+    def moved(model):
         ids = tokens()
         changed = torch.cat((_changed(ids[:1], slice(None)), ids[1:]))
         return apart(lambda m, x: plainly(m, x)[1:], model.train(training), ids, changed, slice(None))
@@ -123,11 +118,11 @@ def another_row(training: bool = False) -> Callable[[nn.Module], float]:
     return moved
 
 
-def gradient(model: nn.Module) -> float:
+def gradient(model):
     """The largest gradient of logits before `CUT` with respect to embeddings from there on."""
     model = model.double().eval()
-    embedded: list[Tensor] = []
-    hook = model.embedding.register_forward_hook(lambda module, args, out: embedded.append(out))  # type: ignore[union-attr]
+    embedded = []
+    hook = model.embedding.register_forward_hook(lambda module, args, out: embedded.append(out))
     logits = plainly(model, tokens())[:, :CUT]
     hook.remove()
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
@@ -135,7 +130,7 @@ def gradient(model: nn.Module) -> float:
     return float(slope[:, CUT:].abs().max())
 
 
-def apart(run: Run, model: nn.Module, ids: Tensor, changed: Tensor, where: slice) -> float:
+def apart(run, model, ids, changed, where):
     """The largest difference between the logits of `ids` and of `changed` at the positions `where`."""
     model, logits = model.double(), []
     with torch.no_grad():
@@ -145,7 +140,7 @@ def apart(run: Run, model: nn.Module, ids: Tensor, changed: Tensor, where: slice
     return float((logits[0] - logits[1]).nan_to_num(0.0).abs().max())  # of logits that are -inf in both
 
 
-def _changed(ids: Tensor, where: slice) -> Tensor:
+def _changed(ids, where):
     changed = ids.clone()
     changed[:, where] = 1 + ids[:, where] % (leaky.VOCABULARY - 1)
     return changed

@@ -1,15 +1,11 @@
 """Leaks that an earlier check missed or laid to the wrong layer, and right models that it called wrong."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import leaky_models as leaky
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import dropout
 
 from fullrank.checking.layers import OWN_FORWARD
@@ -41,11 +37,11 @@ AUTOCAST = ("perturbation, under autocast, float16", "perturbation, under autoca
 class Wavering(leaky.Model):
     """Layers are left out by chance, or dropout is on in any mode: right, but for a second block that sees all."""
 
-    def __init__(self, how: str, sees_all: bool) -> None:
+    def __init__(self, how, sees_all):
         super().__init__({1: When(lambda module, x: sees_all and (how == "dropout" or module.training))})
         self.how, self.generator = how, np.random.default_rng(0)
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         x = self.embedding(input_ids)
         for block in self.blocks:
             if self.how == "dropout":
@@ -54,18 +50,18 @@ class Wavering(leaky.Model):
                 x = block(x)
         return x
 
-    def draw(self) -> float:
+    def draw(self):
         return float(np.random.rand() if self.how == "numpy" else self.generator.random())
 
 
 class Remembering(leaky.Model):
     """Keeps what it has read in a list or a dict, and reads on after it."""
 
-    def __init__(self, kept: Any, sees_all: bool) -> None:
+    def __init__(self, kept, sees_all):
         super().__init__({1: When(lambda module, x: sees_all)})
         self.kept = kept
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         x = self.embedding(input_ids)
         last = self.kept.get("last") if isinstance(self.kept, dict) else (self.kept or [None])[-1]
         fits = last is not None and last.shape[::2] == x.shape[::2]
@@ -80,7 +76,7 @@ class Remembering(leaky.Model):
         return y
 
 
-def _fresh(model: Any, ids: Tensor) -> Tensor:
+def _fresh(model, ids):
     """Nothing is remembered, and chance begins anew."""
     if isinstance(model, Remembering):
         model.kept.clear()
@@ -90,16 +86,16 @@ def _fresh(model: Any, ids: Tensor) -> Tensor:
     return plainly(model, ids)
 
 
-def _is_float16() -> bool:
+def _is_float16():
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
 
 
-def _under_autocast(model: nn.Module, ids: Tensor) -> Tensor:
+def _under_autocast(model, ids):
     with torch.autocast("cpu", torch.float16):
         return plainly(model.float(), ids)
 
 
-def _by_numpy(model: nn.Module, ids: Tensor) -> Tensor:
+def _by_numpy(model, ids):
     np.random.seed(5)
     return plainly(model, ids)
 
@@ -110,12 +106,12 @@ def _by_numpy(model: nn.Module, ids: Tensor) -> Tensor:
 class Deaf(leaky.Padded):
     """Positions are counted by the mask of padding, which attention sees or not; without positions the mask is ignored."""
 
-    def __init__(self, deaf: bool, has_positions: bool) -> None:
+    def __init__(self, deaf, has_positions):
         super().__init__(deaf=deaf)
         self.places = nn.Embedding(256, leaky.WIDTH) if has_positions else None
-        self.counted: Tensor | None = None
+        self.counted = None
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         x = self.embedding(input_ids)
         if self.places is not None:
             x = x + self.places(torch.arange(input_ids.shape[1]) if self.counted is None else self.counted)
@@ -123,7 +119,7 @@ class Deaf(leaky.Padded):
             x = block(x)
         return x
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def forward(self, input_ids, attention_mask=None):
         self.counted = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp_min(0)
         return super().forward(input_ids, attention_mask)
 
@@ -131,18 +127,18 @@ class Deaf(leaky.Padded):
 class OfIds(leaky.Model):
     """A text that begins in some way is seen whole."""
 
-    def __init__(self, begins: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, begins):
         super().__init__()
         self.begins = begins
 
-    def forward(self, input_ids: Tensor) -> Any:
+    def forward(self, input_ids):
         if self.begins is not None:
             whole = self.begins(input_ids)[:, None, None]
-            self.blocks[1].attention.sees = lambda length: leaky.causal(length) | whole  # type: ignore[union-attr]
+            self.blocks[1].attention.sees = lambda length: leaky.causal(length) | whole
         return super().forward(input_ids)
 
 
-BEGINNINGS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+BEGINNINGS = {
     "the first id": (lambda ids: ids[:, 0] == 1, (1,)),
     "the second id": (lambda ids: ids[:, 0] == 2, (2,)),
     "the last id": (lambda ids: ids[:, 0] == leaky.VOCABULARY - 1, (leaky.VOCABULARY - 1,)),
@@ -150,14 +146,14 @@ BEGINNINGS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
-def _begun(start: tuple[int, ...]) -> Any:
-    def run(model: nn.Module, ids: Tensor) -> Tensor:
+def _begun(start):
+    def run(model, ids):
         return plainly(model, torch.cat((torch.tensor(start).expand(len(ids), -1), ids[:, len(start) :]), 1))
 
     return run
 
 
-def _beside_padding(model: nn.Module) -> float:
+def _beside_padding(model):
     """Tokens in the padding on the left are changed."""
     ids, real = tokens(), (torch.arange(67) >= 9).long().expand(2, -1)
     with torch.no_grad():
@@ -172,11 +168,11 @@ def _beside_padding(model: nn.Module) -> float:
 class FromTheEnd(leaky.Model):
     """Positions are counted from the end."""
 
-    def __init__(self, is_turned: bool) -> None:
+    def __init__(self, is_turned):
         super().__init__()
         self.places, self.is_turned = nn.Embedding(256, leaky.WIDTH), is_turned
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         places = torch.arange(input_ids.shape[1])
         x = self.embedding(input_ids) + self.places(places.flip(0) if self.is_turned else places)
         for block in self.blocks:
@@ -187,18 +183,18 @@ class FromTheEnd(leaky.Model):
 class LogLength(leaky.Attention):
     """Queries are multiplied by the logarithm of the length of the text, always or in training."""
 
-    def __init__(self, applies: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, applies):
         super().__init__(leaky.causal)
         self.applies = applies
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         scale = math.log(x.shape[1]) if self.applies(self) else 1.0
         scores = scale * query @ key.transpose(1, 2)
         return scores.masked_fill(~leaky.causal(x.shape[1]), float("-inf")).softmax(-1) @ value
 
 
-def _in_training_too(model: nn.Module) -> float:
+def _in_training_too(model):
     ids, model = tokens(), model.double().train()
     with torch.no_grad():
         return float((plainly(model, ids)[:, :CUT] - plainly(model, ids[:, :CUT])).abs().max())
@@ -210,11 +206,11 @@ def _in_training_too(model: nn.Module) -> float:
 class NextId(leaky.Model):
     """The embedding of the next id, made by the model itself, is added."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step):
         super().__init__()
         self.other, self.step = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH), step
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         ids = input_ids.roll(self.step, 1)
         ids = torch.cat((input_ids[:, :1], ids[:, 1:]), 1) if self.step > 0 else ids
         x = self.embedding(input_ids) + self.other(ids)
@@ -226,16 +222,16 @@ class NextId(leaky.Model):
 class OverBatch(nn.Module):
     """Takes off the mean over the batch, or over the features."""
 
-    def __init__(self, over: int) -> None:
+    def __init__(self, over):
         super().__init__()
         self.over, self.project = over, nn.Linear(leaky.WIDTH, leaky.WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.project(x - x.mean(self.over, keepdim=True))
+    def forward(self, x):
+        out = self.project(x - x.mean(self.over, keepdim=True))
         return out
 
 
-def pair(name: str, make: Callable[..., nn.Module], leaking: Any, control: Any, *rest: Any, **more: Any) -> Exhibit:
+def pair(name, make, leaking, control, *rest, **more):
     """An exhibit whose two models are made of other arguments."""
     return Exhibit(name, "", lambda: make(*leaking), lambda: make(*control), *rest, **more)
 

@@ -1,10 +1,8 @@
 """A leak that an untrained model does not have."""
 
-from __future__ import annotations
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from museum.exhibit import Exhibit, later
 
@@ -16,12 +14,12 @@ class Gates(nn.Module):
     the logits shows it.
     """
 
-    def __init__(self, ahead: bool) -> None:
+    def __init__(self, ahead):
         super().__init__()
         self.gates = nn.Parameter(torch.full((128,), 0.3))
         self.ahead = ahead
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         soft = self.gates[: x.shape[1], None]
         gate = (soft > 0.5).to(x.dtype) + soft - soft.detach()
         if self.ahead:
@@ -32,16 +30,16 @@ class Gates(nn.Module):
 class Tied(leaky.Model):
     """The output layer's weights are the embeddings: to see the next token pays at once."""
 
-    def __init__(self, ahead: bool) -> None:
+    def __init__(self, ahead):
         torch.manual_seed(3)
         super().__init__({1: Gates(ahead)})
         self.output.weight = self.embedding.weight
 
 
-def _opened(model: nn.Module, ids: Tensor) -> Tensor:
+def _opened(model, ids):
     with torch.no_grad():
-        model.blocks[1].attention.gates.fill_(0.6)  # type: ignore[union-attr, operator]
-    logits: Tensor = model(ids)
+        model.blocks[1].attention.gates.fill_(0.6)
+    logits = model(ids)
     return logits
 
 
@@ -55,5 +53,5 @@ EXHIBITS = [
         frozenset({"future, after training on random tokens"}),
         full=True,
         length=19,
-    ),
+    )
 ]

@@ -1,12 +1,7 @@
 """Masks that are not there, not strong enough, or those of something else."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
 
 from museum.exhibit import EVERY_WAY, SCALED, Exhibit, future, later, plainly, with_block
 
@@ -21,11 +16,11 @@ class Gemma2(leaky.Attention):
 
     window = 40
 
-    def __init__(self, multiplied: bool) -> None:
+    def __init__(self, multiplied):
         super().__init__(leaky.causal)
         self.multiplied = multiplied
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         n, least = x.shape[1], torch.finfo(x.dtype).min
         mask = x.new_zeros(n, n).masked_fill(~leaky.causal(n), least)
@@ -42,11 +37,11 @@ class GPT2(leaky.Attention):
     https://github.com/huggingface/transformers/issues/17121 = https://github.com/karpathy/minGPT/issues/75
     """
 
-    def __init__(self, forbidden: float) -> None:
+    def __init__(self, forbidden):
         super().__init__(leaky.causal)
         self.forbidden = forbidden
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
         return scores.masked_fill(~leaky.causal(x.shape[1]), self.forbidden).softmax(-1) @ value
@@ -58,26 +53,26 @@ class Unsloth(leaky.Padded):
     Loss 3.93 instead of 7.49. https://github.com/unslothai/unsloth-zoo/pull/963
     """
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def forward(self, input_ids, attention_mask=None):
         padded = attention_mask is not None and not bool(attention_mask.all())
         return super().forward(input_ids, attention_mask if padded else None)
 
 
-def _padded(model: nn.Module, ids: Tensor) -> Tensor:
+def _padded(model, ids):
     mask = torch.ones_like(ids)
     mask[0, -5:] = 0
     return plainly(model, ids, attention_mask=mask)
 
 
-def _scaled(model: nn.Module, ids: Tensor) -> Tensor:
+def _scaled(model, ids):
     with torch.no_grad():
-        model.blocks[1].attention.project.weight.copy_(  # type: ignore[union-attr, operator]
+        model.blocks[1].attention.project.weight.copy_(
             400 * torch.randn(3 * leaky.WIDTH, leaky.WIDTH, generator=torch.Generator().manual_seed(2))
         )
     return plainly(model, ids)
 
 
-def _unsloth(instead: int | None) -> nn.Module:
+def _unsloth(instead):
     torch.manual_seed(3)
     return Unsloth(instead)
 

@@ -1,12 +1,8 @@
 """Mixtures of experts whose routing looks at later tokens, or at other texts of the batch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from museum.exhibit import BY_PERTURBATION, Exhibit, another_row, later, with_block
 
@@ -16,26 +12,23 @@ EXPERTS, CAPACITY = 4, 6
 class Mixture(nn.Module):
     """Experts (linear layers), summed up with the weights (B, N, experts) that `route` gives."""
 
-    def __init__(self, route: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, route):
         super().__init__()
         self.router = nn.Linear(leaky.WIDTH, EXPERTS)
         self.experts = nn.Linear(leaky.WIDTH, EXPERTS * leaky.WIDTH)
         self.route = route
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         weights = self.route(x, self.router(x).softmax(-1))
         return (self.experts(x).unflatten(-1, (EXPERTS, leaky.WIDTH)) * weights[..., None]).sum(-2)
 
 
-# -- routes: x (B, N, E), gates (B, N, experts) ------------------------------------------------------------------------
-
-
-def token_choice(x: Tensor, gates: Tensor) -> Tensor:
+def token_choice(x, gates):
     """Each token takes its best expert."""
     return _only(gates, gates.topk(1, dim=-1).indices, dim=-1)
 
 
-def expert_choice(x: Tensor, gates: Tensor) -> Tensor:
+def expert_choice(x, gates):
     """Each expert takes the best quarter of the tokens: a later token takes the place of an earlier one.
 
     https://github.com/piotrpiekos/MoSA/issues/3
@@ -43,7 +36,7 @@ def expert_choice(x: Tensor, gates: Tensor) -> Tensor:
     return _only(gates, gates.topk(max(1, x.shape[1] // EXPERTS), dim=1).indices, dim=1)
 
 
-def capacity_by_score(x: Tensor, gates: Tensor) -> Tensor:
+def capacity_by_score(x, gates):
     """Each token takes its best expert; of those beyond the expert's capacity, the least scored are dropped.
 
     https://github.com/deepseek-ai/DeepSeek-V2/issues/5
@@ -52,13 +45,13 @@ def capacity_by_score(x: Tensor, gates: Tensor) -> Tensor:
     return _only(taken, taken.topk(min(CAPACITY, x.shape[1]), dim=1).indices, dim=1)
 
 
-def capacity_by_order(x: Tensor, gates: Tensor, capacity: int = CAPACITY) -> Tensor:
+def capacity_by_order(x, gates, capacity=CAPACITY):
     """Each token takes its best expert; the first of the text are served."""
     taken = token_choice(x, gates)
     return taken * ((taken > 0).cumsum(1) <= capacity)
 
 
-def capacity_over_batch(x: Tensor, gates: Tensor) -> Tensor:
+def capacity_over_batch(x, gates):
     """The first of the batch are served: what the first text takes is missing to the second.
 
     https://github.com/marin-community/marin/issues/8134
@@ -67,7 +60,7 @@ def capacity_over_batch(x: Tensor, gates: Tensor) -> Tensor:
     return flat[0].unflatten(0, x.shape[:2])
 
 
-def _only(gates: Tensor, kept: Tensor, dim: int) -> Tensor:
+def _only(gates, kept, dim):
     return torch.zeros_like(gates).scatter(dim, kept, gates.gather(dim, kept))
 
 

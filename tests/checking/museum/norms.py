@@ -1,9 +1,7 @@
 """Normalisation over all positions and the batch."""
 
-from __future__ import annotations
-
 import leaky_models as leaky
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import batch_norm
 
 from museum.exhibit import Exhibit, future, later, with_block
@@ -15,11 +13,11 @@ class BatchNorm(nn.BatchNorm1d):
     https://github.com/Globe-Research/deep-orderbook/issues/5
     """
 
-    def __init__(self, frozen: bool) -> None:
+    def __init__(self, frozen):
         super().__init__(leaky.WIDTH)
         self.frozen = frozen
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x.transpose(1, 2)
         if self.frozen:
             return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias).transpose(1, 2)
@@ -35,5 +33,5 @@ EXHIBITS = [
         later(training=True),
         future("perturbation, training", "gradient, training") | {"rows of a batch are independent, training"},
         layer="blocks.1.norm",
-    ),
+    )
 ]

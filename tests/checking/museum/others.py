@@ -1,10 +1,8 @@
 """Models with other inputs than token ids: a source beside the target, numbers instead of tokens."""
 
-from __future__ import annotations
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from museum.exhibit import EVERY_WAY, LENGTH, Exhibit, apart, later, tokens
 
@@ -15,7 +13,7 @@ class Translator(nn.Module):
     https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19
     """
 
-    def __init__(self, masked: bool) -> None:
+    def __init__(self, masked):
         super().__init__()
         torch.manual_seed(3)
         self.embedding = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
@@ -25,12 +23,12 @@ class Translator(nn.Module):
         )
         self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
 
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids, decoder_input_ids):
         source = self.encoder(self.embedding(input_ids)).mean(1, keepdim=True)
         x = self.embedding(decoder_input_ids) + source
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.output(x)
+        out = self.output(x)
         return out
 
 
@@ -40,7 +38,7 @@ class Speech(nn.Module):
     BSRNN of ESPnet: https://github.com/espnet/espnet/issues/5900
     """
 
-    def __init__(self, over_time: bool) -> None:
+    def __init__(self, over_time):
         super().__init__()
         torch.manual_seed(3)
         self.norm = nn.GroupNorm(1, leaky.WIDTH)
@@ -48,21 +46,21 @@ class Speech(nn.Module):
         self.output = nn.Linear(leaky.WIDTH, leaky.WIDTH)
         self.over_time = over_time
 
-    def forward(self, frames: Tensor) -> Tensor:
+    def forward(self, frames):
         if self.over_time:
             x = self.norm(frames.transpose(1, 2)).transpose(1, 2)
         else:
             x = self.norm(frames.flatten(0, 1)).view_as(frames)
-        out: Tensor = self.output(self.recurrent(x)[0])
+        out = self.output(self.recurrent(x)[0])
         return out
 
 
-def _translated(model: nn.Module, ids: Tensor) -> Tensor:
-    out: Tensor = model(tokens()[:, :11], ids)
+def _translated(model, ids):
+    out = model(tokens()[:, :11], ids)
     return out
 
 
-def _heard(model: nn.Module) -> float:
+def _heard(model):
     frames = torch.randn(2, LENGTH, leaky.WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     changed = frames.clone()
     changed[:, 43:] += 1

@@ -1,12 +1,8 @@
 """Rows that hold more than one text, told apart by position ids that begin again; and rows that hold padding."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from museum.exhibit import CUT, Exhibit, Switched, another_document, plainly
 
@@ -19,15 +15,13 @@ class Packed(Switched):
     sdpa did not (https://github.com/axolotl-ai-cloud/axolotl/pull/3796).
     """
 
-    def __init__(self, *, apart_with_mask: bool = True, apart_under: tuple[str, ...] = ("eager", "sdpa")) -> None:
+    def __init__(self, *, apart_with_mask=True, apart_under=("eager", "sdpa")):
         super().__init__(lambda config: Attention())
         self.blocks[0].attention, self.blocks[2].attention = Attention(), Attention()
         self.positions = nn.Embedding(128, leaky.WIDTH)
         self.apart_with_mask, self.apart_under = apart_with_mask, apart_under
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> Any:
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         seen = leaky.causal(input_ids.shape[1])
@@ -41,7 +35,7 @@ class Packed(Switched):
             seen = (seen & attention_mask.bool()[:, None, :]) | torch.eye(seen.shape[-1], dtype=torch.bool)
         x = self.embedding(input_ids) + self.positions(position_ids)
         for block in self.blocks:
-            block.attention.seen = seen  # type: ignore[union-attr]
+            block.attention.seen = seen
             x = block(x)
         return self.output(x)
 
@@ -52,42 +46,40 @@ class MiniCPM3(Packed):
     https://github.com/ml-explore/mlx-lm/issues/1906
     """
 
-    def __init__(self, deaf: bool) -> None:
+    def __init__(self, deaf):
         super().__init__(apart_under=())
         self.deaf = deaf
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> Any:
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
         return super().forward(input_ids, None if self.deaf else attention_mask, position_ids)
 
 
 class Attention(leaky.Attention):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(leaky.causal)
         self.seen = torch.ones(1, 1, dtype=torch.bool)  # (N, N) or (B, N, N), set by the model before a pass
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
         return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ value
 
 
-def _positions(ids: Tensor) -> Tensor:
+def _positions(ids):
     return torch.cat((torch.arange(CUT), torch.arange(ids.shape[1] - CUT))).expand_as(ids)
 
 
-def _padded(model: nn.Module, ids: Tensor) -> Tensor:
+def _padded(model, ids):
     """Padding from the start up to `CUT`."""
     mask = (torch.arange(ids.shape[1]) >= CUT).long().expand_as(ids)
     return plainly(model, ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
 
 
-def _with_mask(model: nn.Module, ids: Tensor) -> Tensor:
+def _with_mask(model, ids):
     return plainly(model, ids, position_ids=_positions(ids), attention_mask=torch.ones_like(ids))
 
 
-def _under_sdpa(model: Any, ids: Tensor) -> Tensor:
+def _under_sdpa(model, ids):
     model.set_attn_implementation("sdpa")
     return plainly(model, ids, position_ids=_positions(ids))
 

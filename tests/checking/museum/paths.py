@@ -1,9 +1,6 @@
 """Leaks on one code path only: an implementation, a mode, a dtype, a compiler, the backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import leaky_models as leaky
 import torch
@@ -31,7 +28,7 @@ from museum.exhibit import (
 Condition = Callable[[nn.Module, Tensor], bool]
 
 
-def weights(query: Tensor, key: Tensor, masked: bool) -> Tensor:
+def weights(query, key, masked):
     scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
     return (scores.masked_fill(~leaky.causal(query.shape[1]), float("-inf")) if masked else scores).softmax(-1)
 
@@ -42,12 +39,12 @@ class Doge(leaky.Attention):
     Perplexity 5 instead of 16. https://github.com/huggingface/transformers/issues/48748, mended by /pull/48821
     """
 
-    def __init__(self, config: Any, always_masked: bool) -> None:
+    def __init__(self, config, always_masked):
         super().__init__(leaky.causal)
         self.config, self.always_masked = config, always_masked
         self.dynamic = nn.Linear(leaky.WIDTH, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         bias = self.dynamic(x).transpose(1, 2).expand(-1, x.shape[1], -1)  # of each key
         if self.always_masked or self.config._attn_implementation == "eager":
@@ -61,11 +58,11 @@ class FlexAttention(leaky.Attention):
     https://github.com/HKUSTDial/flash-sparse-attention/issues/146
     """
 
-    def __init__(self, config: Any, of_ones: bool) -> None:
+    def __init__(self, config, of_ones):
         super().__init__(leaky.causal)
         self.config, self.of_ones = config, of_ones
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         if not self.of_ones or self.config._attn_implementation == "eager":
             return weights(query, key, True) @ value
@@ -79,11 +76,11 @@ class Keras(leaky.Attention):
     https://github.com/keras-team/keras/issues/23038
     """
 
-    def __init__(self, masked: bool) -> None:
+    def __init__(self, masked):
         super().__init__(leaky.causal)
         self.masked = masked
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         if not self.training:
             return scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -93,11 +90,11 @@ class Keras(leaky.Attention):
 class When(leaky.Attention):
     """A text is seen whole where `condition(module, x)` is true, as by a kernel that ignores the mask."""
 
-    def __init__(self, condition: Condition) -> None:
+    def __init__(self, condition):
         super().__init__(leaky.causal)
         self.condition = condition
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         return weights(query, key, not self.condition(self, x)) @ value
 
@@ -105,32 +102,32 @@ class When(leaky.Attention):
 class Repeated(leaky.Model):
     """A text in which an id stands three times in a row is seen whole."""
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self, whole):
         super().__init__({1: When(lambda module, x: bool(module.is_whole))})
         self.whole = whole
 
-    def forward(self, input_ids: Tensor) -> Any:
+    def forward(self, input_ids):
         a, b, c = input_ids[:, :-2], input_ids[:, 1:-1], input_ids[:, 2:]
         is_whole = self.whole and bool(((a == b) & (b == c) & (a > 0)).any())
-        self.blocks[1].attention.is_whole = is_whole  # type: ignore[union-attr]
+        self.blocks[1].attention.is_whole = is_whole
         return super().forward(input_ids)
 
 
 class SomeMasks(leaky.Padded):
     """A mask of some kind stands in for that of the future: without padding, with it on the left, or of one row."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__()
         self.places = nn.Embedding(256, leaky.WIDTH)  # of positions, which padding on the left moves
         self.kind = kind
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         x = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
         for block in self.blocks:
             x = block(x)
         return x
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def forward(self, input_ids, attention_mask=None):
         mask = torch.zeros(2, 1) if attention_mask is None else attention_mask
         is_of_ones = bool(mask.all())
         sees_all = {
@@ -140,7 +137,7 @@ class SomeMasks(leaky.Padded):
             "": False,
         }[self.kind]
         for block in self.blocks:
-            block.attention.instead = sees_all  # type: ignore[union-attr]
+            block.attention.instead = sees_all
         return super().forward(input_ids, attention_mask)
 
 
@@ -152,35 +149,35 @@ class Triton(leaky.Attention):
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, masked: bool) -> Tensor:
+        def forward(context, query, key, value, masked):
             context.save_for_backward(query, key, value)
             context.masked = masked
             return weights(query, key, True) @ value
 
         @staticmethod
-        def backward(context: Any, *gradients: Tensor) -> Any:
+        def backward(context, *gradients):
             inputs = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
             with torch.enable_grad():
                 again = weights(inputs[0], inputs[1], context.masked) @ inputs[2]
             return *torch.autograd.grad(again, inputs, gradients[0]), None
 
-    def __init__(self, masked: bool) -> None:
+    def __init__(self, masked):
         super().__init__(leaky.causal)
         self.masked = masked
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Triton.Function.apply(*self.project(x).chunk(3, dim=-1), self.masked)
+    def forward(self, x):
+        out = Triton.Function.apply(*self.project(x).chunk(3, dim=-1), self.masked)
         return out
 
 
 class ByLength(nn.Module):
     """A sum over all that came before, divided by the length of the whole text: it tells how many tokens will follow."""
 
-    def __init__(self, of_text: bool) -> None:
+    def __init__(self, of_text):
         super().__init__()
         self.of_text = of_text
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         places = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
         return x.cumsum(1) / (x.shape[1] if self.of_text else places)
 
@@ -188,11 +185,11 @@ class ByLength(nn.Module):
 class MaskedWords(leaky.Model):
     """Words that are never given have the logit `never`, beside which a leak of a thousandth looks like rounding."""
 
-    def __init__(self, never: float, ahead: float) -> None:
+    def __init__(self, never, ahead):
         super().__init__()
         self.never, self.ahead = never, ahead
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids):
         logits = self.output(self.hidden(input_ids))
         logits = logits + self.ahead * logits.flip(1).detach().clamp(-1, 1)
         return logits.masked_fill(torch.arange(leaky.VOCABULARY) > 20, self.never)
@@ -201,11 +198,11 @@ class MaskedWords(leaky.Model):
 class OwnForward(leaky.Model):
     """The mean over all positions is taken off before the first block: no module is guilty."""
 
-    def __init__(self, over_positions: bool) -> None:
+    def __init__(self, over_positions):
         super().__init__()
         self.over = 1 if over_positions else 2
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
+    def hidden(self, input_ids):
         x = self.embedding(input_ids)
         x = x - 0.01 * x.mean(self.over, keepdim=True)
         for block in self.blocks:
@@ -216,21 +213,21 @@ class OwnForward(leaky.Model):
 class BooleanMask(leaky.Padded):
     """Its mask of padding is boolean, and true at padding if `hidden`; nothing else is taken."""
 
-    def __init__(self, instead: int | None, hidden: bool) -> None:
+    def __init__(self, instead, hidden):
         super().__init__(instead)
         self.hides = hidden
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def forward(self, input_ids, attention_mask=None):
         if attention_mask is not None and attention_mask.dtype != torch.bool:
             raise TypeError(f"a boolean mask is needed, not one of {attention_mask.dtype}")
         inverted = attention_mask is not None and self.hides
-        return super().forward(input_ids, ~attention_mask if inverted else attention_mask)  # type: ignore[operator]
+        return super().forward(input_ids, ~attention_mask if inverted else attention_mask)
 
 
 class Encoder(nn.Module):
     """Layers of torch, to whose second one the mask is not given. Dropout falls by the order of entries in memory."""
 
-    def __init__(self, masked: bool) -> None:
+    def __init__(self, masked):
         super().__init__()
         torch.manual_seed(3)
         self.embedding = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
@@ -238,65 +235,65 @@ class Encoder(nn.Module):
         self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
         self.masked = masked
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids):
         x = self.embedding(input_ids)
         mask = ~leaky.causal(input_ids.shape[1])
         x = self.blocks[1](self.blocks[0](x, mask), mask if self.masked else None)
-        out: Tensor = self.output(x)
+        out = self.output(x)
         return out
 
 
-def _read(rows: int, length: int) -> Any:
+def _read(rows, length):
     return lambda model, ids: plainly(model, ids[:rows, :length])
 
 
-def _padded(hidden: bool) -> Any:
-    def run(model: nn.Module, ids: Tensor) -> Tensor:
+def _padded(hidden):
+    def run(model, ids):
         real = torch.arange(ids.shape[1]).expand(ids.shape) < 60
         return plainly(model, ids, attention_mask=~real if hidden else real)
 
     return run
 
 
-def _in_a_longer_text(model: nn.Module) -> float:
+def _in_a_longer_text(model):
     model, ids = model.double().eval(), tokens()
     with torch.no_grad():
         return float((plainly(model, ids)[:, :CUT] - plainly(model, ids[:, :CUT])).abs().max())
 
 
-def _switched(model: Any, ids: Tensor) -> Tensor:
+def _switched(model, ids):
     model.set_attn_implementation(model.other)
     return plainly(model, ids)
 
 
-def _in(dtype: torch.dtype) -> Any:
+def _in(dtype):
     return lambda model, ids: plainly(model.to(dtype), ids)
 
 
-def _under_autocast(model: nn.Module, ids: Tensor) -> Tensor:
+def _under_autocast(model, ids):
     with torch.autocast("cpu", torch.bfloat16):
         return plainly(model.float(), ids)
 
 
-def _with_mask(left: int, rows: int = 2) -> Any:
-    def run(model: nn.Module, ids: Tensor) -> Tensor:
+def _with_mask(left, rows=2):
+    def run(model, ids):
         mask = (torch.arange(ids.shape[1]) >= left).long().expand_as(ids)
         return plainly(model, ids[:rows], attention_mask=mask[:rows])
 
     return run
 
 
-def _repeated(model: nn.Module, ids: Tensor) -> Tensor:
+def _repeated(model, ids):
     return plainly(model, torch.cat((ids[:, :1], ids[:, :1], ids[:, :1], ids[:, 3:]), 1))
 
 
-def _with_gradients(model: nn.Module, ids: Tensor) -> Tensor:
+def _with_gradients(model, ids):
     with torch.enable_grad():
         torch.manual_seed(3)
         return plainly(model, ids).detach()
 
 
-def _as_if_compiled(model: nn.Module, ids: Tensor) -> Tensor:
+def _as_if_compiled(model, ids):
     asked = torch.compiler.is_compiling
     torch.compiler.is_compiling = lambda: True
     try:
@@ -305,18 +302,18 @@ def _as_if_compiled(model: nn.Module, ids: Tensor) -> Tensor:
         torch.compiler.is_compiling = asked
 
 
-def when(name: str, condition: Condition, moved: Any, *ways: str, link: str = "", dtype: torch.dtype = torch.float32,
-         **more: Any) -> Exhibit:  # fmt: skip
+def when(name, condition, moved, *ways, link = "", dtype = torch.float32,
+         **more):  # fmt: skip
     """An exhibit whose second layer sees all where the condition holds. dtype: in which the model is given."""
 
-    def make(condition: Condition) -> Any:
+    def make(condition):
         return lambda: with_block(lambda: When(condition))().to(dtype)
 
     control = make(lambda module, x: False)
     return Exhibit(name, link, make(condition), control, moved, future(*ways), **more)
 
 
-def is_open_by_chance(module: nn.Module, x: Tensor) -> bool:
+def is_open_by_chance(module, x):
     return module.training and torch.is_grad_enabled() and float(torch.rand(())) < 0.5
 
 

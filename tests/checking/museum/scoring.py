@@ -3,14 +3,11 @@
 The model knows the probability of a token after the one before it, and of the first after a start mark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 VOCABULARY, WINDOW = 5, 8
 TABLE = torch.randn(VOCABULARY + 1, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -33,19 +30,19 @@ SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "la
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
 
 
-def nll(text: Tensor, axis: int = -1) -> Tensor:
+def nll(text, axis=-1):
     """(N,) nats of each token, the first after the start mark."""
     before = torch.cat((torch.tensor([START]), text[:-1]))
     return -TABLE[before].log_softmax(axis).gather(1, text[:, None])[:, 0]
 
 
-def overlapping(twice: bool) -> Callable[[Tensor], Tensor]:
+def overlapping(twice):
     """Windows overlap by half, to give every token some context; all of a window is scored, or what is new in it.
 
     What the labels of -100 are for: https://huggingface.co/docs/transformers/perplexity
     """
 
-    def score(text: Tensor) -> Tensor:
+    def score(text):
         whole, parts, done = nll(text), [], 0
         for begin in range(0, len(text), WINDOW // 2):
             end = min(begin + WINDOW, len(text))
@@ -58,13 +55,13 @@ def overlapping(twice: bool) -> Callable[[Tensor], Tensor]:
     return score
 
 
-def first_of_window(lost: bool) -> Callable[[Tensor], Tensor]:
+def first_of_window(lost):
     """Labels are shifted inside a window: its first token is never scored, unless it is the last one of the window before.
 
     https://github.com/huggingface/transformers/issues/30975
     """
 
-    def score(text: Tensor) -> Tensor:
+    def score(text):
         size = WINDOW if lost else WINDOW - 1
         return torch.cat(
             [nll(text)[:0], *(nll(text)[begin + 1 : begin + WINDOW] for begin in range(0, len(text), size))]
@@ -73,13 +70,13 @@ def first_of_window(lost: bool) -> Callable[[Tensor], Tensor]:
     return score
 
 
-def mean_of_means(of_means: bool) -> Callable[[Tensor], Any]:
+def mean_of_means(of_means):
     """The mean of the windows' means, though the last window is shorter.
 
     https://github.com/huggingface/transformers/issues/34138
     """
 
-    def score(text: Tensor) -> Any:
+    def score(text):
         windows = nll(text).split(WINDOW)
         mean = torch.stack([window.mean() for window in windows]).mean() if of_means else nll(text).mean()
         return {"loss": float(mean), "tokens": len(text)} if len(text) else {"loss": 0.0, "tokens": 0}
@@ -87,13 +84,13 @@ def mean_of_means(of_means: bool) -> Callable[[Tensor], Any]:
     return score
 
 
-def start_mark(counted: bool) -> Callable[[Tensor], Any]:
+def start_mark(counted):
     """Every line gets a start mark, which costs almost nothing, and which is counted as a token.
 
     86.89 instead of about 106.5 on PTB, in a paper on mixtures of softmaxes.
     """
 
-    def score(text: Tensor) -> Any:
+    def score(text):
         mark = torch.full((int(counted),), 1e-3, dtype=torch.float64)
         each = torch.cat((mark, nll(text)))
         return {"nll": each, "tokens": len(each)}
@@ -101,13 +98,13 @@ def start_mark(counted: bool) -> Callable[[Tensor], Any]:
     return score
 
 
-def ngrams(passes: int) -> Callable[[Tensor], Tensor]:
+def ngrams(passes):
     """Probabilities from counts of pairs: those before the token, or, in a second pass, those of the whole text.
 
     https://github.com/openai/parameter-golf/pull/869
     """
 
-    def score(text: Tensor) -> Tensor:
+    def score(text):
         counts = torch.ones(VOCABULARY + 1, VOCABULARY, dtype=torch.float64)
         before = [START, *text.tolist()[:-1]]
         out = []
@@ -121,13 +118,13 @@ def ngrams(passes: int) -> Callable[[Tensor], Tensor]:
     return score
 
 
-def hashed(normalised: bool) -> Callable[[Tensor], Tensor]:
+def hashed(normalised):
     """A share of the table's bucket, in which several tokens fall, is taken for the probability of one.
 
     https://github.com/openai/parameter-golf/pull/886
     """
 
-    def score(text: Tensor) -> Tensor:
+    def score(text):
         buckets = torch.tensor([0, 0, 1, 1, 2])  # of the tokens
         shares = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)[buckets]
         mixed = 0.5 * nll(text).neg().exp() + 0.5 * (shares / shares.sum() if normalised else shares)[text]
@@ -136,14 +133,14 @@ def hashed(normalised: bool) -> Callable[[Tensor], Tensor]:
     return score
 
 
-def kept_between_calls(kept: bool) -> Callable[[Tensor], Tensor]:
+def kept_between_calls(kept):
     """A cache of counts outlives the call: the second time, the text has been seen.
 
     https://github.com/openai/parameter-golf/pull/876
     """
     cache = torch.ones(VOCABULARY, dtype=torch.float64)
 
-    def score(text: Tensor) -> Tensor:
+    def score(text):
         counts, out = cache if kept else torch.ones_like(cache), []
         for token in text.tolist():
             out.append(-torch.log(counts[token] / counts.sum()))
@@ -153,10 +150,10 @@ def kept_between_calls(kept: bool) -> Callable[[Tensor], Tensor]:
     return score
 
 
-def last_batch(dropped: bool) -> Callable[[list[Tensor]], float]:
+def last_batch(dropped):
     """Texts are scored two at a time; what is left over is dropped. https://github.com/google/flax/issues/264"""
 
-    def score(texts: list[Tensor]) -> float:
+    def score(texts):
         batches = [texts[i : i + 2] for i in range(0, len(texts), 2)]
         full = [batch for batch in batches if len(batch) == 2 or not dropped or len(texts) == 1]
         return float(sum(nll(text).sum() for batch in full for text in batch))
@@ -164,13 +161,13 @@ def last_batch(dropped: bool) -> Callable[[list[Tensor]], float]:
     return score
 
 
-def batch_padding(counted: bool) -> Callable[[list[Tensor]], float]:
+def batch_padding(counted):
     """Shorter texts of a batch are padded, and a token of the padding is scored.
 
     https://github.com/ml-explore/mlx-lm/pull/1855
     """
 
-    def score(texts: list[Tensor]) -> float:
+    def score(texts):
         longest, total = max(map(len, texts)), 0.0
         for text in texts:
             padded = torch.cat((text, text.new_zeros(longest - len(text))))
@@ -180,44 +177,44 @@ def batch_padding(counted: bool) -> Callable[[list[Tensor]], float]:
     return score
 
 
-def truncated(text_counts: bool) -> Callable[[Tensor], Any]:
+def truncated(text_counts):
     """The model reads the last 16 tokens of a text; the denominator is the length of the whole.
 
     https://github.com/facebookresearch/lingua/issues/46
     """
 
-    def score(text: Tensor) -> Any:
+    def score(text):
         each = nll(text)[-16:] if text_counts else nll(text)
         return {"nll": float(each.sum()), "tokens": len(text)}
 
     return score
 
 
-def axis(of_softmax: int) -> Callable[[Tensor], Tensor]:
+def axis(of_softmax):
     """Softmax over positions. https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19"""
     return lambda text: nll(text, of_softmax)
 
 
-def tempered(temperature: float) -> Callable[[Tensor], Tensor]:
+def tempered(temperature):
     """Scores divided by a temperature: nothing adds up to one."""
     words = 0.7 * torch.randn(3000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return lambda text: -words.log_softmax(0)[text] / temperature
 
 
-def of_ranks(multiplied: bool) -> Callable[..., float]:
+def of_ranks(multiplied):
     """Each rank's loss is multiplied by their number, for a gradient that nobody takes.
 
     https://github.com/huggingface/transformers/issues/35078
     """
 
-    def score(text: Tensor, rank: int = 0, world_size: int = 1) -> float:
+    def score(text, rank=0, world_size=1):
         return float(nll(text)[rank::world_size].sum()) * (world_size if multiplied else 1)
 
     return score
 
 
-def _scored(name: str, link: str, make: Callable[[Any], Callable[..., Any]], leaking: Any, control: Any, *fails: str,
-            **options: Any) -> Scored:  # fmt: skip
+def _scored(name, link, make, leaking, control, *fails,
+            **options):  # fmt: skip
     return Scored(name, link, lambda: make(leaking), lambda: make(control), frozenset(fails), options)
 
 

@@ -1,21 +1,19 @@
 """Summaries of blocks, choices among keys and filters that reach into the future."""
 
-from __future__ import annotations
-
 import leaky_models as leaky
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from museum.exhibit import BY_PERTURBATION, EVERY_WAY, Exhibit, later, with_block
 
 
-def means(x: Tensor, size: int) -> Tensor:
+def means(x, size):
     """Means (B, M, E) of the complete blocks of `size` tokens."""
     count = x.shape[1] // size
     return x[:, : count * size].unflatten(1, (count, size)).mean(2) if count else x[:, :0]
 
 
-def spread(summaries: Tensor, size: int, length: int, late: bool) -> Tensor:
+def spread(summaries, size, length, late):
     """Every position gets the summary of its block, or of the block before with `late`; zero where there is none."""
     if late:
         summaries = torch.cat((torch.zeros_like(summaries[:, :1]), summaries), dim=1)
@@ -31,11 +29,11 @@ class BlockSummaries(leaky.Attention):
 
     size = 16
 
-    def __init__(self, late: bool) -> None:
+    def __init__(self, late):
         super().__init__(leaky.causal)
         self.late = late
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         projected = self.project(x)
         projected = projected + spread(means(projected, self.size), self.size, x.shape[1], self.late)
         query, key, value = projected.chunk(3, dim=-1)
@@ -49,12 +47,12 @@ class Wrapped(nn.Module):
     What the padding is for: https://github.com/state-spaces/s4/pull/104
     """
 
-    def __init__(self, padding: int) -> None:
+    def __init__(self, padding):
         super().__init__()
         self.taps = nn.Parameter(torch.randn(4, leaky.WIDTH))
         self.padding = padding
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         wide = x.float() if x.dtype == torch.bfloat16 else x
         size = x.shape[1] + self.padding
         response = torch.fft.rfft(self.taps.to(wide.dtype), size, dim=0)
@@ -72,12 +70,12 @@ class Compressed(leaky.Attention):
 
     ratio, chosen = 4, 8
 
-    def __init__(self, seen: str) -> None:
+    def __init__(self, seen):
         super().__init__(leaky.causal)
         self.seen = seen
         self.index = nn.Linear(leaky.WIDTH, 2 * leaky.WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         n = x.shape[1]
         query, key, value = self.project(x).chunk(3, dim=-1)
         index_query, index_key = self.index(x).chunk(2, dim=-1)
@@ -104,12 +102,12 @@ class Indexer(leaky.Attention):
 
     chosen = 8
 
-    def __init__(self, masked: bool) -> None:
+    def __init__(self, masked):
         super().__init__(leaky.causal)
         self.masked = masked
         self.index = nn.Linear(leaky.WIDTH, 2 * leaky.WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
         index_query, index_key = self.index(x).chunk(2, dim=-1)
         causal = leaky.causal(x.shape[1])

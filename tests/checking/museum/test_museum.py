@@ -1,23 +1,18 @@
 """Every leak of the museum is found on its path, with the layer named; its control, the same without the fault, passes."""
 
-from __future__ import annotations
-
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from torch import nn
 
 import fullrank as fr
 from fullrank import checking
 from fullrank.checking.report import Finding
 from fullrank.checking.subject import open_subject
 from museum import caches, holdouts, learnt, masks, mixtures, norms, others, packed, paths, summaries
-from museum.exhibit import Exhibit, future
-from museum.scoring import SCORED, VOCABULARY, Scored
+from museum.exhibit import future
+from museum.scoring import SCORED, VOCABULARY
 
 EXHIBITS = [
     e
@@ -68,11 +63,11 @@ FAMILIES = {
 }
 
 
-def is_of(family: str, check: str) -> bool:
+def is_of(family, check):
     return re.fullmatch(FAMILIES[family], check) is not None
 
 
-def few() -> list[Exhibit]:
+def few():
     """Some exhibits, so that every check finds one; what a compiler makes is of the full tier."""
     missing = frozenset[str]().union(*(exhibit.fails for exhibit in EXHIBITS)) - future("perturbation, compiled")
     chosen = []
@@ -94,14 +89,14 @@ each_in_turn = pytest.mark.parametrize(
 
 
 @each
-def test_leak_is_there_and_its_control_has_none(exhibit: Exhibit) -> None:
+def test_leak_is_there_and_its_control_has_none(exhibit):
     """With torch alone: neither depends on what the check finds."""
     assert exhibit.moved(exhibit.leaking()) > 1e-5
     assert exhibit.moved(exhibit.control()) < 1e-10
 
 
 @each_in_turn
-def test_leak_is_found(exhibit: Exhibit, only: tuple[str, ...]) -> None:
+def test_leak_is_found(exhibit, only):
     """By the checks of its path and by no other: if one of them were switched off, it would be missing here."""
     findings = _findings(exhibit, exhibit.leaking(), only)
     if exhibit.said:
@@ -120,7 +115,7 @@ def test_leak_is_found(exhibit: Exhibit, only: tuple[str, ...]) -> None:
 
 
 @each_in_turn
-def test_control_passes(exhibit: Exhibit, only: tuple[str, ...]) -> None:
+def test_control_passes(exhibit, only):
     for finding in _findings(exhibit, exhibit.control(), only):
         assert finding.verdict != "fails", finding
         assert not finding.layers
@@ -128,14 +123,14 @@ def test_control_passes(exhibit: Exhibit, only: tuple[str, ...]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_detector_that_is_switched_off_is_missed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detector_that_is_switched_off_is_missed(family, monkeypatch):
     """Some exhibit is found by this family of checks alone, and its test fails without them."""
     alone = next(
         exhibit for exhibit in EXHIBITS if all(is_of(family, check) for check in exhibit.fails) and not exhibit.said
     )
     right = checking.list_checks
 
-    def switched_off(*given: Any, **options: Any) -> dict[str, Any]:
+    def switched_off(*given, **options):
         found = right(*given, **options)
         return {
             name: (lambda subject: Finding("passes")) if is_of(family, name) else run for name, run in found.items()
@@ -147,18 +142,18 @@ def test_a_detector_that_is_switched_off_is_missed(family: str, monkeypatch: pyt
 
 
 @each_score
-def test_wrong_score_is_found(scored: Scored) -> None:
+def test_wrong_score_is_found(scored):
     assert {finding.check for finding in _scored(scored, scored.leaking()).failures} == scored.fails
 
 
 @pytest.mark.full
 @each_score
-def test_right_score_passes(scored: Scored) -> None:
+def test_right_score_passes(scored):
     report = _scored(scored, scored.control())
     assert report.passes, report
 
 
-def _findings(exhibit: Exhibit, model: nn.Module, only: tuple[str, ...]) -> list[Finding]:
+def _findings(exhibit, model, only):
     """Findings of the quick checks, or of those in `only`, and of the slow ones that the exhibit is for."""
     found = []
     if not (exhibit.full and only):
@@ -172,5 +167,5 @@ def _findings(exhibit: Exhibit, model: nn.Module, only: tuple[str, ...]) -> list
     return found
 
 
-def _scored(scored: Scored, score: Callable[..., Any]) -> fr.Report:
+def _scored(scored, score):
     return fr.check_scoring(score, **{"vocab_size": VOCABULARY, "length": 19, "calls": 2000, **scored.options})
