@@ -40,12 +40,8 @@ def add_up(rows):
 
 
 SHARED = (
-    "project.key.weight",
-    "project.key.bias",
-    "project.value.weight",
-    "project.value.bias",
-    "project.relative.weight",
-)
+    "project.key.weight", "project.key.bias", "project.value.weight", "project.value.bias", "project.relative.weight",
+)  # fmt: skip
 LAYERS = [
     {"mix": "none"},
     {"mix": "position_wise", "normalize": "sigsoftmax"},

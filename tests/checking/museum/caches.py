@@ -187,11 +187,7 @@ EXHIBITS = [
     ),
     *(
         Exhibit(
-            name,
-            "",
-            lambda model=model: model(True),
-            lambda model=model: model(False),
-            _reordered,
+            name, "", lambda model=model: model(True), lambda model=model: model(False), _reordered,
             frozenset({"incremental decoding = one pass"}),
         )
         for name, model in (
@@ -215,4 +211,4 @@ EXHIBITS = [
         later(),
         EVERY_WAY | future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
-]
+]  # fmt: skip
