@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,15 +18,7 @@ _RANGE = 4.0  # an axis spans at least this factor, so that noise does not look 
 _LEFT, _EACH, _GAP = 0.066, 0.3, 0.075  # shares of the width
 _DASHES = ((0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 _MARKERS = "osD^vPX"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a benchmark with its colour and the number of its dashes and marker."""
-
-    line: Line
-    colour: str
-    style: int
+Curve = tuple[Line, dict[str, Any]]  # a line of a benchmark, and its looks
 
 
 def write_figure(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -42,59 +34,38 @@ def _figure(outcomes: Sequence[Outcome]) -> Figure:
     for i, (outcome, what, curves) in enumerate(rows):
         top = height - i * each
         base = (top - _TITLE - _PANEL) / height
-        panels = [
-            figure.add_axes((_LEFT + j * (_EACH + _GAP), base, _EACH, _PANEL / height)) for j in range(2)
-        ]  # time, memory
-        _draw(panels[0], curves, [[1000 * one.seconds for _, one in curve.line.points] for curve in curves], "ms")
-        memory = [[one.memory_mib for _, one in curve.line.points] for curve in curves]
-        _draw(panels[1], curves, memory, "peak memory, MiB")
+        panels = [figure.add_axes((_LEFT + j * (_EACH + _GAP), base, _EACH, _PANEL / height)) for j in range(2)]
+        _draw(panels[0], curves, [[1000 * one.seconds for _, one in line.points] for line, _ in curves], "ms")
+        _draw(panels[1], curves, [[one.memory_mib for _, one in line.points] for line, _ in curves], "peak memory, MiB")
         title = f"{outcome.suite.name}: {what}"
         figure.text(_LEFT, (top - 0.33) / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
-        figure.text(_LEFT, (top - 0.57) / height, _subtitle(outcome), color=MUTED, fontsize=9.5, va="center")
+        measured = f"{outcome.settings.dtype}, {outcome.settings.device}, median of {outcome.rounds} rounds"
+        subtitle = f"{measured}; the greatest length is {outcome.rows[-1].shape}"
+        figure.text(_LEFT, (top - 0.57) / height, subtitle, color=MUTED, fontsize=9.5, va="center")
+        ends = sorted(curves, key=lambda curve: (curve[0].points[-1][0], curve[0].points[-1][1].seconds), reverse=True)
         figure.legend(
-            handles=[_handle(curve) for curve in _slowest_first(curves)], loc="upper left", frameon=False, fontsize=9.5,
+            handles=[Line2D([], [], label=line.name, **look) for line, look in ends], loc="upper left", frameon=False,
             bbox_to_anchor=(_LEFT + 2 * _EACH + _GAP + 0.012, (top - _TITLE + 0.08) / height), labelcolor=INK,
-            handlelength=2.6, labelspacing=0.32,
+            handlelength=2.6, labelspacing=0.32, fontsize=9.5,
         )  # fmt: skip
     return figure
 
 
 def _by_pass(outcome: Outcome) -> dict[str, list[Curve]]:
-    """Curves by pass; a candidate has the same colour in every pass."""
+    """Curves by pass; a candidate has the same looks in every pass."""
     lines = outcome.lines()
-    names = [*dict.fromkeys(line.name for line in lines if line.ours)]
-    names += dict.fromkeys(line.name for line in lines if not line.ours)
+    names = list(dict.fromkeys(line.name for line in sorted(lines, key=lambda line: not line.ours)))
     curves: dict[str, list[Curve]] = {}
     for line in lines:
         number = names.index(line.name)
-        curves.setdefault(line.what, []).append(Curve(line, SERIES[(number + 1) % len(SERIES)], number))
+        look: dict[str, Any] = {"color": SERIES[(number + 1) % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)],
+                                "markeredgecolor": "white", "markeredgewidth": 0.8}  # fmt: skip
+        if line.ours:
+            look |= {"linewidth": 2.6, "markersize": 7, "zorder": 4}
+        else:
+            look |= {"linewidth": 1.3, "markersize": 5.5, "zorder": 3, "linestyle": _DASHES[number % len(_DASHES)]}
+        curves.setdefault(line.what, []).append((line, look))
     return curves
-
-
-def _subtitle(outcome: Outcome) -> str:
-    settings = outcome.settings
-    measured = f"{settings.dtype}, {settings.device}, median of {outcome.rounds} rounds"
-    return f"{measured}; the greatest length is {outcome.rows[-1].shape}"
-
-
-def _slowest_first(curves: list[Curve]) -> list[Curve]:
-    """In the order in which the lines end at the right edge."""
-    ends = [(curve.line.points[-1][0], curve.line.points[-1][1].seconds) for curve in curves]
-    return [curve for _, curve in sorted(zip(ends, curves, strict=True), key=lambda pair: pair[0], reverse=True)]
-
-
-def _look(curve: Curve) -> dict[str, object]:
-    look: dict[str, object] = {
-        "color": curve.colour, "marker": _MARKERS[curve.style % len(_MARKERS)], "markeredgecolor": "white",
-        "markeredgewidth": 0.8,
-    }  # fmt: skip
-    if curve.line.ours:
-        return look | {"linewidth": 2.6, "markersize": 7, "zorder": 4}
-    return look | {"linewidth": 1.3, "markersize": 5.5, "zorder": 3, "linestyle": _DASHES[curve.style % len(_DASHES)]}
-
-
-def _handle(curve: Curve) -> Line2D:
-    return Line2D([], [], label=curve.line.name, **_look(curve))  # type: ignore[arg-type]
 
 
 def _draw(axes: Axes, curves: list[Curve], columns: Sequence[Sequence[float | None]], unit: str) -> None:
@@ -104,12 +75,12 @@ def _draw(axes: Axes, curves: list[Curve], columns: Sequence[Sequence[float | No
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     drawn = []
-    for curve, column in zip(curves, columns, strict=True):
-        known = [(n, y) for (n, _), y in zip(curve.line.points, column, strict=True) if y is not None and y > 0]
+    for (line, look), column in zip(curves, columns, strict=True):
+        known = [(n, y) for (n, _), y in zip(line.points, column, strict=True) if y is not None and y > 0]
         if known:
-            axes.plot([n for n, _ in known], [y for _, y in known], **_look(curve))  # type: ignore[arg-type]
+            axes.plot([n for n, _ in known], [y for _, y in known], **look)
             drawn += [y for _, y in known]
-    lengths = sorted({n for curve in curves for n, _ in curve.line.points})
+    lengths = sorted({n for line, _ in curves for n, _ in line.points})
     axes.set_xlim(lengths[0] / 1.15, lengths[-1] * 1.15)
     axes.xaxis.set_major_locator(FixedLocator(lengths))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -314,16 +314,6 @@ def test_differential_attention_2_decodes_and_trains():
     assert fr.check(model, length=9).passes
 
 
-def test_exclusive_outputs_are_orthogonal_to_own_values():
-    layer, x = layer_of(gate="exclusive"), torch.randn(B, N, E, dtype=torch.float64)
-    outputs = []
-    layer.gate.register_forward_hook(lambda module, arguments, out: outputs.append(out))
-    layer(x)
-    values = layer.project.split(layer.project.value(x))
-    assert (outputs[0] * values).sum(-1).abs().max() < 1e-12
-    assert outputs[0][:, :, 0].abs().max() < 1e-12  # the first token sees nothing but itself
-
-
 @pytest.mark.parametrize(
     "attention",
     [attention for attention, _ in CASES.values() if "multi_token" not in str(attention)]
@@ -338,20 +328,3 @@ def test_no_mixer_crosses_a_document(attention):
     ids = torch.tensor([[1, 2, 3, 4, 0, 5, 6, 7]])
     with torch.no_grad():
         assert torch.allclose(model.eval()(ids).logits[:, 4:], model(ids[:, 4:]).logits, atol=1e-5)
-
-
-# -- identities ------------------------------------------------------------------------------------------------------
-
-
-def test_mixhead_a_gives_every_map_a_value_output_map():
-    """sum_i W_o^i sum_j m_ji P_j V_i = sum_j P_j X (sum_i m_ji W_v^i W_o^i): H maps over the H shared ones, of rank up to E."""
-    layer, x = layer_of(mix="position_independent", bias=False), torch.randn(B, N, E, dtype=torch.float64)
-    query, keys = projected(layer.project.query, x), projected(layer.project.key, x)
-    into = layer.project.value.weight.split(D)  # (D, E) each
-    outof = layer.merge.weight.split(D, dim=1)  # (E, D) each
-    maps = [sum(layer.attend.mix.mixing[j, i] * outof[i] @ into[i] for i in range(H)) for j in range(H)]
-    expected = sum(softmax_of(q @ k.mT / math.sqrt(D)) @ x @ m.mT for q, k, m in zip(query, keys, maps, strict=True))
-    assert torch.allclose(layer(x), expected, atol=1e-12)
-    assert all(int(torch.linalg.matrix_rank(one)) == E > D for one in maps)
-    shared = [o @ v for o, v in zip(outof, into, strict=True)]
-    assert all(int(torch.linalg.matrix_rank(one)) == D for one in shared)

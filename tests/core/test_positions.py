@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core import embedding
-from fullrank.core.embedding import Sinusoidal, angles, make_rotation
+from fullrank.core.embedding import Sinusoidal, angles
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -64,24 +63,3 @@ def test_what_depends_on_distance_does_so_far_into_a_text(position):
         memory, late = early_out.memory, late_out.memory
         found.append(float((early_out.logits - late_out.logits).detach().abs().max()))
     assert max(found) < 2e-6
-
-
-def test_angles_of_rotary_positions_are_made_once_a_pass(monkeypatch):
-    """For queries and keys of all layers; with a cache only those of new tokens."""
-    rows = []
-
-    def note(positions, *arguments):
-        rows.append(positions.tolist())
-        return make_rotation(positions, *arguments)
-
-    monkeypatch.setattr(embedding, "make_rotation", note)
-    config = fr.ModelConfig(
-        vocab_size=11, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, position="rotary"
-    )
-    model, ids = fr.LanguageModel(config).eval(), torch.randint(11, (2, 7))
-    with torch.no_grad():
-        together = model(ids).logits
-        first = model(ids[:, :5], cache=model.new_cache())
-        rest = model(ids[:, 5:], cache=first.cache).logits
-    assert rows == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4], [5, 6]]
-    torch.testing.assert_close(torch.cat((first.logits, rest), dim=1), together)
