@@ -280,10 +280,10 @@ def translate(
     chosen = drop_missing(search)
     if score is not None:
         exclude("--score", "searches nothing", [*chosen, *(["n_best"] if n_best > 1 else [])])
-    settings = dataclasses.replace(Search.from_config(open_translation_run(runs[0]).eval), **chosen, n_best=n_best)
+    evaluation = dataclasses.replace(open_translation_run(runs[0]).eval, **chosen)
     translator = LineTranslator(
         runs,
-        settings,
+        dataclasses.replace(Search.from_config(evaluation), n_best=n_best),
         checkpoint=checkpoint,
         batch_size=batch_size,
         device_name=device,

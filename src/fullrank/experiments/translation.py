@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,10 +67,6 @@ class Search:
     def __post_init__(self) -> None:
         if not 1 <= self.n_best <= self.beams:
             raise InputError(f"beams, n_best: 1 <= n_best <= beams, given {self.n_best} of {self.beams}")
-        if not (0 <= self.max_length_a < math.inf and self.max_length_b >= 0):
-            raise InputError(
-                f"max_length_a and max_length_b: zero or more, given {self.max_length_a} and {self.max_length_b}"
-            )
 
     @classmethod
     def from_config(cls, config: EvalConfig) -> Search:
