@@ -1,17 +1,13 @@
 """`fullrank check`: recipes, runs, saved models, translators and Hugging Face models; JSON, the table, exit status."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import cli_runs
 import peft
 import pytest
 import torch
 from cli_runs import SMALL, write_config, write_text
-from torch import Tensor
 
 import fullrank as fr
 import hugging_face_models as tiny
@@ -38,7 +34,7 @@ def _short(monkeypatch):
 
 
 @pytest.fixture
-def called(monkeypatch) -> Called:
+def called(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     return lambda *words: cli_runs.called("check", *words)
 
@@ -59,14 +55,14 @@ def test_a_recipe_is_made_small_and_passes(called):
 
 
 @pytest.fixture
-def leaking() -> Iterator[str]:
+def leaking():
     """A mixing that reads all queries at every position, those after it too."""
 
     @fr.register("mix", "test_leaks")
     class Leaks(Mixing):
         starts_plain = False
 
-        def matrix(self, query: Tensor) -> Tensor:
+        def matrix(self, query):
             """All heads of all positions are scaled by one number, which is made of all queries."""
             batch, heads, queries, _ = query.shape
             scale = query.mean((1, 2, 3))[:, None, None, None]
@@ -105,7 +101,7 @@ def test_full_is_the_configuration_itself(called, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_text(folder)
     config = write_config(folder / "c.yaml", folder, folder / "cache", steps=30)
@@ -131,13 +127,9 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     mixed = {
-        "injected": False,
-        "export": True,
-        "hf:plain": False,
-        "hf:gpt2": False,
-        "python:mine:make": False,
+        "injected": False, "export": True, "hf:plain": False, "hf:gpt2": False, "python:mine:make": False,
         "python:mine:frames": False,
-    }
+    }  # fmt: skip
     for name, has_mixing in mixed.items():
         code, out, said = called(name, "--json", *(() if has_mixing else ("--quick",)))
         assert (code, said) == (0, ""), name
@@ -152,9 +144,6 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
         assert (code, out, expected in said) == (2, "", True), said
 
 
-# -- translation ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_a_row_that_decodes_as_released_fails_by_name(called):
     code, out, _ = called("mixhead/table4", "--row", "h4-b-released", "--quick")
@@ -164,8 +153,6 @@ def test_a_row_that_decodes_as_released_fails_by_name(called):
     assert last.endswith(" 1 fail: incremental decoding = one pass.")
     assert "model.decoder.released_decoding: true leaves heads unmixed while a translation is written" in out
 
-
-# -- scoring functions ---------------------------------------------------------------------------------------------------
 
 MODULE = """
 import math

@@ -1,7 +1,5 @@
 """`--import MODULE`: stages of one's own on the command line."""
 
-from __future__ import annotations
-
 import pytest
 from cli_runs import SMALL, call
 
@@ -27,7 +25,7 @@ class Halfway(Mixing):
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch) -> str:
+def stage(tmp_path, monkeypatch):
     """The name of a module in the working directory, which registers a mixing."""
     (tmp_path / "halfway_module.py").write_text(STAGE.format(number=1), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

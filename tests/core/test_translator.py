@@ -33,8 +33,6 @@ def whole(model, source, mask, texts, of):
     return torch.stack(out)
 
 
-# -- beams ------------------------------------------------------------------------------------------------------------
-
 # what is kept at each step, of what the step before kept: (index, ...)
 SELECTIONS = {
     "groups of one size": [[0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [0, 1, 2, 3, 5, 4], [0, 2, 4]],
@@ -92,9 +90,6 @@ def test_beams_that_change_places_copy_no_source():
         assert {layer.batch for layer in some.layers} == {len(index)} == {len(some.mask)}
 
 
-# -- the released code ------------------------------------------------------------------------------------------------
-
-
 RELEASED = [
     pytest.param(name, marks=() if name in {"plain", "B", "sigsoftmax with B", "random mixing"} else pytest.mark.full)
     for name in WEIGHTED
@@ -137,9 +132,6 @@ def test_released_cross_never_mixes_across():
     source, target = sentences(model)
     with torch.no_grad():
         assert torch.equal(released(source, target).logits, model(source, target).logits)
-
-
-# -- dropout, traces, tables ---------------------------------------------------------------------------------------------
 
 
 def test_dropout_of_weights_and_cross_head_reach_every_place():

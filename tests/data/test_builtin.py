@@ -34,17 +34,10 @@ class C:
 
 def test_docstrings_and_comments_in_their_order():
     assert builtin.read_module(SOURCE) == [
-        "Module docstring.",
-        "It has two sentences",
-        ">>> indented_example(1)",
-        "and a line after.",
-        "A comment over two lines.",
-        "Another one.",
-        "Trailing words.",
-        "About C.",
-        "* An item that goes on here.",
+        "Module docstring.", "It has two sentences", ">>> indented_example(1)", "and a line after.",
+        "A comment over two lines.", "Another one.", "Trailing words.", "About C.", "* An item that goes on here.",
         "* Another item.",
-    ]
+    ]  # fmt: skip
 
 
 def test_split_by_name_about_90_5_5():

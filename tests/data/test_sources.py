@@ -39,13 +39,10 @@ def raw_talks(folder):
             put(
                 folder / f"IWSLT14.{name}.de-en.{side}.xml",
                 [
-                    "<?xml version='1.0'?>",
-                    "<doc>",
-                    f'<seg id="1"> {seg} </seg>',
-                    f'<seg id="12">{seg}2</seg>',
+                    "<?xml version='1.0'?>", "<doc>", f'<seg id="1"> {seg} </seg>', f'<seg id="12">{seg}2</seg>',
                     "</doc>",
                 ],
-            )
+            )  # fmt: skip
 
 
 def test_raw_talks_become_the_usual_files(tmp_path):

@@ -1,7 +1,5 @@
 """Injecting, removing, saving; a model that is refused gets one clear message, and nothing is changed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -79,8 +77,6 @@ def test_groups_never_decay_mixing(bert):
     assert {group["weight_decay"] for group in groups if group is not of_mixing} == {0.0, 0.1}
 
 
-# -- refusals: nothing is changed --------------------------------------------------------------------------------------
-
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 B = {"mix": "position_wise"}
 SIGSOFTMAX = {"normalize": "sigsoftmax"}
@@ -129,9 +125,6 @@ def test_injected_once_and_removed_as_a_whole(bert):
     fr.inject(fr.remove(bert), mix="position_wise")
     with pytest.raises(InputError, match="only a part"):
         fr.remove(bert.bert)
-
-
-# -- layers and configurations -------------------------------------------------------------------------------------------
 
 
 def test_chosen_layers_alone_are_mixed():

@@ -1,9 +1,6 @@
 """A mixture of softmaxes injected into GPT-2 (tied), Llama (untied) and BERT (tied, with biases; a masked model)."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +18,14 @@ NAMES = ["gpt2", "llama", "bert"]
 INPUTS = FAMILIES["bert"]()[1]
 
 
-def labels() -> torch.Tensor:
+def labels():
     """The texts, of which one token of the first and the padding do not count."""
     wanted = INPUTS["input_ids"].masked_fill(INPUTS["attention_mask"] == 0, -100)
     wanted[0, 3] = -100
     return wanted
 
 
-def plain(name: str) -> Any:
+def plain(name):
     """A model in double precision, without dropout, so that training and evaluation compute the same."""
     model = FAMILIES[name]()[0].double()
     for module in model.modules():
@@ -37,7 +34,7 @@ def plain(name: str) -> Any:
     return model
 
 
-def stirred(model: Any) -> Any:
+def stirred(model):
     """Latent states and prior away from their start."""
     torch.manual_seed(1)
     for parameter in model.get_output_embeddings().fullrank.parameters():
@@ -45,11 +42,11 @@ def stirred(model: Any) -> Any:
     return model
 
 
-def mixed(name: str) -> Any:
+def mixed(name):
     return stirred(fr.inject(plain(name), output=CONFIG))
 
 
-def reference(model: Any, **inputs: Any) -> torch.Tensor:
+def reference(model, **inputs):
     """log p (B, N, V) by the equation, each softmax on its own."""
     head, read = model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
@@ -66,11 +63,11 @@ def reference(model: Any, **inputs: Any) -> torch.Tensor:
     return p.log()
 
 
-def reference_loss(model: Any, name: str, wanted: torch.Tensor) -> torch.Tensor:
+def reference_loss(model, name, wanted):
     return loss_of(reference(model, **INPUTS), name, wanted)
 
 
-def loss_of(log_p: torch.Tensor, name: str, wanted: torch.Tensor) -> torch.Tensor:
+def loss_of(log_p, name, wanted):
     if name != "bert":
         log_p, wanted = log_p[:, :-1], wanted[:, 1:]
     counted = wanted != -100

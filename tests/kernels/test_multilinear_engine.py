@@ -1,11 +1,8 @@
 """The engine of multi-linear attention against the equations, in whatever order it works off the pairs of positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_vocabulary import Watch
-from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import multilinear as definition
@@ -16,16 +13,16 @@ NAMES = ("query", "keys", "values", "weight")
 
 
 def leaves_of(
-    batch: int, queries: int, keys: int, length: int | None = None, rank: int = 5, width: int = 4,
-    dtype: torch.dtype = torch.float64,
-) -> list[Tensor]:  # fmt: skip
+    batch, queries, keys, length = None, rank = 5, width = 4,
+    dtype = torch.float64,
+):  # fmt: skip
     generator = torch.Generator().manual_seed(7)
     length = length or keys
     shapes = ((batch, queries, rank), (batch, keys, rank), (batch, keys, rank), (length, length, width))
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def seen_by(way: str, queries: int, keys: int, rows: int = 1) -> Tensor:
+def seen_by(way, queries, keys, rows=1):
     """(rows, N, M): who sees what."""
     if way == "visible":
         seen = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.4
@@ -35,7 +32,7 @@ def seen_by(way: str, queries: int, keys: int, rows: int = 1) -> Tensor:
     return torch.tensor([[[m <= last[i] for m in range(keys)] for i in range(queries)]])
 
 
-def equation(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, seen: Tensor) -> Tensor:
+def equation(query, keys, values, weight, seen):
     """The output matrix as the authors lay it out, (E, M^2), keys major."""
     used = keys.shape[1]
     output_map = weight[:used, :used].permute(2, 0, 1).reshape(weight.shape[2], used * used)
@@ -43,11 +40,11 @@ def equation(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, seen: 
     return torch.nn.functional.linear(tensor.flatten(2), output_map)
 
 
-def computed(leaves: list[Tensor], way: str = "causal", seen: Tensor | None = None) -> Tensor:
+def computed(leaves, way="causal", seen=None):
     return engine.pairs(Pairs(*leaves, causal=way == "causal", visible=seen))
 
 
-def agree(out: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float = 1e-9) -> None:
+def agree(out, expected, leaves, tolerance=1e-9):
     """Values, and gradients of a random cotangent, in the dtype of each leaf."""
     cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     assert (out - expected).abs().max() <= tolerance * (1 + expected.abs().max())
@@ -109,7 +106,7 @@ def test_no_look_ahead(tokens):
 def test_who_computes():
     """Small tensors are left to the definition, unless the engine is fixed."""
 
-    def by_engine(tokens: int, kernel: str) -> bool:
+    def by_engine(tokens, kernel):
         with fr.kernel(kernel):
             out = definition.multilinear(Pairs(*leaves_of(1, tokens, tokens, rank=2, width=2), causal=True))
         return "multilinear" in type(out.grad_fn).__name__
@@ -129,12 +126,10 @@ def test_nothing_of_size_n_cubed(way, tokens):
     assert tokens * tokens * 4 <= watch.largest < tokens**3 / 4
 
 
-# -- decayed sums -----------------------------------------------------------------------------------------------------
-
 LOG = [-1e-6, -0.3, -40.0]  # decays from nearly 1 to nearly 0
 
 
-def recurrence(tokens: Tensor, log: Tensor, distances: list[int], state: Tensor, last: int) -> Tensor:
+def recurrence(tokens, log, distances, state, last):
     """A_s(i) = a_s^(distance to the token before) A_s(i - 1) + x_i, one token after the other; the last ones."""
     sums = []
     for i, distance in enumerate(distances):

@@ -4,17 +4,14 @@ The backend is the one that runs the traced graph, and the traced gradients, by 
 makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
-from torch import Tensor
 
 import combinations
 import fullrank as fr
-from combinations import LENGTH, WIDTH, Combination
+from combinations import LENGTH, WIDTH
 from fullrank.core.attention import Block
 from moving import moved, seed
 
@@ -22,12 +19,12 @@ from moving import moved, seed
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 
 
-def everyday() -> list[Combination]:
+def everyday():
     """Few combinations that hold every choice of what a graph depends on, and every score of every way to attend."""
     slots = ("attend", "score", "normalize", "mix", "position", "norm", "activation", "gate")
     left = combinations.pairwise()
 
-    def choices(row: Combination) -> set[tuple[str, ...]]:
+    def choices(row):
         return {(slot, getattr(row, slot)) for slot in slots} | {(row.attend, row.score)}
 
     missing, chosen = set().union(*map(choices, left)), []
@@ -40,13 +37,13 @@ def everyday() -> list[Combination]:
 COMBINATIONS = everyday()
 
 
-def find_mixed(score: str) -> Combination:
+def find_mixed(score):
     """A combination with this score and position-wise mixing; without multi-token attention, which takes no memory."""
     mixed = (c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     return next(mixed).but("mix_scores", "none")
 
 
-def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
+def outputs(block, function, layout):
     seed(4)
     x = torch.randn(2, layout.shape[0], WIDTH).requires_grad_()
     out = function(x, layout)
@@ -55,13 +52,13 @@ def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tens
     return {"output": out.detach(), "x": x.grad} | {n: p.grad for n, p in block.named_parameters()}
 
 
-def padded() -> fr.Layout:
+def padded():
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[1, :2] = False
     return fr.Layout.of(6, key_mask=mask)
 
 
-def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.Layout]) -> None:
+def compare(block, compiled, tolerance, layouts):
     for layout in layouts:
         expected = outputs(block, block, layout)
         for name, given in outputs(block, compiled, layout).items():
@@ -82,7 +79,7 @@ def test_whole_graph_equals_eager(combination):
     whole_graph_equals_eager(combination, [padded()] if combination.weighted else [fr.Layout.of(7), padded()])
 
 
-def whole_graph_equals_eager(combination: Combination, layouts: list[fr.Layout]) -> None:
+def whole_graph_equals_eager(combination, layouts):
     torch._dynamo.reset()
     block = moved(Block(combination.config())).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
@@ -101,8 +98,7 @@ def test_the_whole_graph_of_a_model_of_documents():
 
 
 @pytest.mark.parametrize(
-    "score",
-    [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]],
+    "score", [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]]
 )
 def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score):
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""

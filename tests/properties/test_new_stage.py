@@ -1,22 +1,18 @@
 """A new mixing stage is one class and one registration: the property tests find it by themselves."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 
 import property_checks as checks
 import pytest
 import test_kernels_agree as agree
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import combinations
 import fullrank as fr
-from combinations import Combination
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.stages import HeadSize, Mixing
+from fullrank.core.stages import Mixing
 
 
 class Neighbour(Mixing):
@@ -24,16 +20,16 @@ class Neighbour(Mixing):
 
     needs = ()  # no query
 
-    def __init__(self, config: object, size: HeadSize) -> None:
+    def __init__(self, config, size):
         super().__init__(config, size)
         self.share = nn.Parameter(torch.zeros(size.num_heads))
 
-    def matrix(self, query: Tensor | None) -> Tensor:
+    def matrix(self, query):
         return torch.eye(len(self.share)).to(self.share) + torch.diag(self.share).roll(-1, dims=0)
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
+def _registered():
     registry.register("mix", "neighbour")(Neighbour)
     combinations.slots.cache_clear()
     yield
@@ -41,7 +37,7 @@ def _registered() -> Iterator[None]:
     combinations.slots.cache_clear()
 
 
-def row(mix: str) -> Combination:
+def row(mix):
     return next(c for c in combinations.pairwise() if c.mix == "none" and c.weighted).but("mix", mix)
 
 

@@ -1,21 +1,15 @@
 """A model small enough to train in milliseconds, with everything a checkpoint must keep: dropout, a tied matrix,
 a buffer, a carry between batches, and a last batch of another size."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.training import (
-    Counters,
     EvaluationResult,
     Loss,
     Observer,
@@ -36,16 +30,16 @@ class Mixing(nn.Module):
 
     no_weight_decay = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.matrix = nn.Parameter(torch.eye(WIDTH))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x @ self.matrix
 
 
 class Toy(nn.Module):
-    def __init__(self, dropout: float = 0.3) -> None:
+    def __init__(self, dropout=0.3):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.mixing = Mixing()
@@ -56,7 +50,7 @@ class Toy(nn.Module):
         self.output.weight = self.embedding.weight
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, ids: Tensor, memory: Tensor) -> Tensor:
+    def forward(self, ids, memory):
         if self.training:
             self.seen += ids.numel()
         hidden = self.mixing(self.embedding(ids)) + memory[:, None]
@@ -70,13 +64,13 @@ class ToyBatches:
     batches_per_epoch: int = 7
 
     @property
-    def tokens_per_epoch(self) -> int:
+    def tokens_per_epoch(self):
         return STREAMS * (LENGTH * self.batches_per_epoch - 2)
 
-    def tokens_of_batches(self, epoch: int) -> list[int] | None:
+    def tokens_of_batches(self, epoch):
         return [self.batch(epoch, index)[:, 1:].numel() for index in range(self.batches_per_epoch)]
 
-    def batch(self, epoch: int, index: int) -> Tensor:
+    def batch(self, epoch, index):
         generator = torch.Generator().manual_seed(1000 * epoch + index)
         length = LENGTH - 2 if index == self.batches_per_epoch - 1 else LENGTH
         return torch.randint(VOCABULARY, (STREAMS, length + 1), generator=generator)
@@ -86,7 +80,7 @@ class ToyBatches:
 class Even(ToyBatches):
     """Batches of one size: the toy's counter of tokens tells the step."""
 
-    def batch(self, epoch: int, index: int) -> Tensor:
+    def batch(self, epoch, index):
         return super().batch(epoch, index % 6)
 
 
@@ -94,7 +88,7 @@ class Even(ToyBatches):
 class Objective:
     model: Toy
 
-    def __call__(self, batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+    def __call__(self, batch, carry, position):
         batch = batch.to(self.model.norm.weight.device)
         memory = carry.get("memory", torch.zeros(len(batch), WIDTH).to(self.model.norm.weight))
         hidden = self.model(batch[:, :-1], memory)
@@ -103,7 +97,7 @@ class Objective:
         return Loss(nll / targets.numel(), nll.detach(), targets.numel(), {"memory": hidden[:, -1].to(memory.dtype)})
 
 
-def evaluate(model: nn.Module) -> EvaluationResult:
+def evaluate(model):
     assert isinstance(model, Toy)
     assert not model.training
     batch = ToyBatches().batch(999, 0)
@@ -112,14 +106,14 @@ def evaluate(model: nn.Module) -> EvaluationResult:
     return EvaluationResult(float(loss.nll), loss.tokens)
 
 
-def evaluate_scored(model: nn.Module) -> EvaluationResult:
+def evaluate_scored(model):
     """A toy objective with a score that is unrelated to the loss."""
     found = evaluate(model)
     assert isinstance(model, Toy)
     return EvaluationResult(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
 
 
-def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, Counters]:
+def train(folder, *, eval_options=None, **options):
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `Training` and `fit`."""
     arguments = {
         name: options.pop(name)
@@ -149,7 +143,7 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
     return model, result
 
 
-def outcome(folder: Path) -> dict[str, bytes]:
+def outcome(folder):
     """Files of a run, times aside."""
     files = {"metrics": folder / "metrics.jsonl"}
     for link in ("last", "best"):
@@ -161,14 +155,14 @@ def outcome(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items()}
 
 
-def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, TrainingPosition], Loss]]:
+def at_call(number, act):
     """The toy's objective, which calls `act` before its `number`-th batch."""
 
-    def make(model: Toy) -> Callable[[Any, Any, TrainingPosition], Loss]:
+    def make(model):
         calls = iter(range(1, 10**6))
         inner = Objective(model)
 
-        def call(batch: Any, carry: Any, position: TrainingPosition) -> Loss:
+        def call(batch, carry, position):
             if next(calls) == number:
                 act()
             return inner(batch, carry, position)
@@ -182,30 +176,30 @@ class Death(BaseException):
     """Stands for a SIGKILL: nothing catches it."""
 
 
-def die() -> None:
+def die():
     raise Death
 
 
 class Recorder(Observer):
     """An observer that keeps all that it is called with."""
 
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-        self.lines: list[Any] = []
-        self.steps: list[int] = []
+    def __init__(self):
+        self.notices = []
+        self.lines = []
+        self.steps = []
         self.finished = 0
 
-    def start(self, *, step: int, total_steps: int) -> None:
+    def start(self, *, step, total_steps):
         self.began = (step, total_steps)
 
-    def advance(self, step: int) -> None:
+    def advance(self, step):
         self.steps.append(step)
 
-    def record(self, line: Any) -> None:
+    def record(self, line):
         self.lines.append(line)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text):
         self.notices.append(text)
 
-    def finish(self) -> None:
+    def finish(self):
         self.finished += 1
