@@ -62,15 +62,6 @@ def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
     torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "number"), comparisons())
-def test_every_mechanism_has_peers_and_every_peer_is_there(name, number):
-    candidates = comparison(name, number).candidates
-    names = [candidate.name for candidate in candidates]
-    assert len(set(names)) == len(names)
-    assert any(candidate.ours for candidate in candidates)
-    assert {peer for candidate in candidates for peer in candidate.against} <= set(names)
-
-
 @pytest.mark.parametrize("dtype", ["bf16"])
 @pytest.mark.parametrize("name", [name for name in SUITES if name != "growth"])
 def test_narrow_dtypes_agree_within_their_tolerance(name, dtype):

@@ -47,21 +47,13 @@ def test_every_size_by_its_formula(
     def count(mix, **choices):
         return imagined(
             fr.ModelConfig(
-                vocab_size=vocabulary,
-                hidden_size=width,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                head_dim=head_dim,
-                intermediate_size=inner,
-                output=fr.OutputConfig(tied=tied),
-                mlp_bias=mlp_bias,
-                hidden_act="swiglu" if gated else "gelu",
-                norm="pre" if pre else "post",
+                vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                head_dim=head_dim, intermediate_size=inner, output=fr.OutputConfig(tied=tied), mlp_bias=mlp_bias,
+                hidden_act="swiglu" if gated else "gelu", norm="pre" if pre else "post", max_position_embeddings=9,
                 position="learned" if learned else "none",
-                max_position_embeddings=9,
                 attention=fr.AttentionConfig(mix=mix, bias=attention_bias, **choices),
             )
-        ).num_parameters()
+        ).num_parameters()  # fmt: skip
 
     both = heads * head_dim
     attention = 4 * width * both + (3 * both + width) * attention_bias

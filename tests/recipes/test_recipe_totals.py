@@ -100,21 +100,6 @@ def test_transformer_xl():
     assert lm1b == 294_452_082 == total("mixhead/table3-transformer-xl", "plain")
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "heads", "head_dim", "a", "b"),
-    [
-        ("mixhead/table1-transformer-xl", 16, 10, 41, 1_600, 8_160),
-        ("mixhead/table2-transformer-xl", 16, 10, 41, 1_600, 8_160),
-        ("mixhead/table3-transformer-xl", 18, 8, 128, 1_152, 19_584),
-        ("mixhead/table1-synthesizer", 16, 8, 128, 1_024, 17_408),
-        ("mixhead/table3-baevski", 16, 8, 128, 1_024, 17_408),
-    ],
-)
-def test_mixing_adds_what_the_paper_says(name, layers, heads, head_dim, a, b):
-    for mix, added in (("a", a), ("b", b)):
-        assert layers * mixing(mix, heads, head_dim) == added == total(name, mix) - total(name, "plain")
-
-
 def test_synthesizer():
     """Dense: a layer of 512 scores that all heads share, keys that nothing reads or none; random: 512 x 512 scores a head."""
     square = 1024 * 1024 + 1024
