@@ -17,6 +17,7 @@ from fullrank.checking.calls import (
     PLAIN,
     Call,
     CannotRun,
+    Run,
     Step,
     list_calls,
     open_cache,
@@ -35,7 +36,7 @@ ORDER = [1, 0, 0]  # rows as beam search may leave them
 
 @dataclass(frozen=True)
 class Comparison:
-    """A reading, and another one whose logits it has to have. name: of the code path."""
+    """A reading, and another one whose logits it has to have. name: what is special about it."""
 
     name: str
     reading: Reading
@@ -43,20 +44,15 @@ class Comparison:
 
 
 def compare(
-    subject: Subject, model: Any, logits: Tensor, comparisons: list[Comparison], looked_at: str,
-    remark: str = "", path: str = "",
-) -> Finding:  # fmt: skip
-    """Passes where all logits are those expected, up to rounding; the worst is named, and the layer where they come apart.
-
-    logits: differences are shares of their size.
-    """
+    subject: Subject, model: Any, comparisons: list[Comparison], looked_at: str, remark: str = "", path: str = ""
+) -> Finding:
+    """Passes where all logits are those expected, up to rounding; the worst is named, and the layer where they come apart."""
     limit, reason = allow(subject.dtype)
     if not subject.ours and subject.dtype == torch.float64:
         single, reason = allow(torch.float32)
         limit, reason = 10 * single, f"ten times {reason}; a model that is not ours may compute parts so"
-    divide, shares = divide_by_size(logits), list[float]()
-    for one in comparisons:
-        shares.append(largest(divide(one.reading.logits), divide(one.expected.logits)))
+    divide = divide_by_size(comparisons[0].expected.whole)
+    shares = [largest(divide(one.reading.logits), divide(one.expected.logits)) for one in comparisons]
     worst = find_worst(dict(enumerate(shares)))
     finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=path)
     if finding.verdict == "passes":
@@ -80,16 +76,16 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
     call, comparisons = PLAIN[training], list[Comparison]()
     with running(subject, call) as run, WithoutDropout():
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
-        last, logits = len(texts) - 1, run(texts)
+        last = len(texts) - 1
+        whole = Reading.from_run(partial(run, texts), Part(len(texts), subject.length))
         for row, others in ((0, slice(1, None)), (last, slice(last))):
             changed = texts.clone()
             changed[row] = subject.change(texts)[row]
-            part = Part(len(texts), subject.length, chosen=others)
-            expected = Reading(part.select(logits), part, partial(run, texts))
+            part = replace(whole.part, chosen=others)
             reading = Reading.from_run(partial(run, changed), part)
-            comparisons.append(Comparison(f"rows beside row {row}", reading, expected))
+            comparisons.append(Comparison(f"rows beside row {row}", reading, whole.with_part(part)))
         looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
-        return compare(subject, run.model, logits, comparisons, looked_at, path=call.name)
+        return compare(subject, run.model, comparisons, looked_at, path=call.name)
 
 
 def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
@@ -105,21 +101,19 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     with running(subject, call) as run, WithoutDropout():
-        whole = run(ids)
-        if largest(run(ids, seed=2), whole) > allow(subject.dtype)[0]:
+        whole = Reading.from_run(partial(run, ids), Part(ROWS, size))
+        if largest(Run(subject, replace(call, seed=2), run.model)(ids), whole.logits) > allow(subject.dtype)[0]:
             return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
-        if torch.equal(run(subject.change(ids)), whole):
+        if torch.equal(run(subject.change(ids)), whole.logits):
             return inapplicable(NOTHING_MOVES)
         for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
             alone = Reading.from_run(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
-            part = Part(ROWS, size, 0, end, chosen=slice(rows))
-            expected = Reading(part.select(whole), part, partial(run, ids))
-            comparisons.append(
-                Comparison(f"{count_things(rows, 'row')} of {count_things(end, 'token')}", alone, expected)
-            )
+            expected = whole.with_part(Part(ROWS, size, 0, end, chosen=slice(rows)))
+            name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
+            comparisons.append(Comparison(name, alone, expected))
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
-        finding = compare(subject, run.model, whole, comparisons, looked_at)
+        finding = compare(subject, run.model, comparisons, looked_at)
     if finding.verdict == "passes":
         return finding
     path = f"texts of other lengths{', training' * training}"
@@ -134,34 +128,36 @@ def padding(subject: Subject) -> Finding:
     """
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
-    ids, comparisons = subject.ids, list[Comparison]()
-    remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
-    is_used = False
+    ids, comparisons, is_used = subject.ids, list[Comparison](), False
     with running(subject, PLAIN[0]) as run:
         plain = run(ids)
         for side, mask in subject.masks().items():
             real = mask.bool()
-            read = partial(run, ids, mask)
-            read_others = partial(run, torch.where(real, ids, subject.change(ids)), mask)
-            batch, others = read(), read_others()
-            is_seen = not subject.has_state and not agree(batch[real], plain[real])  # the mask is not for nothing
+            run_padded = Run(subject, Call(side, mask=side), run.model)
+            batch = Reading.from_run(partial(run_padded, ids), Part(ROWS, subject.length))
+            changed = torch.where(real, ids, subject.change(ids))
+            others = Reading.from_run(partial(run_padded, changed), batch.part)
+            is_seen = not subject.has_state and not agree(
+                batch.logits[real], plain[real]
+            )  # the mask is not for nothing
             is_used = is_used or is_seen
             for row in range(ROWS):
                 start = int(real[row].int().argmax())
                 end = start + int(real[row].sum())
-                part = Part(ROWS, subject.length, start, end, chosen=slice(row, row + 1))
-                padded = Reading(part.select(batch), part, read)
+                part = replace(batch.part, start=start, end=end, chosen=slice(row, row + 1))
+                padded = batch.with_part(part)
                 if side != "left" or subject.pads_left:
                     alone = Part(ROWS, end - start, chosen=part.chosen)
                     expected = Reading.from_run(partial(run, ids[:, start:end]), alone)
                     comparisons.append(Comparison(f"text {row}, padding: {side}", padded, expected))
                 if is_seen:
-                    reading = Reading(part.select(others), part, read_others)
-                    comparisons.append(Comparison(f"what stands in the padding: {side}", reading, padded))
+                    name = f"what stands in the padding: {side}"
+                    comparisons.append(Comparison(name, others.with_part(part), padded))
+        remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
         if not is_used:
             remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
         looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(subject.masks())}, beside each alone"
-        return compare(subject, run.model, plain, comparisons, looked_at, remark)
+        return compare(subject, run.model, comparisons, looked_at, remark)
 
 
 def packing(subject: Subject, *, quick: bool = False) -> Finding:
@@ -179,35 +175,26 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
     if worst.verdict == "fails":
         remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
-    if subject.mask_form is not None and look_into_document(subject, PLAIN[0], has_mask=True).verdict == "fails":
+    if subject.mask_form is not None and look_into_document(subject, Call("", mask="ones")).verdict == "fails":
         return replace(
             worst, remark=f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
         )
     return worst
 
 
-def look_into_document(subject: Subject, call: Call, *, has_mask: bool = False) -> Finding:
-    """Change all tokens of the first of two documents, whose positions begin again at the second one."""
-    text, half, first = subject.ids[:1], subject.length // 2, subject.first_position or 0
-    places = torch.arange(subject.length, device=text.device)[None]
-    options: dict[str, Any] = {"position_ids": places - half * (places >= half) + first}
-    if has_mask:
-        options[subject.mask_name] = torch.ones_like(text)
-    part = Part(1, subject.length, half)
+def look_into_document(subject: Subject, call: Call) -> Finding:
+    """Change all tokens of the first of two documents in a row."""
+    text, half = subject.ids[:1], subject.length // 2
+    first = torch.arange(subject.length, device=text.device)[None] < half
     try:
-        with running(subject, call) as run:
-            whole = run(text, **options)
-            expected = Reading(part.select(whole), part, partial(run, text, **options))
-            changed = subject.change(text, places < half)
-            seen = Comparison(
-                "the second document sees the first",
-                Reading.from_run(partial(run, changed, **options), part),
-                expected,
-            )
+        with running(subject, replace(call, packed=True)) as run:
+            part = Part(1, subject.length, half)
+            readings = [Reading.from_run(partial(run, ids), part) for ids in (subject.change(text, first), text)]
+            seen = Comparison("the second document sees the first", *readings)
             looked_at = (
                 "logits of a second document after all tokens of the first in its row were changed; position_ids"
             )
-            return compare(subject, run.model, whole, [seen], looked_at, path=call.name)
+            return compare(subject, run.model, [seen], looked_at, path=call.name)
     except Exception as error:
         return inapplicable(str(error))
 
@@ -216,20 +203,20 @@ def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-    length, half = subject.length, subject.length // 2
+    ids, length, half = subject.ids, subject.length, subject.length // 2
     with torch.no_grad(), mode(subject.model, training=False):
-        logits, step = subject.logits(subject.ids), open_cache(subject, subject.model, pieces=False)
-        comparisons = compare_pieces(subject, "token by token", step, list(range(length + 1)), logits)
-        with contextlib.suppress(CannotRun):
-            step = open_cache(subject, subject.model)
+        step = open_cache(subject, subject.model)
+        whole = Reading.from_run(partial(subject.logits, ids), Part(ROWS, length))
+        comparisons = compare_pieces("token by token", whole, ids, list(range(length + 1)), step)
+        if not subject.has_state:
             for bounds in ([0, half, length], [0, 1, length - 2, length]):
-                comparisons += compare_pieces(subject, "in pieces", step, bounds, logits)
-        if not subject.has_state and (subject.translates or not subject.fixed):
-            with contextlib.suppress(CannotRun):
-                comparisons.append(compare_step(subject, "as beams", step, [0, half], half + 1, logits, order=ORDER))
+                comparisons += compare_pieces("in pieces", whole, ids, bounds, step)
+            if subject.translates or not subject.fixed:
+                with contextlib.suppress(CannotRun):
+                    comparisons.append(compare_beams(subject, whole, step))
         names = ", ".join(dict.fromkeys(one.name for one in comparisons))
         looked_at = f"logits with the cache, {names}, beside one pass"
-        finding = compare(subject, subject.model, logits, comparisons, looked_at)
+        finding = compare(subject, subject.model, comparisons, looked_at)
     config = subject.model.config.decoder if subject.translates else None
     if finding.verdict == "fails" and config is not None and config.released_decoding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
@@ -237,32 +224,33 @@ def decoding(subject: Subject) -> Finding:
     return finding
 
 
-def compare_pieces(subject: Subject, name: str, step: Step, bounds: list[int], logits: Tensor) -> list[Comparison]:
+def compare_pieces(name: str, whole: Reading, ids: Tensor, bounds: list[int], step: Step) -> list[Comparison]:
     """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
-    pieces, comparisons = read_pieces(subject.ids, bounds, step), list[Comparison]()
-    for number, end in enumerate(bounds[1:], start=1):
-        piece = pieces[:, bounds[number - 1] : end]
-        comparisons.append(compare_step(subject, name, step, bounds[:number], end, logits, piece))
+    comparisons = []
+    for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
+        start, end = bounds[number : number + 2]
+        before = partial(read_pieces, ids, bounds[: number + 1], step)
+        piece = Part(ROWS, end - start, past=start)
+        reading = Reading(logits, piece, partial(read_next, step, ids[:, start:end]), before)
+        expected = whole.with_part(replace(whole.part, start=start, end=end))
+        comparisons.append(Comparison(name, reading, expected))
     return comparisons
 
 
-def compare_step(
-    subject: Subject, name: str, step: Step, before: list[int], end: int, logits: Tensor,
-    piece: Tensor | None = None, order: list[int] | None = None,
-) -> Comparison:  # fmt: skip
-    """Tokens up to `end` after the cache of pieces before, whose rows are chosen by `order`. piece: their logits, if known."""
-    ids, start, rows = subject.ids, before[-1], order or list(range(ROWS))
+def read_next(step: Step, ids: Tensor, logits_before: list[Tensor], state: Any) -> Tensor:
+    return step(ids, state)[0]
 
-    def read_before() -> Any:
-        state = None
-        for first, last in itertools.pairwise(before):
-            state = step(ids[:, first:last], state)[1]
-        return reorder_cache(subject.model, state, torch.tensor(order, device=ids.device)) if order else state
 
-    def read_piece(state: Any) -> Tensor:
-        return step(ids[rows, start:end], state)[0]
+def compare_beams(subject: Subject, whole: Reading, step: Step) -> Comparison:
+    """A token after the cache of the first half, rows of which were chosen anew."""
+    half = subject.length // 2
 
-    alone = Part(len(rows), end - start, past=start)
-    reading = Reading(read_piece(read_before()) if piece is None else piece, alone, read_piece, read_before)
-    part = Part(ROWS, subject.length, start, end, chosen=order)
-    return Comparison(name, reading, Reading(part.select(logits), part, partial(subject.logits, ids)))
+    def choose_rows() -> tuple[Any]:
+        _, state = read_pieces(subject.ids, [0, half], step)
+        return (reorder_cache(subject.model, state, torch.tensor(ORDER, device=subject.ids.device)),)
+
+    def read(state: Any) -> Tensor:
+        return step(subject.ids[ORDER, half : half + 1], state)[0]
+
+    reading = Reading(read(*choose_rows()), Part(ROWS, 1, past=half), read, choose_rows)
+    return Comparison("as beams", reading, whole.with_part(Part(ROWS, subject.length, half, half + 1, chosen=ORDER)))

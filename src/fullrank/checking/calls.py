@@ -40,8 +40,9 @@ class Call:
 
     length: tokens of a text, 0 for those of the subject. rows: texts in a batch, 3 or 1. special: tokens are special and
     repeated ones. dtype: of the parameters, where it is another one than that of the check; autocast: that of products.
-    mask: the side of the padding, or ones. attention: an implementation of attention of Hugging Face. cache, scaled,
-    compiled: a text in two pieces, larger parameters, compiled code. gradients: they are wanted.
+    mask: the side of the padding, or ones. packed: positions begin again at a second document, in the middle.
+    attention: an implementation of attention of Hugging Face. cache, scaled, compiled: a text in two pieces, larger
+    parameters, compiled code. gradients: they are wanted.
     seed: of the random numbers. cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
     """
 
@@ -53,6 +54,7 @@ class Call:
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     mask: str = ""
+    packed: bool = False
     attention: str = ""
     cache: bool = False
     scaled: bool = False
@@ -159,21 +161,17 @@ class Run:
         self.mask = subject.masks()[call.mask] if call.mask else None
         self.step = open_cache(subject, model) if call.cache else None
 
-    def __call__(self, ids: Tensor, mask: Tensor | None = None, *, seed: int | None = None, **options: Any) -> Tensor:
-        call = self.call
-        mask = self.mask if mask is None else mask
-        if mask is not None:
-            mask = take_turns(mask, len(ids))
-            options |= self.subject.positions_of(mask)
-        with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=seed or call.seed):
+    def __call__(self, ids: Tensor) -> Tensor:
+        call, subject, parts = self.call, self.subject, list[Tensor]()
+        with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
             if self.step is not None:
-                return read_pieces(ids, [0, self.subject.length // 2, self.subject.length], self.step)
-            parts = []
-            for rows in torch.arange(len(ids)).split(1 if call.rows == 1 else len(ids)):
-                some = None if mask is None else mask[rows]
-                parts.append(self.subject.logits(ids[rows], some, model=self.model, **options).detach())
-        logits = torch.cat(parts)
-        return logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0)
+                return torch.cat(read_pieces(ids, [0, subject.length // 2, subject.length], self.step)[0], 1)
+            for rows in ids.split(1 if call.rows == 1 else len(ids)):
+                mask = None if self.mask is None else take_turns(self.mask, len(rows))
+                options = subject.choose_positions(mask, packed=call.packed)
+                logits = subject.logits(rows, mask, model=self.model, **options).detach()
+                parts.append(logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0))
+        return torch.cat(parts)
 
 
 @contextmanager
@@ -184,6 +182,8 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
         raise CannotRun(NO_MODES)
     if call.mask and subject.mask_form is None:
         raise CannotRun(subject.without_mask)
+    if call.cache and subject.has_state:
+        raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -220,25 +220,22 @@ def scale_copy(model: Any) -> Any:
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
-def read_pieces(ids: Tensor, bounds: list[int], step: Step) -> Tensor:
-    """Logits of a text that is read piece by piece, each after the state that the one before left."""
-    parts, state = [], None
+def read_pieces(ids: Tensor, bounds: list[int], step: Step) -> tuple[list[Tensor], Any]:
+    """Logits of the pieces of a text, each read after the state that the one before left, and the last state."""
+    pieces, state = [], None
     for start, end in itertools.pairwise(bounds):
         logits, state = step(ids[:, start:end], state)
-        parts.append(logits)
-    return torch.cat(parts, dim=1)
+        pieces.append(logits)
+    return pieces, state
 
 
-def open_cache(subject: Subject, model: Any, *, pieces: bool = True) -> Step:
+def open_cache(subject: Subject, model: Any) -> Step:
     """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
-    pieces: of several tokens, which a model with a recurrent state may not read after its first ones.
     Raises CannotRun where the model has no cache.
     """
     if subject.sees_future:
         raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
-    if pieces and subject.has_state:
-        raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
     if subject.kind == "fullrank" and model.config.memory_start == "zeros":
         raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
     if subject.step is not None:

@@ -69,7 +69,7 @@ def memory(subject: Subject) -> Finding:
         divide = divide_by_size(expected)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                logits = read_pieces(subject.ids, [0, *cuts, length], step)
+                logits = torch.cat(read_pieces(subject.ids, [0, *cuts, length], step)[0], 1)
             shares[f"cut at {cuts}{', keys cached' * cached}"] = largest(divide(logits), divide(expected))
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
     return judge_worst(looked_at, shares, *allow(subject.dtype))

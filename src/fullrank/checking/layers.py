@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -74,23 +74,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Reading:
-    """Logits of a part of texts, and how to read them again: read() gives the logits of all.
+    """Logits of texts, a part of which is looked at, and how to read the texts again.
 
-    before: gives what read() needs, such as a cache of earlier tokens, which is not looked at.
+    before: gives the arguments of read(), such as a cache of earlier tokens; what runs there is not looked at.
     """
 
-    logits: Tensor
+    whole: Tensor
     part: Part
     read: Callable[..., Tensor]
-    before: Callable[[], Any] | None = None
+    before: Callable[[], tuple[Any, ...]] = tuple
 
     @classmethod
     def from_run(cls, read: Callable[[], Tensor], part: Part) -> Reading:
-        return cls(part.select(read()), part, read)
+        return cls(read(), part, read)
+
+    @property
+    def logits(self) -> Tensor:
+        return self.part.select(self.whole)
+
+    def with_part(self, part: Part) -> Reading:
+        """Another part of the same logits."""
+        return replace(self, part=part)
 
     def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: None) -> Trace:
-        read = self.read if self.before is None else partial(self.read, self.before())
-        return observe(model, read, edit)
+        return observe(model, partial(self.read, *self.before()), edit)
 
 
 @dataclass

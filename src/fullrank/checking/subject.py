@@ -250,11 +250,18 @@ class Subject:
         right[2, -(self.length // 2) :] = 0
         return {"right": right, "left": right.flip(1), "ones": ones}
 
-    def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
-        """The option that tells positions of padded rows to a model that does not count them itself."""
-        if self.first_position is None or bool(mask.all()):
+    def choose_positions(self, mask: Tensor | None, *, packed: bool) -> dict[str, Tensor]:
+        """The option that tells positions of padded or packed rows to a model that does not count them itself."""
+        if self.first_position is None:
             return {}
-        return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0) + self.first_position}
+        if packed:
+            places, half = torch.arange(self.length, device=self.ids.device)[None], self.length // 2
+            places = places - half * (places >= half)
+        elif mask is None or bool(mask.all()):
+            return {}
+        else:
+            places = (mask.cumsum(1) - 1).clamp_min(0)
+        return {"position_ids": places + self.first_position}
 
 
 def take_turns(value: Any, count: int) -> Any:
