@@ -56,7 +56,7 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
     try:
         subject = call.choose_texts(subject)
         if not call.gradients:
-            return find_leak(subject, call)
+            return find_leak(subject, call, choose_cuts(subject, call.cuts, 6 if call.is_plain else 3))
         for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
             finding = find_leak(subject, replace(call, seed=seed), [cut])
             if finding.verdict == "fails":
@@ -68,9 +68,8 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
         raise CannotRun(f"it cannot be run so: {type(error).__name__}: {one_line(error)}") from error
 
 
-def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Finding:
+def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
     """`search_by_perturbation` with one seed. cuts: positions from which on tokens are changed."""
-    cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     count = f"{len(cuts)} of {subject.length - 1} cuts"
@@ -137,30 +136,25 @@ def measure_cuts(
     subject: Subject, read: Callable[[Tensor], Tensor], texts: Tensor, logits: Tensor, cuts: list[int]
 ) -> dict[int, float]:
     """The largest change of logits before each cut; nothing where no logits change anywhere."""
-    shares, is_moved = dict.fromkeys(cuts, 0.0), False
-    positions = torch.arange(subject.length, device=texts.device)
+    shares, is_moved = dict[int, float](), False
     for start in range(0, len(cuts), len(texts)):
         some = cuts[start : start + len(texts)]
-        some += some[-1:] * (len(texts) - len(some))
-        changed = read(subject.change(texts, positions >= torch.tensor(some, device=texts.device)[:, None]))
+        changed = read(subject.change_from(some, texts))
         is_moved = is_moved or not torch.equal(changed, logits)
         for row, cut in enumerate(some):
-            share = largest(changed[row, :cut], logits[row, :cut])
-            if not share <= shares[cut]:
-                shares[cut] = share
+            shares[cut] = largest(changed[row, :cut], logits[row, :cut])
     return shares if is_moved else {}
 
 
 def find_cut_of_a_text(subject: Subject, call: Call, read: Callable[[Tensor], Tensor], cut: int, least: float) -> int:
     """A cut before which some text alone sees later tokens, and no other row of its batch is changed; 0 where there is none."""
+    ids, length = subject.ids, subject.length
     # an expert drops entries in the order of its tokens, and so does its dropout
     with WithoutDropout() if call.training else ExitStack():
-        logits = read(subject.ids)
-        for one in dict.fromkeys((cut, *spread(subject.length, 6))):
-            changed = subject.change_from(one)
-            for row in range(len(changed)):
-                texts = subject.ids.clone()
-                texts[row] = changed[row]
+        logits = read(ids)
+        for one in dict.fromkeys((cut, *spread(length, 6))):
+            for row in range(len(ids)):
+                texts = subject.change_from([length] * row + [one], ids)
                 if largest(read(texts)[row, :one], logits[row, :one]) > least:
                     return one
     return 0
@@ -174,20 +168,21 @@ def describe_cut(subject: Subject, cut: int) -> str:
 
 def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
     """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
-    texts, changed, start, stop = subject.ids, subject.change_from(cut), 0, subject.length
-    if run.call.cache:
+    texts, call, start, stop = subject.ids, run.call, 0, subject.length
+    changed = subject.change_from([cut] * len(texts), texts)
+    if call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-    if run.call.compiled:  # nobody looks into compiled code
-        run = Run(subject, run.call, subject.model)
-    part = Part(1 if run.call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
+        changed[:, stop:] = texts[:, stop:]
+    if call.compiled:  # nobody looks into compiled code
+        run = Run(subject, call, subject.model)
+    part = Part(1 if call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
 
     def read(ids: Tensor) -> Tensor:
-        return run(torch.cat((texts[:, :start], ids[:, start:stop], texts[:, stop:]), 1))[:, start:stop]
+        return run(ids)[:, start:stop]
 
     right, wrong = (Reading.from_run(partial(read, ids), part) for ids in (texts, changed))
-    if run.call.compiled:
-        return find_layer_by_compiler(run.model, right, wrong, least)
-    return find_layers(run.model, right, wrong, least)
+    find = find_layer_by_compiler if call.compiled else find_layers
+    return find(run.model, right, wrong, least)
 
 
 def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
@@ -208,21 +203,22 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
             return inapplicable("no gradient of embeddings reaches the logits")
         generator = torch.Generator().manual_seed(3)
         weighted = logits * torch.randn(logits.shape, dtype=torch.float64, generator=generator).to(logits)
-        cuts, after, whole = choose_cuts(subject, 12), dict[tuple[int, int], float](), 0.0
+        cuts, after, whole = choose_cuts(subject, 12), dict[int, float](), 0.0
         for cut in cuts:
-            gradients = torch.autograd.grad(weighted[:, :cut].sum(), leaves, retain_graph=True, allow_unused=True)
-            for number, gradient in enumerate(gradients):
-                if gradient is not None:
-                    later = gradient[:, cut:] if gradient.shape[:2] == ids.shape[:2] else gradient[cut:]
-                    whole = max(whole, float(gradient.abs().max()))
-                    after[cut, number] = float(later.abs().max())
+            value = weighted[:, :cut].sum()
+            gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)
+            after[cut] = 0.0
+            for gradient in gradients:
+                by_row = gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1)
+                whole = max(whole, float(by_row.abs().max()))
+                after[cut] = max(after[cut], float(by_row[:, cut:].abs().max()))
         if whole == 0.0:
             return inapplicable("no gradient reaches the embeddings")
-        worst, _ = place = find_worst(after)
+        worst = find_worst(after)
         path, leaks = PLAIN[training].name, describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
-        finding = judge(looked_at, after[place] / whole, limit, f"{reason}: the largest gradient", path=path)
+        finding = judge(looked_at, after[worst] / whole, limit, f"{reason}: the largest gradient", path=path)
         if finding.verdict == "passes":
             return finding
         layers: tuple[str, ...] = ()
@@ -261,4 +257,5 @@ def check_on_random_tokens(subject: Subject) -> Finding:
             optimizer.step()
             step += 1
     subject = replace(subject, model=model.eval(), dtype=torch.float32, selects=False)
-    return find_leak(subject, Call(f"after {step} steps of training on random tokens"))
+    call = Call(f"after {step} steps of training on random tokens")
+    return find_leak(subject, call, choose_cuts(subject, call.cuts, 3))

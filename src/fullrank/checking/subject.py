@@ -125,10 +125,10 @@ class Subject:
         other = self.replace_padding(self.words[(torch.searchsorted(self.words, ids) + step) % count])
         return other if where is None else torch.where(where, other, ids)
 
-    def change_from(self, cut: int) -> Tensor:
-        """The texts, with every token from `cut` on another one."""
-        later = torch.arange(self.length, device=self.ids.device) >= cut
-        return self.change(self.ids, later.expand(len(self.ids), -1))
+    def change_from(self, cuts: list[int], ids: Tensor) -> Tensor:
+        """Texts with every token from the cut of its row on another one; rows without a cut stay."""
+        ends = torch.tensor(cuts + [self.length] * (len(ids) - len(cuts)), device=ids.device)
+        return self.change(ids, torch.arange(self.length, device=ids.device) >= ends[:, None])
 
     def replace_padding(self, ids: Tensor) -> Tensor:
         """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
@@ -139,17 +139,17 @@ class Subject:
 
     def with_special_tokens(self) -> Subject:
         """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
-        config, text, length = text_config(self.own), self.ids[0], self.length
+        config, text = text_config(self.own), self.ids[0]
         ids: set[Any] = {0, 1, 2, self.vocab_size - 1}
         for name in SPECIAL:
             value = getattr(config, name, None)
             ids |= set(value if isinstance(value, list) else [value])
-        known = sorted(one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size)
-        special = self.replace_padding(torch.tensor(known, device=text.device))
-        mixed = text.clone()
-        mixed[::2] = special.repeat(length)[: len(mixed[::2])]
-        texts = [mixed, text.repeat_interleave(3)[:length], text[:2].repeat(length)[:length], text[:1].repeat(length)]
-        texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special.unique()]
+        known = [one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size]
+        special = self.replace_padding(torch.tensor(known, device=text.device)).unique()
+        numbers = torch.arange(self.length, device=text.device)
+        mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
+        texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
+        texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special]
         return replace(self, ids=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
@@ -448,11 +448,12 @@ def select_words(subject: Subject, can_cut: bool) -> Subject:
 def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
     ids = subject.ids
-    rows = torch.arange(ROWS, device=ids.device)[:, None].expand(ids.shape[:2])
-    places = torch.arange(subject.length, device=ids.device).expand(ids.shape[:2])
-    logits = subject.try_logits(ids)
-    by_row, by_place = (subject.try_logits(subject.change(ids, numbers == 0)) for numbers in (rows, places))
-    if logits is None or by_row is None or by_place is None:  # a check says why
+    in_row, in_place = torch.zeros(2, *ids.shape[:2], dtype=torch.bool, device=ids.device)
+    in_row[0], in_place[:, 0] = True, True
+    texts = (ids, subject.change(ids, in_row), subject.change(ids, in_place))
+    try:
+        logits, by_row, by_place = map(subject.logits, texts)
+    except Exception:  # a check says why
         return
     if largest(by_row[1:], logits[1:]) > 1e-4 and not largest(by_place[:, 1:], logits[:, 1:]) > 1e-7:
         raise InputError(
@@ -482,10 +483,10 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     for form in MASKS:
         tried = replace(subject, mask_form=form)
         with contextlib.suppress(Exception):
-            changes_nothing = agree(tried.logits(ids, ones), tried.logits(ids))
+            logits = tried.logits(ids, ones)
             taken.append(form)
-            first, second = tried.logits(ids, hidden), tried.logits(other, hidden)
-            if changes_nothing and agree(first[:, 1:], second[:, 1:]):
+            is_hidden = agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:])
+            if is_hidden and agree(logits, tried.logits(ids)):
                 return form
     return next(iter(taken), None)
 
