@@ -1,5 +1,6 @@
 """Every row of every recipe can be made small, and keeps its mechanisms."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -86,10 +87,11 @@ def test_each_attention_of_model_layers_stays():
         fr.LayerConfig(at=[1], attention=fr.AttentionConfig(kind="multilinear", rank=50)),
     ]
     config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=16, layers=layers)
-    small, changed = shrink_config(config)
-    words = [(one.kind, getattr(one, "mix", None), getattr(one, "rank", None)) for one in small.attentions]
-    assert words == [("weighted", "none", None), ("multilinear", None, 6), ("weighted", "position_wise", None)]
-    assert "layers 2 entries -> 3 entries" in changed
+    small, _ = shrink_config(config)
+    words = Counter((one.kind, getattr(one, "mix", None), getattr(one, "rank", None)) for one in small.attentions)
+    assert words == {
+        ("weighted", "none", None): 13,
+        ("multilinear", None, 6): 1,
+        ("weighted", "position_wise", None): 2,
+    }
     assert fr.LanguageModel(small).num_parameters() < 100_000
-    alike, _ = shrink_config(replace(config, layers=[fr.LayerConfig(at=[0])]))
-    assert alike.num_hidden_layers == len(alike.layers) == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import Resolved, flatten, resolve
 from fullrank.config.run import RunConfig
-from fullrank.core.config import AdaptiveConfig, AdaptiveInputConfig, EncoderConfig, LayerConfig, ModelConfig
+from fullrank.core.config import EncoderConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
@@ -104,9 +105,12 @@ def check_configuration(
 
 VOCABULARY = 32
 _SMALL = 100_000  # parameters of a model that is taken as it is
-_HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS = 4, 4, 32, 40
 # sizes that are made smaller wherever they stand, in the model and in the sections inside it
-_MOST = {"num_hidden_layers": 2, "memory_length": 8, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3, "stride": 3}
+_MOST = {
+    "num_attention_heads": 4, "head_dim": 4, "intermediate_size": 32, "memory_length": 8, "max_position_embeddings": 40,
+    "vocab_size": VOCABULARY, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3, "stride": 3,
+}  # fmt: skip
+_LAYERS = 2
 _PAIRED = 23  # positions where there are parameters for each pair of them
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 
@@ -114,94 +118,63 @@ _OTHER = 3  # how many words more the source knows: languages that are mixed up 
 def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfig, tuple[str, ...]]:
     """`config` small, and what was changed: "hidden_size 512 -> 16". A small configuration stays as it is.
 
-    Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay. translates: it is that of a
-    translation model.
+    Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay, and all layers where `model.layers`
+    sets some of them. translates: it is that of a translation model.
     """
+    clusters = {key: len(getattr(vars(config)[key], "cutoffs", None) or ()) for key in ("input", "output")}
+    if config.vocab_size or not any(clusters.values()):
+        known = replace(config, vocab_size=config.vocab_size or VOCABULARY)
+        with torch.device("meta"):
+            model = Translator(known) if translates else LanguageModel(known)
+        if model.num_parameters() <= _SMALL:
+            return known, _list_changes(config, known)
+    if translates:
+        config = replace(config, encoder=config.encoder or EncoderConfig())
+    most = _MOST if config.layers else _MOST | {"num_hidden_layers": _LAYERS}
+    sizes = _cap_sizes(config, most)
+    sizes["vocab_size"] = vocab_size = sizes.get("vocab_size", VOCABULARY)
+    if config.document_token_id is not None:
+        sizes["document_token_id"] = min(config.document_token_id, vocab_size - 1)
+    if config.num_key_value_heads is not None:
+        groups = config.num_attention_heads // config.num_key_value_heads
+        sizes["num_key_value_heads"] = max(1, sizes["num_attention_heads"] // groups)
     parts = [config]
     if translates:
         parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
-    tied_to_length = any(attention.tied_to_length for part in parts for attention in part.attentions)
-    as_it_is = config
-    clusters, least = [0, 0], 1
-    for i, part in enumerate((config.input, config.output)):
-        if isinstance(part, AdaptiveInputConfig | AdaptiveConfig):
-            clusters[i] = len(part.cutoffs or ())
-            least = max(least, (part.div_val or 1) ** clusters[i])  # the narrowest cluster keeps a dimension
-    if config.vocab_size is None and not any(clusters):
-        as_it_is = replace(config, vocab_size=VOCABULARY)
-    at_least = 2 * config.num_hidden_layers * config.hidden_size * (config.intermediate_size or 0)
-    if as_it_is.vocab_size is not None and at_least <= _SMALL and _parameters(as_it_is, translates) <= _SMALL:
-        return as_it_is, _changes(config, as_it_is)
-    heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
-    shared = config.num_key_value_heads
-    if shared is not None:
-        most = max(1, shared * heads // config.num_attention_heads)
-        shared = max(count for count in range(1, most + 1) if heads % count == 0)
-    head_dim = min(assumed, _HEAD_DIM)
-    adds_up = config.hidden_size == config.num_attention_heads * assumed
-    width = heads * head_dim + heads * (not adds_up)  # heads that do not add up to the width stay so
-    while width < min(least, config.hidden_size):
-        width += heads * head_dim
-    vocab_size = max(min(config.vocab_size or VOCABULARY, VOCABULARY), 2 * (max(clusters) + 1))
-    capped = _cap_sizes(config)
-    for key, count in zip(("input", "output"), clusters, strict=True):  # boundaries evenly spread
-        cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
-        capped[key] = capped[key].with_known(cutoffs=cutoffs)
-    if translates:
-        encoder = capped.get("encoder") or EncoderConfig()
-        words = None if encoder.share_embedding else vocab_size + _OTHER
-        capped["encoder"] = replace(encoder, vocab_size=words)
-    capped |= _select_layers(config, capped)
-    small = replace(
-        config,
-        **capped,
-        vocab_size=vocab_size,
-        document_token_id=None if config.document_token_id is None else min(config.document_token_id, vocab_size - 1),
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        head_dim=width // heads if adds_up else head_dim,
-        intermediate_size=min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
-        max_position_embeddings=min(config.max_position_embeddings, _PAIRED if tied_to_length else _POSITIONS),
-    )
-    return small, _changes(config, small)
+    if any(attention.tied_to_length for part in parts for attention in part.attentions):
+        sizes["max_position_embeddings"] = min(config.max_position_embeddings, _PAIRED)
+    heads, head_dim = sizes["num_attention_heads"], sizes.get("head_dim", 1)
+    for key, count in clusters.items():
+        if count:  # boundaries evenly spread; the narrowest cluster keeps a dimension
+            cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
+            sizes[key] = replace(sizes[key], cutoffs=cutoffs)
+            head_dim = max(head_dim, math.ceil((sizes[key].div_val or 1) ** count / heads))
+    adds_up = config.hidden_size == config.num_attention_heads * (config.head_dim or 1)
+    sizes |= {"head_dim": head_dim, "hidden_size": heads * (head_dim + (not adds_up))}  # what does not add up stays so
+    if translates and not sizes["encoder"].share_embedding:
+        sizes["encoder"] = replace(sizes["encoder"], vocab_size=vocab_size + _OTHER)
+    small = replace(config, **sizes)
+    return small, _list_changes(config, small)
 
 
-def _cap_sizes(section: Section) -> dict[str, Any]:
-    """The sizes of a section that `_MOST` limits, and its sections with theirs."""
+def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
+    """The sizes of a section that are limited, and its sections with theirs."""
     capped: dict[str, Any] = {}
     for name, value in vars(section).items():
         if isinstance(value, Section):
-            capped[name] = replace(value, **_cap_sizes(value))
-        elif name in _MOST and value is not None:
-            capped[name] = min(value, _MOST[name])
+            capped[name] = replace(value, **_cap_sizes(value, most))
+        elif isinstance(value, list) and value and isinstance(value[0], Section):
+            capped[name] = [replace(one, **_cap_sizes(one, most)) for one in value]
+        elif name in most and value is not None:
+            capped[name] = min(value, most[name])
     return capped
 
 
-def _select_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, Any]:
-    """The first layer of each attention that `model.layers` has, and not fewer than two layers, on each side."""
-    own = config.own_attentions
-    few = [attention for layer, attention in enumerate(own) if attention not in own[:layer]]
-    few = few if len(few) > 1 else own[:2]
-    layers = [LayerConfig(attention=attention and replace(attention, **_cap_sizes(attention))) for attention in few]
-    sides = {side: replace(capped[side], num_hidden_layers=None) for side in ("encoder", "decoder") if capped.get(side)}
-    return {**sides, "layers": layers, "num_hidden_layers": len(few)} if config.layers else {}
-
-
-def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
-    """Settings that were changed, in words; entries of layers by their number."""
-    if config.encoder is None and small.encoder is not None:
-        config = replace(config, encoder=EncoderConfig())
+def _list_changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
+    """Settings that were changed, in words."""
     before, after = flatten(config.to_dict()), flatten(small.to_dict())
-    words = []
-    for key in sorted((key for key in after if after[key] != before.get(key)), key=lambda key: "." in key):
-        old, new = (
-            f"{len(value or ())} entries" if key == "layers" else value for value in (before.get(key), after[key])
-        )
-        words.append(f"{key} {'that of the data' if old is None else old} -> {new}")
-    return tuple(words)
-
-
-def _parameters(config: ModelConfig, translates: bool) -> int:
-    with torch.device("meta"):
-        return (Translator(config) if translates else LanguageModel(config)).num_parameters()
+    return tuple(
+        f"{key} {'that of the data' if before[key] is None else before[key]} -> {value}"
+        for key, value in after.items()
+        if value != before[key]
+    )
