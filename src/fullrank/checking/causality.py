@@ -28,7 +28,6 @@ from fullrank.checking.report import Finding, allow, divide_by_size, find_worst,
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.errors import one_line
 
-_AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
 _WORD = 100  # parameters that a word of the vocabulary is worth
 _STEPS, _FEWER, _ROWS = 200, 20, 16  # of training on random tokens
@@ -79,7 +78,9 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
     if call.scaled:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
     with running(subject, call) as run:
-        texts = repeat_texts(subject, call, cuts)
+        rows = len(subject.ids)
+        times = 1 if call.compiled else math.ceil(len(cuts) / rows)
+        texts = subject.ids.repeat(times, *[1] * (subject.ids.dim() - 1))  # read at once, with a cut in each
         logits = run(texts)
         if bool(logits.isnan().any()):
             raise FloatingPointError("logits are NaN")
@@ -102,7 +103,6 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
             if again > limit:
                 remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
                 return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
-            rows = len(subject.ids)
             if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
                 noise = largest(read(texts.roll(rows, 0)).roll(-rows, 0), logits)
                 if noise > limit:
@@ -122,14 +122,6 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         subject.leaking.add(call.training)
     leaks = describe_cut(subject, cut)
     return replace(finding, leaks=leaks, remark=leaks)
-
-
-def repeat_texts(subject: Subject, call: Call, cuts: list[int]) -> Tensor:
-    """The texts in turn, as often as they are read at once with a cut in each."""
-    rows = len(subject.ids)
-    most = 1 if call.compiled else _AT_ONCE // (rows * subject.length * subject.vocab_size)
-    times = max(1, min(math.ceil(len(cuts) / rows), most))
-    return subject.ids[torch.arange(times * rows) % rows]
 
 
 def measure_cuts(

@@ -116,6 +116,21 @@ class WithoutDropout(TorchFunctionMode):
         return function(*args, **options)
 
 
+class InDouble(TorchFunctionMode):
+    """Inside, what a model computes in float32 it computes in float64. is_complete: nothing was computed in another type."""
+
+    is_complete = True
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        widen = {torch.float32: torch.float64}
+        args, kwargs = _pytree.tree_map_only(torch.dtype, lambda dtype: widen.get(dtype, dtype), (args, kwargs or {}))
+        for value in _pytree.tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+                self.is_complete = False
+        return function(*args, **kwargs)
+
+
 class OnlyWords(TorchFunctionMode):
     """Inside, a linear layer that gives a number for each word of a vocabulary gives those of some words."""
 

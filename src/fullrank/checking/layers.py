@@ -96,6 +96,9 @@ class Reading:
         """Another part of the same logits."""
         return replace(self, part=part)
 
+    def repeat(self) -> Reading:
+        return replace(self, whole=self.read(*self.before()))
+
     def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: None) -> Trace:
         return observe(model, partial(self.read, *self.before()), edit)
 
