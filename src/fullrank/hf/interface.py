@@ -214,6 +214,7 @@ def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, argu
         rules.plain
         and kernels.get_forced() != "reference"
         and query.dtype == key.dtype == value.dtype
+        and value.shape == key.shape
         and all(arguments.get(name) is None for name in rules.extras)
         and not _weights_wanted(arguments)
     )
