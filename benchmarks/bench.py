@@ -77,9 +77,13 @@ def bench(
         raise InputError("--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda")
     quick = name is None
     settings = Settings(
-        heads=heads or 8, head_dim=head_dim or 64, batch=batch, dtype=dtype, device=str(where),
+        heads=heads or 8,
+        head_dim=head_dim or 64,
+        batch=batch,
+        dtype=dtype,
+        device=str(where),
         compile=not quick if compiled is None else compiled,
-    )  # fmt: skip
+    )
     outcomes = []
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -239,9 +243,11 @@ def _by_length(outcome: Outcome) -> Table:
         for i, (length, figure) in enumerate(line.points):
             mib = figure.memory_mib
             table.add_row(
-                *((Text(line.name), line.what) if i == 0 else ("", "")), f"{length:,}",
-                f"{1e9 * figure.seconds / length**2:,.1f}", "" if mib is None else f"{1024 * mib / length:,.2f}",
-            )  # fmt: skip
+                *((Text(line.name), line.what) if i == 0 else ("", "")),
+                f"{length:,}",
+                f"{1e9 * figure.seconds / length**2:,.1f}",
+                "" if mib is None else f"{1024 * mib / length:,.2f}",
+            )
     return table
 
 

@@ -53,9 +53,14 @@ def parse(
 def memory_mib(name: str, size: Any) -> float:
     """Peak memory of one pass of the candidate `name` of this script, in a fresh process with as many threads."""
     words = [
-        sys.executable, sys.argv[0], "--threads", torch.get_num_threads(), "--memory", name,
+        sys.executable,
+        sys.argv[0],
+        "--threads",
+        torch.get_num_threads(),
+        "--memory",
+        name,
         *dataclasses.astuple(size),
-    ]  # fmt: skip
+    ]
     return float(subprocess.run(list(map(str, words)), check=True, capture_output=True, text=True).stdout)
 
 

@@ -61,10 +61,12 @@ class Card:
 
 
 CARDS = {
-    80: Card("A100", 166_912, 167_936, 2048), 89: Card("RTX 4090", 101_376, 102_400, 1536),
-    90: Card("H100", 232_448, 233_472, 2048), 100: Card("B200", 232_448, 233_472, 2048),
+    80: Card("A100", 166_912, 167_936, 2048),
+    89: Card("RTX 4090", 101_376, 102_400, 1536),
+    90: Card("H100", 232_448, 233_472, 2048),
+    100: Card("B200", 232_448, 233_472, 2048),
     120: Card("RTX 5090", 101_376, 102_400, 1536),
-}  # fmt: skip
+}
 
 # An H100: cycles of all multiprocessors in a picosecond, and per cycle of one; bytes of L2 in a picosecond
 CYCLES = 132 * 1.755e9 / 1e12

@@ -27,9 +27,14 @@ def _model(kind: str, settings: Settings, length: int, implementation: str) -> A
 
     width = settings.heads * settings.head_dim
     common: dict[str, Any] = {
-        "vocab_size": 16, "hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": settings.heads,
-        "intermediate_size": 16, "max_position_embeddings": length, "attn_implementation": implementation,
-    }  # fmt: skip
+        "vocab_size": 16,
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": settings.heads,
+        "intermediate_size": 16,
+        "max_position_embeddings": length,
+        "attn_implementation": implementation,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if kind == "BERT":

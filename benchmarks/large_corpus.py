@@ -109,10 +109,15 @@ def prepare(case: str, text: Path, cache: Path, cores: set[int]) -> dict[str, An
     described = json.loads(found.output)
     size = sum((text / f"{split}.txt").stat().st_size for split in SPLITS)
     return {
-        "corpus": f"{size / 1e6:,.0f} MB", "cores": len(cores), "processes": found.processes,
-        "seconds": round(found.seconds, 1), "mb_per_second": round(size / 1e6 / found.seconds, 1),
-        "own_mib": round(found.own_mib), "tokens": described["tokens"]["train"], "vocabulary": described["vocabulary"],
-    }  # fmt: skip
+        "corpus": f"{size / 1e6:,.0f} MB",
+        "cores": len(cores),
+        "processes": found.processes,
+        "seconds": round(found.seconds, 1),
+        "mb_per_second": round(size / 1e6 / found.seconds, 1),
+        "own_mib": round(found.own_mib),
+        "tokens": described["tokens"]["train"],
+        "vocabulary": described["vocabulary"],
+    }
 
 
 def train(case: str, text: Path, cache: Path, run: Path, steps: int, cores: set[int]) -> Measured:
@@ -164,8 +169,11 @@ def save(given: argparse.Namespace, results: dict[str, Any]) -> None:
     """Write what was measured so far, and how."""
     settings = {key: getattr(given, key) for key in ("types", "steps", "rounds")}
     whole = {
-        "what": (__doc__ or "").split("\n")[0], "memory": "Pss_Anon of the process tree", **settings, "model": MODEL,
-    }  # fmt: skip
+        "what": (__doc__ or "").split("\n")[0],
+        "memory": "Pss_Anon of the process tree",
+        **settings,
+        "model": MODEL,
+    }
     document = {**whole, "results": results, "environment": environment()}
     given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

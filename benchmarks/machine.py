@@ -16,10 +16,15 @@ _MARK = Path("/proc/self/clear_refs")
 def environment(device: torch.device | None = None) -> dict[str, Any]:
     """Processor, versions and threads of this process; the GPU's name, if that is the device."""
     description = {
-        "cpu": _cpu(), "machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(), "fullrank": fullrank.__version__,
-        "torch": torch.__version__, "python": platform.python_version(),
-    }  # fmt: skip
+        "cpu": _cpu(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "fullrank": fullrank.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     if device is not None and device.type == "cuda":
         description |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return description

@@ -120,10 +120,14 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "name": self.suite.name, "about": self.suite.about, "settings": dataclasses.asdict(self.settings),
-            "rounds": self.rounds, "rows": [dataclasses.asdict(row) for row in self.rows],
-            "growth": [dataclasses.asdict(one) for one in self.growth()], "skipped": self.skipped,
-        }  # fmt: skip
+            "name": self.suite.name,
+            "about": self.suite.about,
+            "settings": dataclasses.asdict(self.settings),
+            "rounds": self.rounds,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "growth": [dataclasses.asdict(one) for one in self.growth()],
+            "skipped": self.skipped,
+        }
 
 
 def measure(

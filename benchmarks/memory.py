@@ -74,9 +74,11 @@ class Size:
 
 
 EVALUATION = [
-    Size(4, 410, 10, 2100, 64, 640), Size(4, 410, 10, 2100, 128, 1600), Size(4, 410, 10, 2100, 150, 150, 4),
+    Size(4, 410, 10, 2100, 64, 640),
+    Size(4, 410, 10, 2100, 128, 1600),
+    Size(4, 410, 10, 2100, 150, 150, 4),
     Size(4, 410, 10, 2100, 1, 640),
-]  # fmt: skip
+]
 SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
 
 
@@ -154,9 +156,12 @@ def evaluation(size: Size, rounds: int) -> dict[str, Any]:
         return step
 
     steps = {
-        PUBLISHED: as_published(model), "published, all queries": as_published(model, True), OURS: ours(),
-        "fullrank, reference": ours("reference"), "fullrank, recomputed": ours(recompute=True),
-    }  # fmt: skip
+        PUBLISHED: as_published(model),
+        "published, all queries": as_published(model, True),
+        OURS: ours(),
+        "fullrank, reference": ours("reference"),
+        "fullrank, recomputed": ours(recompute=True),
+    }
     candidates = {
         f"{name} {'bf16' if bf16 else 'fp32'}": Reader(size, step, bf16)
         for bf16 in (False, True)

@@ -127,9 +127,11 @@ def comparisons(settings: Settings, length: int) -> list[Comparison]:
         return Candidate(name, functools.partial(case, size, name, settings), computes, against, takes=takes)
 
     candidates = (
-        candidate(OURS, "pairs", (NAIVE, EINSUM)), candidate(NAIVE, "pairs", takes=3 * cube),
-        candidate(EINSUM, "pairs", takes=3 * cube), candidate(LENGTH_FREE, "decays", (NAIVE, EINSUM)),
-    )  # fmt: skip
+        candidate(OURS, "pairs", (NAIVE, EINSUM)),
+        candidate(NAIVE, "pairs", takes=3 * cube),
+        candidate(EINSUM, "pairs", takes=3 * cube),
+        candidate(LENGTH_FREE, "decays", (NAIVE, EINSUM)),
+    )
     return [Comparison(str(size), length, BOTH, candidates)]
 
 

@@ -152,9 +152,13 @@ def _comparison(settings: Settings, size: Size) -> Comparison:
         return _compared(size, candidate("softmax loss", ours, (STOCK, linear.name)), one, linear)
     peers = ("probabilities", "logarithms", linear.name, STOCK)
     return _compared(
-        size, candidate(f"mixture of {size.mixtures} softmaxes", ours, peers),
-        candidate("probabilities", probabilities, kept=2), candidate("logarithms", logarithms, kept=3), linear, one,
-    )  # fmt: skip
+        size,
+        candidate(f"mixture of {size.mixtures} softmaxes", ours, peers),
+        candidate("probabilities", probabilities, kept=2),
+        candidate("logarithms", logarithms, kept=3),
+        linear,
+        one,
+    )
 
 
 def _compared(size: Size, *candidates: Candidate) -> Comparison:
@@ -172,16 +176,23 @@ SIZES = [
 
 
 ONE: dict[str, tuple[Loss, bool]] = {
-    "cross_entropy fp32": (stock, False), "linear_cross_entropy fp32": (chunked(None), False),
-    "linear_cross_entropy fp32, 256 rows": (chunked(256), False), "weighted_loss fp32": (ours, False),
-    "cross_entropy bf16": (stock, True), "weighted_loss bf16": (ours, True),
-}  # fmt: skip
+    "cross_entropy fp32": (stock, False),
+    "linear_cross_entropy fp32": (chunked(None), False),
+    "linear_cross_entropy fp32, 256 rows": (chunked(256), False),
+    "weighted_loss fp32": (ours, False),
+    "cross_entropy bf16": (stock, True),
+    "weighted_loss bf16": (ours, True),
+}
 MIXED: dict[str, tuple[Loss, bool]] = {
-    "cross_entropy fp32": (stock, False), "probabilities fp32": (probabilities, False),
-    "logarithms fp32": (logarithms, False), "linear_cross_entropy fp32": (chunked(None), False),
-    "linear_cross_entropy fp32, 256 rows": (chunked(256), False), "weighted_loss fp32": (ours, False),
-    "probabilities bf16": (probabilities, True), "weighted_loss bf16": (ours, True),
-}  # fmt: skip
+    "cross_entropy fp32": (stock, False),
+    "probabilities fp32": (probabilities, False),
+    "logarithms fp32": (logarithms, False),
+    "linear_cross_entropy fp32": (chunked(None), False),
+    "linear_cross_entropy fp32, 256 rows": (chunked(256), False),
+    "weighted_loss fp32": (ours, False),
+    "probabilities bf16": (probabilities, True),
+    "weighted_loss bf16": (ours, True),
+}
 LAYER = "the whole layer fp32"
 
 

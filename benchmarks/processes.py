@@ -32,14 +32,21 @@ def settings(kind: str, batch: str) -> dict[str, Any]:
     texts, tokens, steps = BATCHES[batch]
     return {
         "model": {
-            "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "attention": {"mix": KINDS[kind]},
+            "hidden_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "attention": {"mix": KINDS[kind]},
         },
         "data": {"name": "builtin", "tokens": "bpe"},
         "train": {
-            "steps": steps, "batch_size": texts, "segment_length": tokens, "threads": 1, "log_every_steps": steps,
+            "steps": steps,
+            "batch_size": texts,
+            "segment_length": tokens,
+            "threads": 1,
+            "log_every_steps": steps,
         },
         "eval": {"every_steps": steps, "max_tokens": 256},
-    }  # fmt: skip
+    }
 
 
 def started(config: Path, folder: Path, way: str, cores: list[int]) -> subprocess.Popen[str]:
@@ -72,8 +79,12 @@ def compared(kind: str, batch: str, rounds: list[dict[str, float]]) -> list[dict
         ratios = [one[way] / one["one"] for one in rounds]
         speed, middle = statistics.median(one[way] for one in rounds), statistics.median(ratios)
         row = {
-            "model": kind, "batch": batch, "rounds": len(rounds), "processes": way, "tokens_per_second": round(speed),
-        }  # fmt: skip
+            "model": kind,
+            "batch": batch,
+            "rounds": len(rounds),
+            "processes": way,
+            "tokens_per_second": round(speed),
+        }
         spread = {"over_one": middle, "lowest": min(ratios), "highest": max(ratios)}
         rows.append(row | {name: round(ratio, 3) for name, ratio in spread.items()})
         print(f"{kind}, {batch} tokens, {way}: {speed:,.0f} tokens/s, {middle:.2f} of one", flush=True)

@@ -164,16 +164,25 @@ def _comparison(settings: Settings, shape: Shape, what: str) -> Comparison:
 # the closer look
 
 TRAINING = [
-    Shape(4, 10, 150, 0, 41), Shape(4, 10, 150, 150, 41), Shape(1, 8, 512, 0, 64), Shape(1, 8, 512, 512, 64),
+    Shape(4, 10, 150, 0, 41),
+    Shape(4, 10, 150, 150, 41),
+    Shape(1, 8, 512, 0, 64),
+    Shape(1, 8, 512, 512, 64),
     Shape(4, 10, 512, 512, 41),
-]  # fmt: skip
+]
 EVALUATION = [
-    Shape(1, 10, 64, 640, 41), Shape(1, 10, 128, 1600, 41), Shape(4, 10, 150, 150, 41), Shape(1, 10, 1, 640, 41),
-]  # fmt: skip
+    Shape(1, 10, 64, 640, 41),
+    Shape(1, 10, 128, 1600, 41),
+    Shape(4, 10, 150, 150, 41),
+    Shape(1, 10, 1, 640, 41),
+]
 LAYOUTS = [
-    Shape(4, 10, 150, 150, 41, gap=50), Shape(4, 10, 150, 150, 41, gap=600), Shape(4, 10, 150, 150, 41, window=150),
-    Shape(1, 8, 512, 512, 64, gap=512), Shape(1, 8, 512, 512, 64, window=512),
-]  # fmt: skip
+    Shape(4, 10, 150, 150, 41, gap=50),
+    Shape(4, 10, 150, 150, 41, gap=600),
+    Shape(4, 10, 150, 150, 41, window=150),
+    Shape(1, 8, 512, 512, 64, gap=512),
+    Shape(1, 8, 512, 512, 64, window=512),
+]
 VARIANTS: dict[str, Callable[..., Pass]] = {
     PUBLISHED: by_formula,
     "reference": functools.partial(ours, kernel="reference"),

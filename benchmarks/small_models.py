@@ -94,10 +94,17 @@ SIZES = (Size(6, 384, 6, 16, 256), Size(4, 128, 4, 12, 64), Size(2, 64, 4, 8, 12
 def make_model(size: Size, mix: str = "none", position: str = "learned", tied: bool = True) -> fr.LanguageModel:
     """A model of ours of the size of the peer's; with the defaults its parameters are as many."""
     config = fr.ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        intermediate_size=4 * size.width, hidden_act="gelu", position=position, max_position_embeddings=size.tokens,
-        attention=fr.AttentionConfig(mix=mix), output=fr.OutputConfig(tied=tied),
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.width,
+        hidden_act="gelu",
+        position=position,
+        max_position_embeddings=size.tokens,
+        attention=fr.AttentionConfig(mix=mix),
+        output=fr.OutputConfig(tied=tied),
+    )
     return fr.LanguageModel(config)
 
 

@@ -100,11 +100,17 @@ class Ours(nn.Module):
         everywhere = DropoutConfig(embedding=dropout, attention=dropout, activation=dropout, residual=dropout)
         self.model = LanguageModel(
             ModelConfig(
-                vocab_size=size.vocabulary, hidden_size=size.width, num_hidden_layers=size.layers,
-                num_attention_heads=size.heads, intermediate_size=size.inner, position="learned",
-                max_position_embeddings=size.length, dropout=everywhere, attention=attention or AttentionConfig(),
+                vocab_size=size.vocabulary,
+                hidden_size=size.width,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.heads,
+                intermediate_size=size.inner,
+                position="learned",
+                max_position_embeddings=size.length,
+                dropout=everywhere,
+                attention=attention or AttentionConfig(),
             )
-        )  # fmt: skip
+        )
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.model.loss(inputs, targets)

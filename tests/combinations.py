@@ -135,8 +135,10 @@ class Combination:
         attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
         if self.weighted:
             attention |= {
-                "mix_qkv": self.mix_qkv, "mix_scores": self.mix_scores, "gate": GATES.get(self.gate, self.gate),
-            }  # fmt: skip
+                "mix_qkv": self.mix_qkv,
+                "mix_scores": self.mix_scores,
+                "gate": GATES.get(self.gate, self.gate),
+            }
             attention["qk_norm"] = self.qk_norm == "True"
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings = {
@@ -237,9 +239,17 @@ def slots():
 
 
 TURNS = (
-    "activation", "initializer", "input", "output", "mix_qkv", "mix_scores", "gate", "norm_type", "kv_heads",
+    "activation",
+    "initializer",
+    "input",
+    "output",
+    "mix_qkv",
+    "mix_scores",
+    "gate",
+    "norm_type",
+    "kv_heads",
     "qk_norm",
-)  # fmt: skip
+)
 
 
 def every_attention():

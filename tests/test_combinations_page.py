@@ -15,9 +15,12 @@ from fullrank.kernels import native
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
 SIZES = {
-    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 SLOTS = {
     "score": "attention.score", "normalize": "attention.normalize", "mix": "attention.mix",
     "mix_qkv": "attention.mix_qkv", "mix_scores": "attention.mix_scores", "gate": "attention.gate", "position": "position",

@@ -169,9 +169,13 @@ def test_nothing_heavy_is_committed():
 def test_files_has_the_only_reader_of_json():
     """`files.parse_json` bounds nesting and knows no NaN, and nothing in the source unpickles."""
     words = (
-        r"json\.loads?\(", r"JSONDecoder\b", r"^\s*(import|from) (c?pickle|marshal|shelve|joblib|dill)\b",
-        r"torch\.(save|load)\(", "allow_pickle", r"distributed\.checkpoint",
-    )  # fmt: skip
+        r"json\.loads?\(",
+        r"JSONDecoder\b",
+        r"^\s*(import|from) (c?pickle|marshal|shelve|joblib|dill)\b",
+        r"torch\.(save|load)\(",
+        "allow_pickle",
+        r"distributed\.checkpoint",
+    )
     readers = re.compile("|".join(words))
     lines = ((path, line) for path in (ROOT / "src").rglob("*.py") for line in path.read_text("utf-8").splitlines())
     found = [(path.name, line.strip()) for path, line in lines if readers.search(line)]

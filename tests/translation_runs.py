@@ -13,8 +13,13 @@ from moving import moved
 GERMAN = ["ein", "hund", "mann", "schläft", "rennt", "rot", "im", "park", "und", "kind", "."]
 ENGLISH = ["a", "dog", "man", "sleeps", "runs", "red", "in", "the", "park", "and", "child", "."]
 LINES = [
-    "ein hund schläft .", "", "ein mann und ein kind rennt im park .", "rot", "   ", "ein äffchen schläft im park .",
-]  # fmt: skip
+    "ein hund schläft .",
+    "",
+    "ein mann und ein kind rennt im park .",
+    "rot",
+    "   ",
+    "ein äffchen schläft im park .",
+]
 
 
 def languages(subwords=False):

@@ -94,9 +94,11 @@ def config(mechanism="plain", **changes):
         if part in keys:
             keys[part] = found(**keys[part])
     return fr.ModelConfig(
-        **SIZES | keys, attention=fr.AttentionConfig(**general), encoder=fr.EncoderConfig(**encoder),
+        **SIZES | keys,
+        attention=fr.AttentionConfig(**general),
+        encoder=fr.EncoderConfig(**encoder),
         decoder=fr.DecoderConfig(**decoder),
-    )  # fmt: skip
+    )
 
 
 def built(mechanism="plain", seed=2, **changes):

@@ -15,9 +15,16 @@ from suites import SUITES
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
 LENGTH = {
-    "mixers": 20, "mixing": 13, "layer": 11, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "injection": 9,
+    "mixers": 20,
+    "mixing": 13,
+    "layer": 11,
+    "growth": 13,
+    "relative": 7,
+    "mos": 6,
+    "multilinear": 5,
+    "injection": 9,
     "step": 5,
-}  # fmt: skip
+}
 
 
 def comparisons():
@@ -132,9 +139,11 @@ def test_different_functions_are_not_timed():
 
 def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name():
     names, skipped = made(
-        OURS, Candidate("peer", passing(), "square", absent="not installed"),
-        Candidate("huge", passing(), "square", takes=2**60), Candidate("broken", failing, "square"),
-    )  # fmt: skip
+        OURS,
+        Candidate("peer", passing(), "square", absent="not installed"),
+        Candidate("huge", passing(), "square", takes=2**60),
+        Candidate("broken", failing, "square"),
+    )
     assert names == ["ours"]
     assert skipped["peer"] == "not installed"
     assert skipped["huge"].startswith("needs at least 1,073,741,824.0 GiB, ")

@@ -10,10 +10,18 @@ import sys
 from fullrank.cli import main
 
 SMALL = [
-    "model.hidden_size=16", "model.num_hidden_layers=2", "model.num_attention_heads=4", "model.dropout.residual=0.1",
-    "model.attention.mix=position_wise", "train.batch_size=4", "train.segment_length=8", "train.threads=1",
-    "train.device=cpu", "train.learning_rate=0.02", "train.log_every_steps=5",
-]  # fmt: skip
+    "model.hidden_size=16",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=4",
+    "model.dropout.residual=0.1",
+    "model.attention.mix=position_wise",
+    "train.batch_size=4",
+    "train.segment_length=8",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.learning_rate=0.02",
+    "train.log_every_steps=5",
+]
 
 
 def write_text(folder, sentences=400, seed=0):

@@ -10,9 +10,12 @@ from cli_runs import called, write_text
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 SIZES = {
-    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 8,
     "attention": {"kind": "multilinear", "rank": 3},
-}  # fmt: skip
+}
 TRAIN = {"steps": 2, "batch_size": 4, "segment_length": 8, "threads": 1, "device": "cpu"}
 PUBLISHED = {"model.attention.causal": "as_published", "model.attention.not_next_token_perplexity": True}
 

@@ -12,9 +12,15 @@ from fullrank.evaluation.tasks import glue_scores
 from tiny_encoder import tiny_encoder, write_cola
 
 SETTINGS = [
-    "data.max_length=16", "train.batch_size=8", "train.learning_rate=5e-3", "train.device=cpu", "train.threads=1",
-    "train.keep_model=false", "train.steps=4", "train.precision=fp32",
-]  # fmt: skip
+    "data.max_length=16",
+    "train.batch_size=8",
+    "train.learning_rate=5e-3",
+    "train.device=cpu",
+    "train.threads=1",
+    "train.keep_model=false",
+    "train.steps=4",
+    "train.precision=fp32",
+]
 
 
 def test_rows_and_seeds_in_one_command(tmp_path):

@@ -17,20 +17,40 @@ from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
 from fullrank.render.terminal import print_page
 
 CORPUS = {
-    "name": "builtin", "label": "Python's documentation", "is_slice": False,
-    "tokens": {"train": 700_000, "valid": 40_000, "test": 41_000}, "vocabulary": 10_000,
+    "name": "builtin",
+    "label": "Python's documentation",
+    "is_slice": False,
+    "tokens": {"train": 700_000, "valid": 40_000, "test": 41_000},
+    "vocabulary": 10_000,
     "unigram_perplexity": {"valid": 640.5, "test": 655.25},
-}  # fmt: skip
+}
 SLICE = CORPUS | {"name": "ptb", "label": "Penn Treebank, a slice", "is_slice": True, "vocabulary": 5_000}
 PAIRS = {
-    "name": "multi30k-de-en", "label": "Multi30k De-En", "is_slice": False,
-    "pairs": {"train": 29_000, "valid": 30, "test": 40}, "vocabulary": {"source": 6_632, "target": 8_848},
-}  # fmt: skip
+    "name": "multi30k-de-en",
+    "label": "Multi30k De-En",
+    "is_slice": False,
+    "pairs": {"train": 29_000, "valid": 30, "test": 40},
+    "vocabulary": {"source": 6_632, "target": 8_848},
+}
 ENVIRONMENT = {"fullrank": "0.1.0", "torch": "2.13.0", "platform": "Linux", "cpu": "Some CPU", "device": "cpu"}
 SENTENCES = {"valid": 30, "test": 40}
 WORDS = [
-    "a", "man", "in", "red", "and", "two", "brown", "dogs", "run", "over", "the", "wet", "street", "near", "bridge",
-]  # fmt: skip
+    "a",
+    "man",
+    "in",
+    "red",
+    "and",
+    "two",
+    "brown",
+    "dogs",
+    "run",
+    "over",
+    "the",
+    "wet",
+    "street",
+    "near",
+    "bridge",
+]
 PARTS = {"embedding": 1_280_000, "attention": 262_144, "feed_forward": 524_288, "output": 1_290_000}
 
 

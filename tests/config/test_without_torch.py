@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 VERBS = [
-    ["--help"], ["recipes", "list"], ["recipes", "show", "mos/table1-ptb"],
+    ["--help"],
+    ["recipes", "list"],
+    ["recipes", "show", "mos/table1-ptb"],
     ["config", "show", "mixhead/table1-vanilla", "--row", "b"],
-]  # fmt: skip
+]
 # a wrong key, value, path, recipe, row or option, and what the error names
 REFUSED = [
     (["train", "none.yaml"], "none.yaml"),

@@ -74,10 +74,13 @@ def layouts():
     mask[0, :3] = False
     rows = mask.cumsum(1) - 1
     return {
-        "causal": fr.Layout.of(N), "after a cache": fr.Layout.of(2, 11),
-        "gaps": fr.Layout.from_runs(N, ((0, 2), (4, 1), (9, 8))), "window": fr.Layout.of(N, 11, window=4),
-        "both sides": fr.Layout.of(N, causal=False), "padding": fr.Layout(rows[:, 4:], rows, True, mask),
-    }  # fmt: skip
+        "causal": fr.Layout.of(N),
+        "after a cache": fr.Layout.of(2, 11),
+        "gaps": fr.Layout.from_runs(N, ((0, 2), (4, 1), (9, 8))),
+        "window": fr.Layout.of(N, 11, window=4),
+        "both sides": fr.Layout.of(N, causal=False),
+        "padding": fr.Layout(rows[:, 4:], rows, True, mask),
+    }
 
 
 @pytest.mark.parametrize("position", POSITIONS)

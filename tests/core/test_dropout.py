@@ -47,9 +47,13 @@ def test_places_are_where_they_are_named():
     """Hooks around each place find the share of zeros that belongs to it."""
     shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}
     config = fr.ModelConfig(
-        vocab_size=9, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, hidden_act="gelu",
+        vocab_size=9,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        hidden_act="gelu",
         dropout=fr.DropoutConfig(**shares),
-    )  # fmt: skip
+    )
     made = fr.LanguageModel(config).train()
     seen = {}
 

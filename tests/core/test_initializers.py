@@ -15,9 +15,11 @@ E, H, D, F, V = 64, 4, 20, 100, 900
 PLAIN = {"position": "learned", "max_position_embeddings": 64}
 CLUSTERS = {"kind": "adaptive", "cutoffs": [200, 500], "div_val": 2}
 ADAPTIVE = {
-    "position": "relative", "attention": {"score": "relative", "bias": False}, "input": CLUSTERS,
+    "position": "relative",
+    "attention": {"score": "relative", "bias": False},
+    "input": CLUSTERS,
     "output": {"kind": "adaptive", "form": "transformer_xl"},
-}  # fmt: skip
+}
 FAIRSEQ = ADAPTIVE | {"output": {"kind": "adaptive", "form": "fairseq", "tied": True, "tied_projections": False}}
 MIXTURE = PLAIN | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 10}}
 

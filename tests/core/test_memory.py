@@ -45,10 +45,13 @@ def in_segments(made, ids, sizes, skips=None):
 
 RAGGED = covering(
     product(
-        position=POSITIONS, norm=["pre", "post"], memory=[(2, False), (5, False), (5, True), (30, False)],
-        cached=[False, True], skips=[[()] * 4, [(), (1,), (), (1,)]],
+        position=POSITIONS,
+        norm=["pre", "post"],
+        memory=[(2, False), (5, False), (5, True), (30, False)],
+        cached=[False, True],
+        skips=[[()] * 4, [(), (1,), (), (1,)]],
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("row", RAGGED, ids=lambda row: "-".join(map(str, row.values())))

@@ -90,12 +90,15 @@ def test_every_length_of_memory(position, memory_length, pattern):
     [
         Setting("relative", "post", 4, clamp_length=3),
         Setting("relative", "pre", 4, clamp_length=3, same_length=True),
-        Setting("rotary", "post", 1, same_length=True), Setting("sinusoidal", "pre", 6, same_length=True),
-        Setting("relative", "post", 4, mixed=True), Setting("rotary", "pre", 4, mixed=True),
-        Setting("relative", "post", 4, zeros=True), Setting("relative", "pre", 4, zeros=True),
+        Setting("rotary", "post", 1, same_length=True),
+        Setting("sinusoidal", "pre", 6, same_length=True),
+        Setting("relative", "post", 4, mixed=True),
+        Setting("rotary", "pre", 4, mixed=True),
+        Setting("relative", "post", 4, zeros=True),
+        Setting("relative", "pre", 4, zeros=True),
     ],
     ids=["clamped", "clamped-window", "window-of-one", "window", "mixed", "rotary-mixed", "zeros", "zeros-pre"],
-)  # fmt: skip
+)
 def test_other_settings(setting, pattern):
     check(setting, pattern)
 

@@ -40,8 +40,12 @@ def add_up(rows):
 
 
 SHARED = (
-    "project.key.weight", "project.key.bias", "project.value.weight", "project.value.bias", "project.relative.weight",
-)  # fmt: skip
+    "project.key.weight",
+    "project.key.bias",
+    "project.value.weight",
+    "project.value.bias",
+    "project.relative.weight",
+)
 LAYERS = [
     {"mix": "none"},
     {"mix": "position_wise", "normalize": "sigsoftmax"},

@@ -57,9 +57,14 @@ def test_the_published_form_as_its_code_has_it():
     """A loop over queries, keys, values and cores; W_O (d, L^2), keys major; positions L-1 .. 0, without shift; u and v."""
     length, cores = 5, 2
     config = fr.AttentionConfig(
-        kind="multilinear", score="relative", rank=R, cores=cores, causal="as_published", core_weights="free",
+        kind="multilinear",
+        score="relative",
+        rank=R,
+        cores=cores,
+        causal="as_published",
+        core_weights="free",
         bias=False,
-    )  # fmt: skip
+    )
     module = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=length).double()
     moved(module)
     state, x = dict(module.state_dict()), tokens(1, length).detach()

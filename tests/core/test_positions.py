@@ -23,9 +23,12 @@ def test_sinusoids(width):
 
 def model(**changes):
     sizes = {
-        "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
         "max_position_embeddings": 6,
-    }  # fmt: skip
+    }
     return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
 
 

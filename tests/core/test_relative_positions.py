@@ -10,8 +10,12 @@ from moving import moved
 def model(score="relative", **changes):
     torch.manual_seed(3)
     sizes = {
-        "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "position": "relative",
-    }  # fmt: skip
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "position": "relative",
+    }
     config = fr.ModelConfig(**(sizes | changes), attention=fr.AttentionConfig(score=score))
     made = fr.LanguageModel(config).eval()
     return moved(made)

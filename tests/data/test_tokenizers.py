@@ -103,8 +103,10 @@ def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert (loaded.kind, loaded.entries, loaded.fingerprint) == (
-        tokenizer.kind, tokenizer.entries, tokenizer.fingerprint,
-    )  # fmt: skip
+        tokenizer.kind,
+        tokenizer.entries,
+        tokenizer.fingerprint,
+    )
     assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in (TEXT, "the end", "\n", "cat\n\nmat"):

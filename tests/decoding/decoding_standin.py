@@ -31,8 +31,10 @@ class Recurrent(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
         self.embedding, self.recurrence, self.readout = (
-            draw(vocabulary, 6), draw(6, 6) / 2, draw(6, vocabulary) * sharpness,
-        )  # fmt: skip
+            draw(vocabulary, 6),
+            draw(6, 6) / 2,
+            draw(6, vocabulary) * sharpness,
+        )
         self.bias = torch.zeros(vocabulary, dtype=torch.float64)
         self.max_length = max_length
         self.calls = 0

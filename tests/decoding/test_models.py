@@ -21,9 +21,12 @@ def config(attention=None, **keys):
         "intermediate_size": 14, "max_position_embeddings": 12, "scale_embedding": True,
     }  # fmt: skip
     return fr.ModelConfig(
-        **sizes | keys.pop("model", {}), attention=fr.AttentionConfig(**attention or {}),
-        encoder=fr.EncoderConfig(**encoder), decoder=fr.DecoderConfig(**keys.pop("decoder", {})), **keys,
-    )  # fmt: skip
+        **sizes | keys.pop("model", {}),
+        attention=fr.AttentionConfig(**attention or {}),
+        encoder=fr.EncoderConfig(**encoder),
+        decoder=fr.DecoderConfig(**keys.pop("decoder", {})),
+        **keys,
+    )
 
 
 def translator(settings, dtype=torch.float64):

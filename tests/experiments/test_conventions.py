@@ -51,8 +51,11 @@ def worse(tmp_path_factory):
     """A run whose last steps spoil it: the best checkpoint is not the last."""
     folder = tmp_path_factory.mktemp("worse")
     schedule = [
-        "train.schedule=linear", "train.learning_rate=0.1", "train.min_learning_rate=9", "train.max_grad_norm=1",
-    ]  # fmt: skip
+        "train.schedule=linear",
+        "train.learning_rate=0.1",
+        "train.min_learning_rate=9",
+        "train.max_grad_norm=1",
+    ]
     return folder / "run", run(folder, "train.steps=12", "eval.every_steps=4", *schedule)
 
 

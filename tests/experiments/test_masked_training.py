@@ -140,9 +140,11 @@ def test_the_objective():
 
 
 WRONG = [
-    {"train": {"mlm_probability": 0.0}}, {"train": {"random_replace_prob": 0.3}}, {"model": {"memory_length": 8}},
+    {"train": {"mlm_probability": 0.0}},
+    {"train": {"random_replace_prob": 0.3}},
+    {"model": {"memory_length": 8}},
     {"eval": {"memory_length": 8}},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("changes", WRONG)

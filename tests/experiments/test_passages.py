@@ -14,11 +14,13 @@ START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
 MODELS = {
     "learned": {
-        "position": "learned", "max_position_embeddings": 50, "attention": fr.AttentionConfig(mix="position_wise"),
+        "position": "learned",
+        "max_position_embeddings": 50,
+        "attention": fr.AttentionConfig(mix="position_wise"),
     },
     "rotary": {"position": "rotary"},
     "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
-}  # fmt: skip
+}
 XL = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 6}
 
 

@@ -192,8 +192,11 @@ def alone(work, jobs, given):
     """Results of the exported folders in a process that cannot import `fullrank`."""
     save_file({name: ids.clone() for name, ids in given.items()}, work / "given.safetensors")
     environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(work / "modules"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(work / "modules"),
+        "OMP_NUM_THREADS": "1",
+    }
     ran = subprocess.run(
         [sys.executable, "-I", "-c", ALONE, str(work), *jobs],
         capture_output=True, text=True, timeout=600, env=environment, cwd=work, check=False,

@@ -36,8 +36,11 @@ def layout(where, queries, keys, batch=2):
     empty = holes.clone()
     empty[0] = False
     masks = {
-        "left": at >= number * (keys // 2), "right": at < keys - number * (keys // 2), "holes": holes, "empty": empty,
-    }  # fmt: skip
+        "left": at >= number * (keys // 2),
+        "right": at < keys - number * (keys // 2),
+        "holes": holes,
+        "empty": empty,
+    }
     match where:
         case "window":
             return fr.Layout.of(queries, keys, window=max(1, keys // 3))

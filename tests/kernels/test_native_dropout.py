@@ -65,11 +65,14 @@ def test_nothing_repeats():
     """Between calls, texts, heads, rows and keys, next to each other: correlations as small as chance makes them."""
     first, second = masks(0.5, 4), masks(0.5, 5)
     pairs = {
-        "calls": (first, second), "texts": (first[0], first[1]), "heads": (first[:, 0], first[:, 1]),
-        "rows": (first[:, :, 1:], first[:, :, :-1]), "keys": (first[..., 1:], first[..., :-1]),
+        "calls": (first, second),
+        "texts": (first[0], first[1]),
+        "heads": (first[:, 0], first[:, 1]),
+        "rows": (first[:, :, 1:], first[:, :, :-1]),
+        "keys": (first[..., 1:], first[..., :-1]),
         "rows, shifted": (first[:, :, 1:, 1:], first[:, :, :-1, :-1]),
         "heads, shifted": (first[:, 1:, :, 1:], first[:, :-1, :, :-1]),
         "rows and calls": (first[:, :, 1:], second[:, :, :-1]),
-    }  # fmt: skip
+    }
     for name, (one, other) in pairs.items():
         assert abs(_correlation(one, other)) < 5 / one.numel() ** 0.5, name

@@ -23,8 +23,12 @@ def compile_kernels(folder, *words):
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
     environment = kept | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
     command = [
-        sys.executable, str(ROOT / "benchmarks" / "compile_gpu.py"), "--json", str(folder / "table.json"), *words,
-    ]  # fmt: skip
+        sys.executable,
+        str(ROOT / "benchmarks" / "compile_gpu.py"),
+        "--json",
+        str(folder / "table.json"),
+        *words,
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
     results = json.loads((folder / "table.json").read_text())["results"]

@@ -30,8 +30,13 @@ def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_fo
     ]  # fmt: skip
     words = trainings[-1].command[3:]
     assert words[:6] == [
-        "train", TABLE, "train.batch_size=8", "train.learning_rate=0.002", "train.seed=1", "train.threads=1",
-    ]  # fmt: skip
+        "train",
+        TABLE,
+        "train.batch_size=8",
+        "train.learning_rate=0.002",
+        "train.seed=1",
+        "train.threads=1",
+    ]
 
 
 def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path):

@@ -38,9 +38,14 @@ def run_together(processes, folder, sharding, names):
 
 def torchrun(processes, *words, restarts=0, **variables):
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
-        f"--max-restarts={restarts}", *map(str, words),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        f"--max-restarts={restarts}",
+        *map(str, words),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     environment.setdefault("LOGLEVEL", "CRITICAL")
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -56,9 +56,13 @@ def test_paused_on_the_way(name, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_run_on_a_gpu_resumes_exactly(tmp_path):
     options = {
-        "steps": 24, "save_every_steps": 5, "device": "cuda", "averaging": "swa", "swa_start": 0.1,
+        "steps": 24,
+        "save_every_steps": 5,
+        "device": "cuda",
+        "averaging": "swa",
+        "swa_start": 0.1,
         "max_grad_norm": 1.0,
-    }  # fmt: skip
+    }
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(14, die))

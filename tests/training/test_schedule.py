@@ -43,8 +43,12 @@ def test_rates_are_those_of_the_equation(name, options, expected):
 def test_cosine_restarts():
     """Periods of 4 steps after a warm-up of 2."""
     options = {
-        "schedule": "cosine_restarts", "learning_rate": 1.0, "min_learning_rate": 0.2, "warmup_steps": 2, "period": 4,
-    }  # fmt: skip
+        "schedule": "cosine_restarts",
+        "learning_rate": 1.0,
+        "min_learning_rate": 0.2,
+        "warmup_steps": 2,
+        "period": 4,
+    }
     wave = [0.6 + 0.4 * math.cos(math.pi * k / 4) for k in (1, 2, 3, 4)]
     assert rates(list(range(1, 11)), **options) == pytest.approx([0.5, 1.0, *wave, *wave])
     assert rates([4 * 10**9 + 4], **options) == pytest.approx([0.6])

@@ -187,7 +187,11 @@ EXHIBITS = [
     ),
     *(
         Exhibit(
-            name, "", lambda model=model: model(True), lambda model=model: model(False), _reordered,
+            name,
+            "",
+            lambda model=model: model(True),
+            lambda model=model: model(False),
+            _reordered,
             frozenset({"incremental decoding = one pass"}),
         )
         for name, model in (
@@ -211,4 +215,4 @@ EXHIBITS = [
         later(),
         EVERY_WAY | future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
-]  # fmt: skip
+]

@@ -80,12 +80,19 @@ def _unsloth(instead):
 EXHIBITS = [
     Exhibit(
         "Gemma 2: a window erases the mask of longer texts",
-        "https://github.com/huggingface/transformers/issues/31673", with_block(lambda: Gemma2(True)),
-        with_block(lambda: Gemma2(False)), later(), EVERY_WAY,
+        "https://github.com/huggingface/transformers/issues/31673",
+        with_block(lambda: Gemma2(True)),
+        with_block(lambda: Gemma2(False)),
+        later(),
+        EVERY_WAY,
     ),
     Exhibit(
-        "GPT-2: a mask of -10,000", "https://github.com/huggingface/transformers/issues/17121",
-        with_block(lambda: GPT2(-1e4)), with_block(lambda: GPT2(float("-inf"))), later(_scaled), SCALED,
+        "GPT-2: a mask of -10,000",
+        "https://github.com/huggingface/transformers/issues/17121",
+        with_block(lambda: GPT2(-1e4)),
+        with_block(lambda: GPT2(float("-inf"))),
+        later(_scaled),
+        SCALED,
     ),
     Exhibit(
         "unsloth-zoo: the mask of padding instead of the causal one",
@@ -95,4 +102,4 @@ EXHIBITS = [
         later(_padded),
         future("perturbation, with padding", "perturbation, with padding, training") | {"padding changes nothing"},
     ),
-]  # fmt: skip
+]

@@ -68,9 +68,12 @@ ROWS = frozenset(("rows of a batch are independent", "rows of a batch are indepe
 
 EXHIBITS = [
     Exhibit(
-        "Mixture of Sparse Attention: experts choose tokens", "https://github.com/piotrpiekos/MoSA/issues/3",
+        "Mixture of Sparse Attention: experts choose tokens",
+        "https://github.com/piotrpiekos/MoSA/issues/3",
         with_block(feed_forward=lambda: Mixture(expert_choice)),
-        with_block(feed_forward=lambda: Mixture(token_choice)), later(), BY_PERTURBATION,
+        with_block(feed_forward=lambda: Mixture(token_choice)),
+        later(),
+        BY_PERTURBATION,
         layer="blocks.1.feed_forward",
     ),
     Exhibit(
@@ -83,9 +86,12 @@ EXHIBITS = [
         layer="blocks.1.feed_forward",
     ),
     Exhibit(
-        "marin: a capacity for the whole batch", "https://github.com/marin-community/marin/issues/8134",
+        "marin: a capacity for the whole batch",
+        "https://github.com/marin-community/marin/issues/8134",
         with_block(feed_forward=lambda: Mixture(capacity_over_batch)),
-        with_block(feed_forward=lambda: Mixture(capacity_by_order)), another_row(), ROWS,
+        with_block(feed_forward=lambda: Mixture(capacity_by_order)),
+        another_row(),
+        ROWS,
         layer="blocks.1.feed_forward",
     ),
-]  # fmt: skip
+]

@@ -105,8 +105,12 @@ EXHIBITS = [
         layer="blocks.0.attention",
     ),
     Exhibit(
-        "MiniCPM3 of mlx-lm: padding on the left is seen", "https://github.com/ml-explore/mlx-lm/issues/1906",
-        lambda: MiniCPM3(deaf=True), lambda: MiniCPM3(deaf=False), another_document(_padded),
-        frozenset({"padding changes nothing"}), layer="blocks.0.attention",
+        "MiniCPM3 of mlx-lm: padding on the left is seen",
+        "https://github.com/ml-explore/mlx-lm/issues/1906",
+        lambda: MiniCPM3(deaf=True),
+        lambda: MiniCPM3(deaf=False),
+        another_document(_padded),
+        frozenset({"padding changes nothing"}),
+        layer="blocks.0.attention",
     ),
-]  # fmt: skip
+]

@@ -358,7 +358,12 @@ EXHIBITS = [
     *CONDITIONS,
     *(
         Exhibit(
-            f"a mask {kind} only", "", lambda kind=kind: SomeMasks(kind), lambda: SomeMasks(""), later(run), fails,
+            f"a mask {kind} only",
+            "",
+            lambda kind=kind: SomeMasks(kind),
+            lambda: SomeMasks(""),
+            later(run),
+            fails,
             layer="blocks.0.attention",
         )
         for kind, run, fails in (
@@ -409,22 +414,41 @@ EXHIBITS = [
         future("gradient, evaluation", "gradient, training"),
     ),
     Exhibit(
-        "divided by the length of the text", "", with_block(lambda: ByLength(True)),
-        with_block(lambda: ByLength(False)), _in_a_longer_text, frozenset(PREFIX),
+        "divided by the length of the text",
+        "",
+        with_block(lambda: ByLength(True)),
+        with_block(lambda: ByLength(False)),
+        _in_a_longer_text,
+        frozenset(PREFIX),
     ),
     *(
         Exhibit(
-            f"words that are never given: {never}", "", lambda never=never: MaskedWords(never, 1e-3),
-            lambda never=never: MaskedWords(never, 0.0), later(), BY_PERTURBATION, layer=OWN_FORWARD,
+            f"words that are never given: {never}",
+            "",
+            lambda never=never: MaskedWords(never, 1e-3),
+            lambda never=never: MaskedWords(never, 0.0),
+            later(),
+            BY_PERTURBATION,
+            layer=OWN_FORWARD,
         )
         for never in (float("-inf"), -1e9, torch.finfo(torch.float32).min)
     ),
     Exhibit(
-        "a layer of torch without its mask", "", lambda: Encoder(False), lambda: Encoder(True), later(), EVERY_WAY,
+        "a layer of torch without its mask",
+        "",
+        lambda: Encoder(False),
+        lambda: Encoder(True),
+        later(),
+        EVERY_WAY,
         layer="blocks.1.self_attn",
     ),
     Exhibit(
-        "between the modules of a model", "", lambda: OwnForward(True), lambda: OwnForward(False), later(), EVERY_WAY,
+        "between the modules of a model",
+        "",
+        lambda: OwnForward(True),
+        lambda: OwnForward(False),
+        later(),
+        EVERY_WAY,
         layer=f"{OWN_FORWARD}, before blocks.0",
     ),
     *(
@@ -438,4 +462,4 @@ EXHIBITS = [
         )
         for hidden in (False, True)
     ),
-]  # fmt: skip
+]

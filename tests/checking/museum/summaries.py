@@ -123,8 +123,11 @@ class Indexer(leaky.Attention):
 
 EXHIBITS = [
     Exhibit(
-        "nanochat, first: means of blocks", "https://github.com/karpathy/nanochat/issues/844",
-        with_block(lambda: BlockSummaries(late=False)), with_block(lambda: BlockSummaries(late=True)), later(),
+        "nanochat, first: means of blocks",
+        "https://github.com/karpathy/nanochat/issues/844",
+        with_block(lambda: BlockSummaries(late=False)),
+        with_block(lambda: BlockSummaries(late=True)),
+        later(),
         EVERY_WAY,
     ),
     Exhibit(
@@ -160,4 +163,4 @@ EXHIBITS = [
         later(),
         BY_PERTURBATION,
     ),
-]  # fmt: skip
+]
