@@ -277,7 +277,11 @@ def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **
 def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
     """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
     states = None if trace is None or trace.states is None else (*trace.states, last)
-    weights = None if trace is None or not trace.weights else tuple(layer.mixed for layer in trace.layers)
+    weights = None
+    if trace is not None and trace.weights:
+        if not trace.layers:
+            raise InputError("output_attentions: multi-linear attention has no attention weights")
+        weights = tuple(layer.mixed for layer in trace.layers)
     return {"hidden_states": states, "attentions": weights}
 
 
