@@ -1,24 +1,33 @@
-"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each."""
+"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each.
+
+Models train two at a time with one thread each, which on a small or busy machine beats one at a time with all threads.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fullrank.config.load import load, resolve
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
-from fullrank.experiments.run import task_of, train, try_training
-from fullrank.files import read_json, silent, write_json
+from fullrank.experiments.run import task_of, try_training
+from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
+from fullrank.training.device import catch_signals
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 2.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
-_LEAST_STEPS, _EVALUATIONS = 20, 5
+_STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
+_BESIDE = 0.85  # speed of a model with another one beside it, against alone
+_LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 
 
@@ -45,10 +54,7 @@ def run_demo(
     steps = _plan(minutes, out, seed, rows, remarks, started)
     folders = [out / row for row in rows]
     waiting = [folder for folder in folders if not (folder / "result.json").is_file()]
-    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu"]
-    settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
-    for folder in waiting:
-        train(resolve(RECIPE, folder.name, overrides=settings), folder, say=remarks.print)
+    _train_all(waiting, steps, seed, remarks)
     results = {folder: read_json(folder / "result.json") for folder in folders}
     best = min(folders, key=lambda folder: results[folder]["final"]["test"]["nll"])
     words = generate(best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
@@ -92,11 +98,72 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     config = resolve(RECIPE).config
     prepared = task_of(config).prepare(config, {}, True, remarks.print)
     remarks.print("Measuring the speed of this machine ...")
+    torch.set_num_threads(1)  # as each model has
     trials = [try_training(resolve(RECIPE, row).config, prepared, _EVALUATIONS) for row in rows]
     left = minutes * 60 - (time.monotonic() - started) - _REPORT
-    training = left - sum(_STARTUP + trial.judging for trial in trials)
-    steps = max(_LEAST_STEPS, int(training / sum(trial.step for trial in trials)))
+
+    def duration(steps: int) -> float:
+        ends = [0.0] * _count_workers()
+        for trial in trials:  # each begins, in their order, at the worker that is free first
+            ends[ends.index(min(ends))] += _STARTUP + (trial.judging + steps * trial.step) / _BESIDE
+        return max(ends)
+
+    steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
     write_json(file, {**wanted, "steps": steps})
     tokens = steps * config.train.batch_size * config.train.segment_length
-    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, one after another.")
+    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_count_workers()} at a time.")
     return steps
+
+
+def _count_workers() -> int:
+    """The number of models that train at a time."""
+    return min(2, len(usable_cores()))
+
+
+def _train_all(folders: Sequence[Path], steps: int, seed: int, remarks: Any) -> None:
+    """Train the row of each folder in a process of its own, with a log beside the folder, and show how far they are.
+
+    Raises Interrupted after a signal, RunError with the end of its log for a row that failed.
+    """
+    from rich.progress import Progress
+
+    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu", "train.threads=1"]
+    settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
+    waiting, running = list(folders), dict[Path, subprocess.Popen[bytes]]()
+    with catch_signals() as signals, Progress(console=remarks, disable=not remarks.is_terminal) as progress:
+        bars = {folder: progress.add_task(folder.name, total=steps) for folder in folders}
+        try:
+            while (waiting or running) and signals.signal is None:
+                while waiting and len(running) < _count_workers():
+                    folder = waiting.pop(0)
+                    words = ["-m", "fullrank", "train", RECIPE, *settings, "--row", folder.name, "--out", str(folder)]
+                    with folder.with_suffix(".log").open("wb") as log:  # Ctrl-C reaches this process alone
+                        running[folder] = subprocess.Popen(
+                            python_command(words), stdout=log, stderr=log, start_new_session=True
+                        )
+                time.sleep(0.5)
+                for folder, process in list(running.items()):
+                    progress.update(bars[folder], completed=_count_steps(folder))
+                    if process.poll() is not None:
+                        del running[folder]
+                        remarks.print(f"{folder.name}: {'failed' if process.returncode else 'trained'}")
+                    if process.returncode:
+                        log_of_row = folder.with_suffix(".log")
+                        end = log_of_row.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+                        raise RunError("\n".join([f"the training of {folder.name} failed ({log_of_row}):", *end]))
+        finally:
+            for process in running.values():  # SIGTERM: they save and leave, so that the demo can go on later
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    if signals.signal is not None:
+        raise Interrupted(f"the demo was stopped by {signals.signal}")
+
+
+def _count_steps(folder: Path) -> int:
+    """Steps that a row has made, by its metrics.jsonl."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return int(parse_json(lines[-1])["step"])
+    except (OSError, ValueError, IndexError):  # nothing yet, or half a line
+        return 0
