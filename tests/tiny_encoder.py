@@ -1,12 +1,16 @@
 """A pretrained encoder small enough for tests, and task files to fine-tune it on."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import numpy as np
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = ("cat", "dog", "bird", "runs", "sleeps", "sings", "the", "a", "red", "blue", "old", "not")
 
 
-def tiny_tokenizer(folder, *, padding=True, end=False):
+def tiny_tokenizer(folder: Path, *, padding: bool = True, end: bool = False) -> Path:
     """A tokenizer of whole words; `padding`: it has [PAD], `end`: it has </s>, which no text holds, and no [CLS] or [SEP]."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -29,7 +33,7 @@ def tiny_tokenizer(folder, *, padding=True, end=False):
     return folder
 
 
-def tiny_encoder(folder, *, layers=2, heads=4, hidden=16, dropout=0.1):
+def tiny_encoder(folder: Path, *, layers: int = 2, heads: int = 4, hidden: int = 16, dropout: float = 0.1) -> Path:
     """A BERT of random weights with a tokenizer of whole words, saved as Hugging Face saves them."""
     import torch
     import transformers
@@ -45,7 +49,7 @@ def tiny_encoder(folder, *, layers=2, heads=4, hidden=16, dropout=0.1):
     return folder
 
 
-def write_cola(folder, *, train=60, dev=24, seed=0):
+def write_cola(folder: Path, *, train: int = 60, dev: int = 24, seed: int = 0) -> Path:
     """Files of CoLA in its own form: a sentence is good unless it holds `not`."""
     generator = np.random.default_rng(seed)
     place = folder / "CoLA"
@@ -62,7 +66,7 @@ def write_cola(folder, *, train=60, dev=24, seed=0):
     return folder
 
 
-def write_stsb(folder, *, train=40, dev=20, seed=0):
+def write_stsb(folder: Path, *, train: int = 40, dev: int = 20, seed: int = 0) -> Path:
     """Files of STS-B with its columns: the score counts common words."""
     generator = np.random.default_rng(seed)
     place = folder / "STS-B"
