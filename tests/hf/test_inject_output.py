@@ -168,3 +168,17 @@ def test_another_output_is_a_clear_error(output, message):
     with pytest.raises((InputError, ConfigError), match=message):
         fr.inject(model, output=output)
     assert not hasattr(model.config, "fullrank")
+
+
+def test_a_replaced_vocabulary_layer_is_refused():
+    """Hugging Face makes a new layer for another vocabulary, and the mixture would be lost without a word."""
+    model = fr.inject(plain("llama"), output=CONFIG)
+    model.resize_token_embeddings(VOCABULARY + 3)
+    with pytest.raises(InputError, match=r"became a Linear after injection.*resize first"):
+        model(INPUTS["input_ids"])
+
+
+def test_removed_from_a_model_leaves_no_check():
+    model = fr.remove(fr.inject(plain("llama"), output=CONFIG))
+    model.resize_token_embeddings(VOCABULARY + 3)
+    assert model(INPUTS["input_ids"]).logits.shape[-1] == VOCABULARY + 3

@@ -82,6 +82,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         _refuse_peft(model)
     if mixture is not None:  # nothing was changed so far
         attach_mixture(find_vocabulary_layer(model), mixture)
+        model.register_forward_pre_hook(check_mixture)
     for name, injected in stages.items():
         chosen[name].fullrank = injected
         chosen[name].register_forward_pre_hook(prepare)
@@ -236,6 +237,7 @@ def remove(model: Any) -> Any:
     if head := find_mixture_head(model):
         del head.fullrank
         head.__class__ = nn.Linear  # type: ignore[assignment]
+        drop_hooks(model, check_mixture)
     for module in attention_modules(model).values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)
@@ -296,6 +298,18 @@ class MixtureHead(nn.Linear, Output):
 def find_mixture_head(model: nn.Module) -> MixtureHead | None:
     """The vocabulary layer that was injected into a model."""
     return next((module for module in model.modules() if isinstance(module, MixtureHead)), None)
+
+
+def check_mixture(model: Any, _: Any) -> None:
+    """InputError where the vocabulary layer was replaced after injection: the mixture would be lost without a word."""
+    head = model.get_output_embeddings()
+    head = getattr(head, "original_module", head)  # PEFT's wrapper of a module that is trained and saved
+    if not isinstance(head, MixtureHead):
+        raise InputError(
+            f"{type(model).__name__}: its vocabulary layer became a {type(head).__name__} after injection (by "
+            "resize_token_embeddings, or an adapter on it), without the mixture; resize first, then call fullrank.inject, and "
+            "leave that layer out of the adapters"
+        )
 
 
 def mixture_settings(output: str | Mapping[str, Any] | OutputConfig) -> dict[str, Any]:
