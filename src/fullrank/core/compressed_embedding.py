@@ -77,15 +77,17 @@ class AdaptiveInput(Input):
     Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
-    def __init__(self, config: ModelConfig | InputConfig, **sizes: int | None) -> None:
+    def __init__(
+        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
+    ) -> None:
         super().__init__()
-        config, vocab_size = with_sizes("AdaptiveInput", config, **sizes)
+        config, vocab_size = with_sizes("AdaptiveInput", config, vocab_size, hidden_size)
         options, hidden_size = config.input, config.hidden_size
         if not isinstance(options, AdaptiveInputConfig):
             raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
-        counts, widths = self.clusters.sizes, self.clusters.widths
-        self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(counts, widths, strict=True))
+        sizes, widths = self.clusters.sizes, self.clusters.widths
+        self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )

@@ -198,10 +198,15 @@ class SoftmaxOutput(Output):
     bias: nn.Parameter | None
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, vocab_size = with_sizes(type(self).__name__, config, **sizes)
+        config, vocab_size = with_sizes(type(self).__name__, config, vocab_size, hidden_size)
         options, hidden_size = config.output, config.hidden_size
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[TokenEmbedding, ...] = ()
@@ -210,6 +215,11 @@ class SoftmaxOutput(Output):
                 raise ConfigError(
                     f"model.output.tied: a {options.kind.replace('_', ' ')} is tied to `model.input.kind: token` only; an "
                     "adaptive input goes with `model.output.kind: adaptive`"
+                )
+            if embedding.weight.shape != (vocab_size, hidden_size):
+                raise ConfigError(
+                    f"model.output.tied: the embedding has a table {tuple(embedding.weight.shape)}, the output asks for "
+                    f"vocab_size {vocab_size} and hidden_size {hidden_size}"
                 )
             self._tied = (embedding,)
         self.normalize = options.normalize
@@ -327,10 +337,15 @@ class AdaptiveSoftmax(Output):
     """
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, vocab_size = with_sizes("AdaptiveSoftmax", config, **sizes)
+        config, vocab_size = with_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
         options, hidden_size = config.output, config.hidden_size
         if not isinstance(options, AdaptiveConfig):
             raise ConfigError(f"model.output.kind: AdaptiveSoftmax is for an adaptive softmax, given '{options.kind}'")
@@ -346,12 +361,12 @@ class AdaptiveSoftmax(Output):
                 )
             self._tied = (embedding,)
         self._tied_projections = bool(options.tied_projections)
-        counts, widths = self.clusters.sizes, self.clusters.widths
-        tails = range(1, len(counts))
+        sizes, widths = self.clusters.sizes, self.clusters.widths
+        tails = range(1, len(sizes))
         self.weights = nn.ParameterList(
-            torch.empty(count, width) for count, width in zip(counts, widths, strict=True) if not options.tied
+            torch.empty(size, width) for size, width in zip(sizes, widths, strict=True) if not options.tied
         )
-        self.biases = nn.ParameterList(torch.empty(count) for count in counts if options.bias)
+        self.biases = nn.ParameterList(torch.empty(size) for size in sizes if options.bias)
         own = [0] if options.form == "transformer_xl" else []
         own += [] if self._tied_projections else list(tails)
         self.projections = nn.ParameterDict(
