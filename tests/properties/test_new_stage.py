@@ -77,3 +77,25 @@ def test_registering_and_forgetting():
     with pytest.raises(ConfigError, match="did you mean 'mix'"):
         registry.register("mixx", "anything")
     assert fr.AttentionConfig(mix="neighbour").mix == "neighbour"
+
+
+def test_a_stage_of_another_module_does_not_take_a_name():
+    """Notebooks and plug-ins call their classes alike; a module that is read again registers its class again."""
+    again = type("Neighbour", (Mixing,), {"__module__": Neighbour.__module__})
+    assert registry.register("mix", "neighbour")(again) is registry.lookup("mix", "neighbour")
+    elsewhere = type("Neighbour", (Mixing,), {"__module__": "elsewhere"})
+    with pytest.raises(ConfigError, match="already registered by Neighbour"):
+        registry.register("mix", "neighbour")(elsewhere)
+
+
+def test_a_class_that_extends_no_stage_is_refused():
+    class Loose(nn.Module):
+        def matrix(self, query):
+            return torch.eye(2)
+
+    registry.register("mix", "loose")(Loose)
+    try:
+        with pytest.raises(ConfigError, match=r"model.attention.mix: 'loose' .* does not extend the base class"):
+            fr.Attention(fr.AttentionConfig(mix="loose"), hidden_size=8, num_attention_heads=2)
+    finally:
+        registry.unregister("mix", "loose")

@@ -48,6 +48,11 @@ def add_slot(slot: str, module: str) -> None:
     _HOMES[slot] = module
 
 
+def _describe(item: Any) -> tuple[str, str | None]:
+    """Name and module of a registered object; a `functools.partial` has none of its own."""
+    return getattr(item, "__qualname__", None) or repr(item), getattr(item, "__module__", None)
+
+
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     """Class (or function) decorator: make the decorated object the meaning of `name` in `slot`.
 
@@ -59,8 +64,8 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     def add(item: Registered) -> Registered:
         known = _registered.get((slot, name), item)
         # the same name in the same module: a module read again
-        if repr(known).partition(" at ")[0] != repr(item).partition(" at ")[0]:
-            raise ConfigError(f"{slot} '{name}' is already registered by {known!r}; choose another name")
+        if _describe(known) != _describe(item):
+            raise ConfigError(f"{slot} '{name}' is already registered by {_describe(known)[0]}; choose another name")
         _registered[slot, name] = item
         return item
 

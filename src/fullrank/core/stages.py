@@ -15,6 +15,7 @@ from .config import ModelConfig, Stage, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
+from .errors import ConfigError
 from .kinds import DotProductOptions, LearnedMixingOptions
 from .layout import Layout
 from .registry import register
@@ -56,11 +57,17 @@ class HeadSize:
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
     """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one.
 
-    None for a name that stands for no module.
+    None for a name that stands for no module. Raises ConfigError for a class that extends no stage.
     """
-    kind: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
+    key = f"model.attention.{slot}"
+    kind: Any = registry.lookup(slot, stage_name(stage), key)
     if kind is None:
         return None
+    if not (isinstance(kind, type) and issubclass(kind, AttentionStage)):
+        raise ConfigError(
+            f"{key}: '{stage_name(stage)}' is registered as {kind!r}, which does not extend the base class of its slot, "
+            "such as `Mixing` for `mix` (docs/add_a_mechanism.md lists them)"
+        )
     return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
 
 
