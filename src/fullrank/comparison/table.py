@@ -64,7 +64,7 @@ def _choose_headings(group: Group) -> dict[str, str]:
 
 
 def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> Iterator[Column]:
-    """Of each measure our figures, the difference, the paper's, and those of counting."""
+    """The columns of a split: for each measure our figure, the difference, the paper's figure, and that of counting."""
     of_split = {"split": split}
     final = {"split": split, "checkpoint": "final"}
     for measure in group.measures:

@@ -53,7 +53,7 @@ class Row(Section):
     seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
 
     def list_stated(self) -> Settings:
-        """What the file states."""
+        """The keys of the row that are not null."""
         return {name: value for name, value in self.to_dict().items() if value is not None}
 
 

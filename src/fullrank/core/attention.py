@@ -64,7 +64,7 @@ class Attend(nn.Module):
         """The past before the first token; None: keys and values are kept."""
         return None
 
-    def after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
+    def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
         raise NotImplementedError(f"{type(self).__name__} keeps no sums")
 
@@ -226,7 +226,7 @@ class Attention(nn.Module):
         layout = self.attend.view(layout)
         after: Past | None
         if isinstance(past, DecayedSums):
-            out, after = self.attend.after(self.project(x, source, layout), past, layout)
+            out, after = self.attend.attend_after(self.project(x, source, layout), past, layout)
         else:
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)

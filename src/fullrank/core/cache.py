@@ -14,8 +14,6 @@ from .errors import InputError
 from .layout import Layout, State, find_positions, read_mask
 
 _SMALLEST_BUFFER = 64  # tokens
-
-
 _LANES = 16  # numbers of a vector of the C++ kernel, in fp32
 
 

@@ -198,7 +198,7 @@ class MultiLinear(Attend):
     def past(self) -> DecayedSums | None:
         return None if self.decayed is None else DecayedSums()
 
-    def after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
+    def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over `past.length` earlier ones; `layout` covers both.
 
         Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.

@@ -96,7 +96,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found of a model.
+    """The result of a check of a model.
 
     value: the limits of the check judge it; None: too little was read. sure: compared with the limit of a bottleneck in place
     of `value`. words: sentences with the figures, which are for JSON. blocks: tables and plots. trainings: to try, each a list
