@@ -6,7 +6,7 @@ from decoding_standin import PROMPTS
 from decoding_standin import padded as left_padded
 
 import fullrank as fr
-from fullrank.decoding import MemoryReader, beam_search, sample
+from fullrank.decoding import Ensemble, MemoryReader, beam_search, sample
 from moving import moved
 
 EOS, TARGETS, SOURCES = 0, 5, 9
@@ -109,3 +109,16 @@ def test_a_memory_takes_the_place_of_the_cache(position):
             text.append(token)
         alone = beam_search(reader, torch.tensor([prompt]), beams=3, n_best=3, max_new_tokens=9)
         torch.testing.assert_close(found.scores[b], alone.scores[0], rtol=0, atol=1e-10)
+
+
+def test_a_model_with_memory_is_decoded_without_dropout():
+    """In training mode, alone and in an ensemble, and it stays in that mode."""
+    lm = language_model("none", "relative", memory_length=4, dropout=fr.DropoutConfig(embedding=0.5, residual=0.5))
+    ids, limits = left_padded(PROMPTS)[0], {"greedy": True, "max_new_tokens": 9}
+    expected = sample(MemoryReader(lm), ids, **limits)
+    lm.train()
+    for reader in (MemoryReader(lm), Ensemble([MemoryReader(lm), MemoryReader(lm)])):
+        found = sample(reader, ids, **limits)
+        assert found.ids.equal(expected.ids)
+        torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-10)
+    assert all(module.training for module in lm.modules())

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
@@ -29,6 +30,9 @@ class MemoryReader:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.max_length = model, model.max_length
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self.model.modules()
 
     def new_cache(self) -> Memory:
         """An empty memory."""
