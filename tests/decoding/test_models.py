@@ -6,6 +6,7 @@ from decoding_standin import PROMPTS
 from decoding_standin import padded as left_padded
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.decoding import Ensemble, MemoryReader, beam_search, sample
 from moving import moved
 
@@ -122,3 +123,20 @@ def test_a_model_with_memory_is_decoded_without_dropout():
         assert found.ids.equal(expected.ids)
         torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-10)
     assert all(module.training for module in lm.modules())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_long_text_leaves_the_weights_as_they_lie_in_memory(tied):
+    """Its tokens are those of short texts one after another, which are decoded with weights by rows."""
+    torch.manual_seed(3)
+    lm = moved(fr.LanguageModel(fr.ModelConfig(
+        vocab_size=7, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, output=fr.OutputConfig(tied=tied),
+    )).double().eval())  # fmt: skip
+    layouts = [(parameter.data_ptr(), parameter.stride()) for parameter in lm.parameters()]
+    text = lm.generate(torch.tensor([[1, 2]]), max_new_tokens=40, temperature=0.0)
+    for end in range(2, 42, 20):
+        expected = lm.generate(text[:, :end], max_new_tokens=20, temperature=0.0)
+        assert text[:, : end + 20].equal(expected)
+    with pytest.raises(InputError, match="attention_mask"):
+        sample(lm, torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 5), max_new_tokens=40)
+    assert layouts == [(parameter.data_ptr(), parameter.stride()) for parameter in lm.parameters()]
