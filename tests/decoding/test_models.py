@@ -7,6 +7,7 @@ from decoding_standin import padded as left_padded
 
 import fullrank as fr
 from fullrank.core.errors import InputError
+from fullrank.core.model import store_weights_by_columns
 from fullrank.decoding import Ensemble, MemoryReader, beam_search, sample
 from moving import moved
 
@@ -133,6 +134,8 @@ def test_a_long_text_leaves_the_weights_as_they_lie_in_memory(tied):
         vocab_size=7, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, output=fr.OutputConfig(tied=tied),
     )).double().eval())  # fmt: skip
     layouts = [(parameter.data_ptr(), parameter.stride()) for parameter in lm.parameters()]
+    with store_weights_by_columns(lm, rows=1, passes=40):
+        assert all(layer.weight.stride(0) == 1 for layer in lm.modules() if isinstance(layer, torch.nn.Linear))
     text = lm.generate(torch.tensor([[1, 2]]), max_new_tokens=40, temperature=0.0)
     for end in range(2, 42, 20):
         expected = lm.generate(text[:, :end], max_new_tokens=20, temperature=0.0)

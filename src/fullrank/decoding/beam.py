@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
-from fullrank.decoding.sample import Constraints, Decodable, read_prompts, store_weights_by_columns
+from fullrank.core.model import store_weights_by_columns
+from fullrank.decoding.sample import Constraints, Decodable, read_prompts
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def beam_search(
     if not -10 <= length_penalty <= 10:
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
-    with evaluating(model), store_weights_by_columns(model, constraints.longest):
+    with evaluating(model), store_weights_by_columns(model, len(prompt_ids) * beams, constraints.longest):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )

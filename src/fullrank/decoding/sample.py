@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.draws import evaluating
-from fullrank.core.embedding import TokenEmbedding
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.model import ModelOutput
-from fullrank.core.output import Output
-
-_LONG = 32  # tokens
+from fullrank.core.model import ModelOutput, store_weights_by_columns
 
 
 class Decodable(Protocol):
@@ -91,7 +86,7 @@ def sample(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    with evaluating(model), store_weights_by_columns(model, constraints.longest):
+    with evaluating(model), store_weights_by_columns(model, len(prompt_ids), constraints.longest):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )
@@ -199,28 +194,6 @@ def _check_options(
         raise InputError(f"min_p: a share from 0 to 1 of the likeliest token's probability, given {min_p}")
     if not (repetition_penalty > 0 and math.isfinite(repetition_penalty)):
         raise InputError(f"repetition_penalty: above 0, where 1 changes nothing, given {repetition_penalty}")
-
-
-@contextmanager
-def store_weights_by_columns(model: Any, tokens: int) -> Iterator[None]:
-    """Inside, weights of layers on a CPU lie in memory column by column; their values stay.
-
-    A product with one row then takes about two thirds of the time, with more rows no longer than before. To copy the weights
-    takes as long as this gains in 5 to 25 tokens, so that a text of fewer than `_LONG` tokens leaves them as they are.
-    """
-    by_rows: dict[Tensor, Tensor] = {}
-    for module in model.modules() if hasattr(model, "modules") and tokens >= _LONG else ():
-        weight = module._parameters.get("weight") if isinstance(module, nn.Linear | TokenEmbedding | Output) else None
-        # other kinds of tensors are sharded or quantized
-        if weight is not None and type(weight.data) is Tensor and weight.is_floating_point() and weight.is_cpu:
-            by_rows[weight] = weight.data
-    try:
-        for matrix, data in by_rows.items():
-            matrix.data = data.t().contiguous().t()
-        yield
-    finally:
-        for matrix, data in by_rows.items():
-            matrix.data = data
 
 
 @dataclass(frozen=True)
