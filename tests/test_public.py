@@ -25,8 +25,11 @@ def test_importing_costs_nothing():
     assert out.strip() == "['fullrank']"
 
 
-def test_no_compiler_is_imported_where_nothing_is_compiled():
-    """torch._dynamo takes longer to import than torch itself."""
+@pytest.mark.parametrize(
+    "row", ["mos/table1-ptb", "mos/table1-ptb --row k10", "best/mixers --row mixhead-b data.name=builtin"]
+)
+def test_no_compiler_is_imported_where_nothing_is_compiled(row):
+    """torch._dynamo takes longer to import than torch itself; operators in Python import it on the meta device."""
     out = python(
         "import contextlib, io, sys, fullrank as fr, torch\n"
         "from fullrank.cli import main\n"
@@ -35,7 +38,7 @@ def test_no_compiler_is_imported_where_nothing_is_compiled():
         "model.loss(ids, ids).backward()\n"
         "model.generate(ids, max_new_tokens=2)\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        "    main(['info', 'mos/table1-ptb', '--json'])\n"
+        f"    main(['info', *{row.split()}, '--json'])\n"
         "print('fullrank.analysis.size' in sys.modules, 'torch._dynamo' in sys.modules)"
     )
     assert out.split() == ["True", "False"]

@@ -97,7 +97,8 @@ class AdaptiveInput(Input):
     def reset_parameters(self) -> None:
         """Start as in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
         for weight in self.weights:
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            if not weight.is_meta:  # there `normal_` imports the compiler, for two seconds
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         for projection in self.projections:
             nn.init.xavier_uniform_(projection)
 

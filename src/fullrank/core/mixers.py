@@ -208,6 +208,9 @@ class LowRankMixing(Mixing):
         identity = torch.eye(len(product)).to(product)
         return identity + product
 
+    def multiply_adds(self, keys: float) -> float:
+        return len(self.left) ** 2 * keys
+
 
 @register("mix", "differential")
 class DifferentialMixing(Mixing):
@@ -247,6 +250,9 @@ class DifferentialMixing(Mixing):
         column = torch.stack((one, -share))
         pair = column[:, None].expand(2, 2)
         return torch.block_diag(*[pair] * self.pairs)
+
+    def multiply_adds(self, keys: float) -> float:
+        return (2 * self.pairs) ** 2 * keys
 
     def finish(self, out: Tensor) -> Tensor:
         pairs = out.unflatten(1, (self.pairs, 2))

@@ -304,7 +304,7 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
             )
         width = self.matrix.shape[1]
         self.mixture = Latents(options, width)
-        if self.weight is not None:
+        if self.weight is not None and not self.weight.is_meta:
             nn.init.normal_(self.weight, std=width**-0.5)
 
     def components(self, hidden: Tensor) -> Components:
@@ -390,14 +390,19 @@ class AdaptiveSoftmax(Output):
         for bias in (*self.biases, *([] if self.class_bias is None else [self.class_bias])):
             nn.init.zeros_(bias)
 
-    def _clusters(self) -> tuple[Cluster, ...]:
+    def _find_matrices(self) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """The weight of each cluster, without those of the classes, and the projections by the number of their cluster."""
         weights: list[Tensor] = [*(self._tied[0].weights if self._tied else self.weights)]
-        biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
         shared: Iterable[Tensor] = (
             self._tied[0].projections if self._tied_projections and self.clusters.projected else []
         )
         projections = {i: projection for i, projection in enumerate(shared) if i > 0}
         projections |= {int(i): projection for i, projection in self.projections.items()}
+        return weights, projections
+
+    def _clusters(self) -> tuple[Cluster, ...]:
+        weights, projections = self._find_matrices()
+        biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
         weights[0] = torch.cat((weights[0], self.class_weight))
         if self.class_bias is not None:
             biases[0] = torch.cat((self.biases[0], self.class_bias))
@@ -414,5 +419,9 @@ class AdaptiveSoftmax(Output):
     def flops_per_token(self) -> float:
         """Operations per token of a text that follows Zipf's law."""
         shares = [1.0, *self.clusters.shares()[1:]]  # every token reads the head
-        costs = [c.weight.numel() + (0 if c.projection is None else c.projection.numel()) for c in self._clusters()]
+        weights, projections = self._find_matrices()
+        costs = [weight.numel() for weight in weights]
+        costs[0] += self.class_weight.numel()
+        for i, projection in projections.items():
+            costs[i] += projection.numel()
         return 2.0 * sum(share * cost for share, cost in zip(shares, costs, strict=True))

@@ -499,6 +499,11 @@ def starts_plain(stage: Stage) -> bool:
     return identity and bool(registry.lookup("mix", stage_name(stage)).starts_plain)
 
 
+def to_default_device(matrix: Tensor) -> Tensor:
+    """A small matrix that was made on the CPU: on the meta device `torch.eye` imports the compiler, for two seconds."""
+    return matrix.to(torch.get_default_device())
+
+
 def _normal(matrix: Tensor, std: float) -> None:
     with torch.no_grad():
         matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
@@ -515,9 +520,9 @@ class LearnedMixing(Mixing):
 
     def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
         self.start = "identity" if config is None else config.start
-        self.mixing = nn.Parameter(
-            torch.full((heads, heads), 1 / heads) if self.start == "uniform" else torch.eye(heads)
-        )
+        uniform = torch.full((heads, heads), 1 / heads, device="cpu")
+        identity = torch.eye(heads, device="cpu")
+        self.mixing = nn.Parameter(to_default_device(uniform if self.start == "uniform" else identity))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
             self.draw()
 

@@ -19,7 +19,7 @@ from .embedding import Rotary
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import AttentionStage, Heads, HeadSize, ProjectedMixing, multiply
+from .stages import AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
 
 register("gate", "none")(None)
 
@@ -45,11 +45,11 @@ class KnockingHeads(ProjectedMixing):
         self.linear = config.form == "linear"
         self.num_heads = size.num_heads
         self.shared_heads = size.num_heads // size.groups
-        identity = torch.eye(size.head_dim)
+        identity = torch.eye(size.head_dim, device="cpu")
         maps = identity.repeat(3, 1, 1)
         if not self.linear:
             maps[1] = 0
-        self.maps = nn.Parameter(maps)
+        self.maps = nn.Parameter(to_default_device(maps))
 
     def map_query(self, query: Tensor) -> Tensor:
         return self._map(query, 0) if self.linear else query
@@ -96,12 +96,12 @@ class InterleavedHeads(ProjectedMixing):
         self.head_dim = size.head_dim
         self.pseudo_heads = config.pseudo_heads
         self.starts_plain = config.pseudo_heads == 1
-        identity = torch.eye(size.num_heads)[..., None]
+        identity = torch.eye(size.num_heads, device="cpu")[..., None]
         of_each = identity.repeat(3, 1, 1, config.pseudo_heads)
         of_last = of_each[0].clone()
         of_last[..., :-1] = 0
-        self.mixing = nn.Parameter(of_each)
-        self.collapsing = nn.Parameter(of_last)
+        self.mixing = nn.Parameter(to_default_device(of_each))
+        self.collapsing = nn.Parameter(to_default_device(of_last))
 
     def map_query(self, query: Tensor) -> Tensor:
         return self._combine(query, 0)
