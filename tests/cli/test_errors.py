@@ -6,9 +6,14 @@ import pytest
 import yaml
 from cli_runs import call
 
+from fullrank.config.load import build_any, merge
+from fullrank.core.errors import InputError
+from fullrank.experiments.run import task_of
 from translation_runs import write_run
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "errors.yaml").read_text(encoding="utf-8"))
+COMMANDS = [case for case in CASES if "run" in case]
+CONFIGURATIONS = [case for case in CASES if "config" in case]
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +29,29 @@ def places(run, config, text, tmp_path_factory):
     return {"run": run, "config": config, "text": text, "translation": translation, "new": text / "new"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["run"] for case in CASES])
-def test_errors(case, places):
-    done = call(*(word.format(**places) for word in case["run"].split()))
-    said = " ".join(done.stderr.split())
-    assert (done.returncode, done.stdout) == (case.get("status", 2), ""), said
-    for word in case["says"]:
-        assert word in said
-    assert len(done.stderr.splitlines()) <= 4
+@pytest.mark.parametrize("case", COMMANDS, ids=[case["run"] for case in COMMANDS])
+def test_commands(case, places, tmp_path):
+    for name, content in case.get("files", {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    done = call(*(word.format(**places, here=tmp_path) for word in case["run"].split()))
+    _, begun, said = f"\n{done.stderr}".partition("\nfullrank")  # behind lines of progress
+    assert (done.returncode, done.stdout, begun.strip()) == (case.get("status", 2), "", "fullrank"), done.stderr
+    assert len(said.splitlines()) <= 4
+    said = " ".join(f"fullrank{said}".split())
+    assert [word for word in case["says"] if word not in said] == [], said
     assert not (places["new"] / "result.json").exists()
+
+
+def check(raw):
+    config = build_any(merge({}, raw))
+    task_of(config).check(config)
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS, ids=[str(case["config"]) for case in CONFIGURATIONS])
+def test_configurations(case):
+    """Of each one line, which begins with its key."""
+    with pytest.raises(InputError) as caught:
+        check(case["config"])
+    (line,) = str(caught.value).splitlines()
+    assert [word for word in case["says"] if word not in line] == [], line

@@ -130,31 +130,3 @@ def test_what_is_accepted_can_be_trained(place, seed, count):
                 refused.append((str(error), settings))
     assert tried > count / 5
     assert refused == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"model": {"position": "learned", "max_position_embeddings": 16}}, "train.segment_length"),
-        ({"model": {"attention": {"score": "random_synthesizer"}, "max_position_embeddings": 16}}, "train.segment_length"),
-        ({"model": {"position": "learned", "max_position_embeddings": 70}, "eval": {"context": 40, "stride": 40}},
-         "shorten it (eval.segment_length"),
-        ({"train": {"optimizer": "nag"}}, "train.momentum"),
-        ({"train": {"steps": 3, "phases": [{"name": "a", "steps": 3}, {"name": "b"}]}}, "train.phases.b"),
-        ({"data": {"tokens": "byte"}, "model": {"vocab_size": 255}}, "model.vocab_size"),
-        ({"data": {"tokens": "character", "max_vocabulary": 2}}, "data.max_vocabulary"),
-        ({"data": {"name": "glue/cola"}, "train": {"optimizer": "nag"}}, "train.optimizer"),
-        ({"data": {"name": "synthetic-translation"}, "train": {"batch_tokens": 64}, "model": {"decoder": {"attention": {
-            "kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}}}, "model.decoder.attention"),
-    ],
-)  # fmt: skip
-def test_rules_that_need_no_text_are_in_the_configuration(changes, key):
-    sizes = {} if "glue" in str(changes) else {"model": {"hidden_size": 64, "num_attention_heads": 4}}
-
-    def check():
-        config = build_any(sizes | changes)
-        task_of(config).check(config)
-
-    with pytest.raises(InputError) as caught:
-        check()
-    assert key in str(caught.value)

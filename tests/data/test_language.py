@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.core.errors import InputError
 from fullrank.data.language import (
     build_language,
     clean_line,
@@ -173,20 +172,3 @@ def test_merges_of_equal_counts_are_learned_in_one_order():
     words = [f"{left}{right}" for left in "abcdef" for right in "uvwxyz"]
     learned = {tuple(learn_codes(lambda: words * 2, 20).merges) for _ in range(10)}
     assert len(learned) == 1
-
-
-def test_files_that_are_no_codes(tmp_path):
-    def error(data):
-        path = tmp_path / "codes"
-        path.write_bytes(data)
-        with pytest.raises(InputError) as e:
-            read_codes(path, [])
-        return str(e.value)
-
-    assert "line 3 is 'a b c'" in error(b"#version: 0.2\ne n\na b c\n")
-    assert "line 1 is 'just'" in error(b"just\n")
-    assert "line 1 is '#version: 0.3'" in error(b"#version: 0.3\na b\n")
-    assert "is empty" in error(b"")
-    assert "not UTF-8" in error(b"a \xff\n")
-    with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
-        read_codes(tmp_path / "nowhere", [])

@@ -116,30 +116,6 @@ def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
     assert load_corpus(other.folder).splits == other.splits
 
 
-ERRORS = {
-    "unknown corpus": (
-        {"name": "wikitext2", "train": None, "valid": None, "test": None},
-        r"data.name: unknown corpus 'wikitext2'; did you mean 'wikitext-2'\?",
-    ),
-    "missing file": ({"train": "no.txt"}, r"data.train: no such file: .*no.txt"),
-    "too few lines": (
-        {"train": "valid.txt", "valid": None},
-        r"data.train: .*valid.txt: 1 lines are too few to cut 2 splits",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_name_the_key(files, case):
-    more, message = ERRORS[case]
-    name = more.get("name", "text")
-    given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"} | {
-        k: v for k, v in more.items() if k != "name"
-    }
-    with pytest.raises(InputError, match=message):
-        prepare(DataConfig(name=name, dir=str(files), cache=str(files / "cache"), **given))
-
-
 def test_unigram_perplexity(files):
     corpus = prepare(config(files))
     counts = {"the": 1, "<eos>": 1} | {word: 1 for line in LINES for word in line.split()} | {"<unk>": 1}  # add one

@@ -1,4 +1,4 @@
-"""A configuration for one's own text: every task, the rules of its values, and what is refused."""
+"""A configuration for one's own text: every task, and the rules of its values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fullrank.config.load import resolve
-from fullrank.core.errors import InputError
 from fullrank.experiments import run as speed
 from fullrank.experiments import translation
 from fullrank.experiments.init import choose_data, write_configuration
@@ -107,21 +106,6 @@ def test_units_and_vocabularies(tmp_path):
         chosen = {key: value for key, value, _ in choose_data(data)}
         assert (chosen["data.tokens"], chosen.get("data.max_vocabulary")) == (tokens, entries)
     assert ("data.min_count", 2) in [rule[:2] for rule in choose_data({**data, "tokens": "word"})]
-
-
-@pytest.mark.parametrize(
-    ("content", "wish", "message"),
-    [
-        ("", {}, "is empty"),
-        ("a line\n" * 100, {}, "2,000"),
-        ("a line\n" * 1000, {"task": "translation"}, "two languages"),
-    ],
-)
-def test_what_is_refused(content, wish, message, tmp_path):
-    (tmp_path / "text").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        write_configuration([str(tmp_path / "text")], tmp_path / "my.yaml", say=silent, **wish)
-    assert not (tmp_path / "my.yaml").exists()
 
 
 def test_the_examples_are_configurations():

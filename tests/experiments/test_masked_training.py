@@ -13,7 +13,6 @@ from test_memory_training import text as text
 import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.run import TrainConfig
-from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus
 from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.experiments.language_model import MaskedObjective
@@ -137,24 +136,6 @@ def test_the_objective():
     nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None)
     empty = objective(nothing, {}, TrainingPosition(1))
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
-
-
-WRONG = [
-    {"train": {"mlm_probability": 0.0}},
-    {"train": {"random_replace_prob": 0.3}},
-    {"model": {"memory_length": 8}},
-    {"eval": {"memory_length": 8}},
-]
-
-
-@pytest.mark.parametrize("changes", WRONG)
-def test_what_does_not_go_with_it(changes):
-    ((section, keys),) = changes.items()
-    with pytest.raises(ConfigError, match=f"{section}.{next(iter(keys))}"):
-        build(
-            {"train": {"objective": "masked"}}
-            | {section: {"objective": "masked", **keys} if section == "train" else keys}
-        )
 
 
 def test_defaults_are_those_of_bert():

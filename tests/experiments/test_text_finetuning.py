@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fullrank as fr
 from fullrank.cli.app import load
 from fullrank.config.load import Resolved, build_any, resolve_arms
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.data.tokenizers import PretrainedTokenizer
 from fullrank.experiments.run import evaluate, resume, train
@@ -269,22 +269,6 @@ def test_arms_differ_in_what_is_injected_alone(place):
     assert one["data"] == other["data"]
     assert {**other["train"], "orthogonality": 0.0} == one["train"]
     assert [one.row for one in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "says"),
-    [
-        ("data", "tokens", "word", "data.tokens: for models of ours"),
-        ("train", "adapter", {"rank": 3}, "unknown key 'train.adapter.rank'"),
-        ("eval", "clamp_length", 3, "eval.clamp_length"),
-    ],
-)
-def test_settings_that_a_pretrained_model_cannot_have(place, section, key, value, says):
-    raw = settings(place)
-    raw[section] = {**raw[section], key: value}
-    with pytest.raises(ConfigError) as caught:
-        build_any(raw)
-    assert says in str(caught.value)
 
 
 def test_models_that_are_none_are_refused(place, tmp_path):
