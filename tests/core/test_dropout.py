@@ -43,6 +43,20 @@ def test_locked_shares_one_mask_over_positions():
     assert not torch.equal(ordinary, ordinary[:, :1].expand_as(ordinary))
 
 
+def test_weights_are_dropped_after_mixing():
+    """One key, values of one, both heads the sum of both: 2, so 0 or 4 with p = 1/2; dropping before mixing gives 2 too."""
+    config = fr.AttentionConfig(mix="position_independent", bias=False)
+    made = fr.Attention(config, hidden_size=4, num_attention_heads=2, dropout=0.5).train()
+    with torch.no_grad():
+        made.attend.mix.mixing.fill_(1.0)
+        made.project.value.weight.copy_(torch.eye(4))
+        made.merge.weight.copy_(torch.eye(4))
+    out = made(torch.ones(500, 1, 4))
+    assert set(out.flatten().tolist()) == {0.0, 4.0}
+    assert not torch.equal(made(torch.ones(500, 1, 4)), out)
+    assert set(made.eval()(torch.ones(5, 1, 4)).flatten().tolist()) == {2.0}
+
+
 def test_places_are_where_they_are_named():
     """Hooks around each place find the share of zeros that belongs to it."""
     shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}
