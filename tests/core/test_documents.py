@@ -102,14 +102,6 @@ def test_padding_is_left_out_of_documents():
     assert torch.allclose(model(left, attention_mask=mask).logits[:, 4:], model(ids).logits, atol=1e-12)
 
 
-def test_positions_restart():
-    layout = build(position="none").make_layout(packed(), None, 0, True, None)
-    assert layout.query_positions.tolist() == [
-        [0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2],
-        [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7],
-    ]
-
-
 def test_generated_documents_begin_anew():
     """After the token that begins a document the text goes on as if nothing stood before."""
     model = build(**MODELS["rotary"])

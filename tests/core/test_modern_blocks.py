@@ -5,7 +5,6 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.size import size
-from fullrank.core.attention import Block
 from fullrank.core.embedding import Rotary
 
 E, H, G, D, N = 10, 6, 2, 4, 7
@@ -136,19 +135,6 @@ def test_counts_of_grouped_queries(groups):
 
 def root_mean_square_norm(x, weight, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-@pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_rms_norm_in_a_block(eps):
-    block = Block(small(norm_type="rms_norm", layer_norm_eps=eps, position="none")).double()
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.normal_(std=0.5)
-    x = torch.randn(2, N, E, dtype=torch.float64)
-    h = x + block.attention(root_mean_square_norm(x, block.attention_norm.weight, eps))
-    expected = h + block.feed_forward(root_mean_square_norm(h, block.feed_forward_norm.weight, eps))
-    assert torch.allclose(block(x, fr.Layout.of(N)), expected, atol=1e-12)
-    assert {name for name, _ in block.attention_norm.named_parameters()} == {"weight"}
 
 
 @pytest.mark.parametrize("position", ["rotary", "none"])

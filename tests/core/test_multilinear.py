@@ -24,7 +24,6 @@ from multilinear_equations import (
 )
 
 import fullrank as fr
-from fullrank.core.multilinear import pair_tensor
 
 
 @pytest.mark.parametrize(("length", "core_weights", "bias", "causal", "cores"), [
@@ -201,28 +200,3 @@ def test_outputs_stay_bounded_at_any_length():
         out = module(x)
     assert out.isfinite().all()
     assert 0.001 * limit < float(out.abs().max()) <= limit
-
-
-def summed(query, keys, values, core):
-    """Corollary 1 of the paper: sum_j T_ijm = (g o Q_i o sum_j K_j) . V_m, which it calls attention."""
-    return (query * core * keys.sum(1, keepdim=True)) @ values.transpose(1, 2)
-
-
-def normal(count, rank):
-    generator = torch.Generator().manual_seed(count)
-    return [torch.randn(2, count, rank, generator=generator, dtype=WIDE) for _ in range(3)]
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_the_tensor_and_its_sum_over_keys(masked):
-    query, keys, values = normal(4, 3)
-    core = torch.rand(3, dtype=WIDE)
-    visible = torch.ones(1, 4, 4, dtype=torch.bool).tril() if masked else None
-    expected = torch.zeros(2, 4, 4, 4, dtype=WIDE)
-    for i, j, m in product(range(4), repeat=3):
-        if not masked or max(j, m) <= i:
-            expected[:, i, j, m] = (core * query[:, i] * keys[:, j] * values[:, m]).sum(-1)
-    tensor = pair_tensor(query * core, keys, values, visible)
-    torch.testing.assert_close(tensor, expected)
-    if not masked:
-        torch.testing.assert_close(tensor.sum(2), summed(query, keys, values, core))

@@ -120,13 +120,6 @@ def perplexity(nll):
     return math.exp(float(nll.mean()))
 
 
-@pytest.mark.parametrize("output_map", ["pairs", "decayed"])
-def test_the_masked_form_learns_nothing_about_random_tokens(output_map):
-    nll = trained(output_map=output_map)
-    assert 31.9 <= perplexity(nll) < 34
-    assert perplexity(nll[:, -1]) >= 31.9
-
-
 def test_the_published_form_reads_its_targets():
     """At every position but the last, whose target is not among its tokens; there it is worse than chance."""
     nll = trained(causal="as_published", not_next_token_perplexity=True)

@@ -1,7 +1,6 @@
 """Output layers against their equations: every probability, every gradient; and the contract that all of them keep."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,31 +72,6 @@ def test_a_temperature_divides_the_logits_of_every_softmax(case, bias):
     equations.compare(tempered.nll(hidden, targets), each, leaves, copies, torch.randn(each.shape, dtype=DOUBLE))
     assert torch.equal(tempered(hidden).log_softmax(-1), log_prob.log_softmax(-1))
     assert not torch.allclose(layer.log_prob(hidden), log_prob)
-
-
-def test_the_equation_itself_in_plain_numbers():
-    """p(v) of one token with nothing but `math`, so that the equation above is not taken on trust; and the layer's."""
-    case = Case(2, normalize="sigsoftmax", vocabulary=4, width=2, tokens=(1, 1))
-    layer, (hidden, _) = case.layer(), case.batch()
-    read = {name: tensor.tolist() for name, tensor in layer.state_dict().items()}
-    g = hidden.detach()[0, 0].tolist()
-    shares = [math.exp(sum(a * b for a, b in zip(row, g, strict=True))) for row in read["mixture.prior.weight"]]
-    found = [0.0] * 4
-    for k in range(2):
-        latent = [
-            math.tanh(sum(a * b for a, b in zip(read["mixture.latent.weight"][2 * k + i], g, strict=True))
-                      + read["mixture.latent.bias"][2 * k + i])
-            for i in range(2)
-        ]  # fmt: skip
-        scores = [
-            sum(a * b for a, b in zip(row, latent, strict=True)) + shift
-            for row, shift in zip(read["weight"], read["bias"], strict=True)
-        ]
-        raised = [math.exp(z) / (1 + math.exp(-z)) for z in scores]
-        found = [p + shares[k] / sum(shares) * r / sum(raised) for p, r in zip(found, raised, strict=True)]
-    expected = torch.tensor(found, dtype=DOUBLE).log()
-    assert torch.allclose(layer(hidden)[0, 0], expected, atol=1e-13)
-    assert torch.allclose(case.log_prob(case.tensors(layer), hidden)[0, 0], expected, atol=1e-13)
 
 
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "transformer_xl_adaptive.json").read_text())

@@ -50,22 +50,6 @@ def test_orthogonality_of_a_trace_is_the_mean_over_positions():
     assert abs(float(fr.orthogonality(trace).detach()) - expected) < 1e-10 * expected
 
 
-def test_orthogonality_has_the_gradient_of_its_equation():
-    """d/dM ||M^T M - I||^2 = 4 M (M^T M - I); from a trace it reaches W too."""
-    made = model("position_independent", layers=1)
-    fr.orthogonality(made).backward()
-    mixing = made.blocks[0].attention.attend.mix.mixing
-    matrix = mixing.detach()
-    expected = 4 * matrix @ (matrix.T @ matrix - torch.eye(3, dtype=torch.float64))
-    assert torch.allclose(mixing.grad, expected, atol=1e-10)
-    made, trace = model("position_wise", layers=1), fr.Trace()
-    made(torch.randint(7, (2, 5)), trace=trace)
-    fr.orthogonality(trace).backward()
-    mix = made.blocks[0].attention.attend.mix
-    assert mix.from_query.grad.abs().min() > 0
-    assert mix.mixing.grad.abs().min() > 0
-
-
 @pytest.mark.parametrize("shape", [(1, 2, 4, 4), (3, 4, 5, 7), (2, 1, 3, 3)])
 def test_overlap_is_equation_20_over_all_pairs_of_heads(shape):
     weights = torch.softmax(torch.randn(shape, dtype=torch.float64), -1)
