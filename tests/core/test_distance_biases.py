@@ -8,6 +8,7 @@ import torch
 
 import fullrank as fr
 from fullrank.core.embedding import Alibi, T5Bias, bucket_distances
+from layouts import LAYOUTS
 from moving import moved
 
 H, D, E, N = 3, 4, 10, 7
@@ -69,27 +70,19 @@ def write_bias(model, distance, head, causal):
     return torch.tensor(-abs(distance) * [2**-4, 2**-8, 2**-2][head], dtype=torch.float64)
 
 
-def layouts():
-    mask = torch.ones(2, 11, dtype=torch.bool)
-    mask[0, :3] = False
-    rows = mask.cumsum(1) - 1
-    return {
-        "causal": fr.Layout.of(N),
-        "after a cache": fr.Layout.of(2, 11),
-        "gaps": fr.Layout.from_runs(N, ((0, 2), (4, 1), (9, 8))),
-        "window": fr.Layout.of(N, 11, window=4),
-        "both sides": fr.Layout.of(N, causal=False),
-        "padding": fr.Layout(rows[:, 4:], rows, True, mask),
-    }
+MASK = torch.arange(11) >= torch.tensor([[3], [0]])
+ROWS = MASK.cumsum(1) - 1
+PLACES = {name: LAYOUTS[name] for name in ("causal", "past", "gap of one", "window", "cross")}
+PLACES["positions of each text"] = fr.Layout(ROWS[:, 4:], ROWS, True, MASK)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("where", layouts())
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_a_layer_adds_the_bias_of_each_distance(position, where, mix):
     """Scores of a layer, one by one: s Q.K + b(p_n - p_m), with positions in the text."""
     model = moved(fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix=mix))).double())
-    layer, layout = model.blocks[0].attention, layouts()[where]
+    layer, layout = model.blocks[0].attention, PLACES[where]
     queries, keys = layout.shape
     source = torch.randn(2, keys, E, dtype=torch.float64)
     x = source[:, keys - queries :]
@@ -118,11 +111,11 @@ STAGES = {
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("where", layouts())
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("stages", STAGES)
 def test_every_kernel_equals_the_definition(position, where, stages):
     """Outputs and every gradient, that of T5's table too."""
-    layout = layouts()[where]
+    layout = PLACES[where]
     queries, keys = layout.shape
     found = {}
     for kernel in ("reference", "auto", "native", *(["sdpa"] if stages == "plain" else [])):

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import LAYOUTS, call, equation, needs_compiler
+from calls import call, equation, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core import engine
+from layouts import LAYOUTS
 from moving import moved
 
 FAST = ["sdpa", "native"]
@@ -66,10 +67,13 @@ def test_without_engines_everything_works(monkeypatch):
     assert not names
 
 
+@pytest.mark.parametrize("kernel", FAST)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_fused_kernel_equals_the_equation(name):
+def test_every_layout_is_that_of_the_equation(name, kernel):
+    if kernel == "native":
+        needs_compiler()
     problem = call(LAYOUTS[name])
-    with fr.kernel("sdpa"):
+    with fr.kernel(kernel):
         out = kernels.attend(problem)
     assert out is not None
     assert torch.allclose(out, equation(problem), rtol=0, atol=1e-12)

@@ -88,39 +88,25 @@ def layout(where, queries, keys, batch=2):
         (129, 7, 3, 41, False, "sigsoftmax", "A", "cross", SINGLE),
         (17, 129, 9, 5, False, "softmax", "B", "cross, holes", DOUBLE),
         (64, 49, 2, 17, False, "sigsoftmax", "none", "cross, empty", SINGLE),
+        (1, 1, 1, 1, False, "softmax", "none, scores", "causal", DOUBLE),
+        (17, 17, 3, 5, False, "softmax", "A, scores", "causal", DOUBLE),
+        (33, 47, 12, 17, False, "sigsoftmax", "B, scores", "holes", DOUBLE),
+        (70, 70, 8, 64, False, "softmax", "A, scores", "window", SINGLE),
+        (129, 200, 4, 16, True, "softmax", "B, scores", "gaps", DOUBLE),
+        (64, 64, 9, 41, True, "sigsoftmax", "none, scores", "causal", SINGLE),
+        (49, 129, 2, 16, False, "softmax", "A, scores", "documents", DOUBLE),
+        (70, 33, 5, 16, False, "softmax", "none, scores", "cross, empty", DOUBLE),
     ],
 )
 def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):
+    """Behind "scores" scores are mixed, too."""
+    mixing, scores, _ = mixing.partition(", scores")
     options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
-    problem = call(layout(where, queries, keys), mixing, **options)
+    problem = call(layout(where, queries, keys), mixing, **options, scoring=bool(scores))
     assert KERNELS["native"].reason(problem) is None
     out = attend(problem)
     assert out.dtype == dtype
-    check(problem, out, 3e-6 if dtype == SINGLE else 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "heads", "size", "relative", "normalize", "mixing", "where", "dtype"),
-    [
-        (1, 1, 1, 1, False, "softmax", "none", "causal", DOUBLE),
-        (17, 17, 3, 5, False, "softmax", "A", "causal", DOUBLE),
-        (33, 47, 12, 17, False, "sigsoftmax", "B", "holes", DOUBLE),
-        (70, 70, 8, 64, False, "softmax", "A", "window", SINGLE),
-        (129, 200, 4, 16, True, "softmax", "B", "gaps", DOUBLE),
-        (64, 64, 9, 41, True, "sigsoftmax", "none", "causal", SINGLE),
-        (49, 129, 2, 16, False, "softmax", "A", "documents", DOUBLE),
-        (70, 33, 5, 16, False, "softmax", "none", "cross, empty", DOUBLE),
-    ],
-)
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.usefixtures("_threads")
-def test_mixed_scores_equal_the_equation(
-    queries, keys, heads, size, relative, normalize, mixing, where, dtype, threads
-):
-    options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
-    problem = call(layout(where, queries, keys), mixing, **options, scoring=True)
-    torch.set_num_threads(threads)
-    check(problem, attend(problem), 5e-6 if dtype == SINGLE else 1e-12)
+    check(problem, out, 5e-6 if dtype == SINGLE else 1e-12)
 
 
 @pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
@@ -155,12 +141,14 @@ def test_scores_far_from_zero(normalize, offset):
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
-def test_threads(relative, batch):
+@pytest.mark.parametrize("scoring", [False, True])
+def test_threads(relative, batch, scoring):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
     def computed(threads):
         torch.set_num_threads(threads)
-        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", relative=relative, batch=batch, size=17)
+        options = {"relative": relative, "batch": batch, "size": 17, "scoring": scoring}
+        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", **options)
         out = attend(problem)
         return [out.detach(), *torch.autograd.grad(out.sin().sum(), differentiable(problem))]
 

@@ -93,6 +93,7 @@ assert build.library() is not None
 FAULTS = {
     "fails": ('echo "mixed.cpp:3:1: error: nothing works" >&2; exit 1', "mixed.cpp:3:1: error: nothing works"),
     "says strange letters": (r"printf 'error: \377\376 of wood\n' >&2; exit 1", "of wood"),
+    "is not there": (None, "no C++ compiler"),
 }
 
 
@@ -109,7 +110,10 @@ def test_compiles_once(workshop, caplog):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_compiler_with_a_fault(fault, workshop, caplog):
     does, said = FAULTS[fault]
-    workshop.compiler(does)
+    if does is None:
+        workshop.patch.setenv("CXX", "no-such-compiler")
+    else:
+        workshop.compiler(does)
     names, right = computed()
     assert "native" not in names
     assert right
@@ -119,15 +123,6 @@ def test_compiler_with_a_fault(fault, workshop, caplog):
     assert workshop.kept == []
     computed()
     assert len(warnings_of(caplog)) == 1
-
-
-def test_no_compiler(workshop, caplog):
-    workshop.patch.setenv("CXX", "no-such-compiler")
-    names, right = computed()
-    assert "native" not in names
-    assert right
-    (warning,) = warnings_of(caplog)
-    assert "no C++ compiler" in warning
 
 
 def test_two_processes_at_once(workshop):

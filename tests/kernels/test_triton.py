@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import LAYOUTS, call, check
+from calls import call, check
 
 import fullrank as fr
 from fullrank.kernels import KERNELS, triton
 from fullrank.kernels.native import differentiable
 from fullrank.kernels.triton import attend
+from layouts import LAYOUTS
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")

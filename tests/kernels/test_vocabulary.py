@@ -95,17 +95,6 @@ def test_chunks_of_any_size(index):
         assert not plain.requires_grad
 
 
-@pytest.mark.parametrize("mixtures", [None, 2])
-def test_gradcheck(mixtures):
-    given, leaves, ids = softmaxes(4, 3, 5, mixtures, normalize="sigsoftmax")
-    scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=DOUBLE)
-    for run in (
-        lambda: vocabulary_nll(given, ids), lambda: vocabulary_loss(given, ids, scale, 0.0)[0],
-        *([lambda: vocabulary_loss(given, ids, scale, 0.3)[0]] if mixtures is None else []),
-    ):  # fmt: skip
-        assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))
-
-
 class Watch(TorchDispatchMode):
     """Notes the most bytes held at a time, the largest tensor, and the shape of every matrix product."""
 

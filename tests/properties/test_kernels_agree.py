@@ -13,6 +13,7 @@ from fullrank import kernels
 from fullrank.core.attention import WeightedValues
 from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import KERNELS
+from layouts import LAYOUTS
 from moving import moved
 from pairs import covering, product
 
@@ -20,42 +21,11 @@ H, D = 3, 5
 PAIRED = {"differential": 4}  # heads of mixings that take them in pairs
 
 
-def layout(name):
-    """Seven queries (or one) after four past keys, or none, at their places; two texts."""
-    padded = torch.ones(2, 11, dtype=torch.bool)
-    padded[0, :3] = False
-    padded[1, 9:] = False
-    nothing = padded.clone()
-    nothing[1] = False
-    match name:
-        case "causal":
-            return fr.Layout.of(7)
-        case "past":
-            return fr.Layout.of(7, 11)
-        case "one new token":
-            return fr.Layout.of(1, 11)
-        case "padding":
-            return fr.Layout.of(7, key_mask=padded[:, 2:9])
-        case "past and padding":
-            return fr.Layout.of(7, 11, key_mask=padded)
-        case "only padding":
-            return fr.Layout.of(7, 11, key_mask=nothing)
-        case "gaps":
-            return fr.Layout.from_runs(7, ((0, 2), (4, 1), (8, 8)))
-        case "window":
-            return fr.Layout.of(7, 11, window=4)
-        case "gaps and window":
-            return fr.Layout.from_runs(7, ((0, 2), (4, 1), (7, 8)), window=6)
-        case "cross":
-            return fr.Layout.of(7, 11, causal=False)
-        case "cross, more queries":
-            return fr.Layout.of(7, 3, causal=False)
-        case _:
-            return fr.Layout.of(7, 11, causal=False, key_mask=nothing)
-
-
-LAYOUTS = ["causal", "past", "one new token", "padding", "past and padding", "only padding", "gaps", "window",
-           "gaps and window", "cross", "cross, more queries", "cross and padding"]  # fmt: skip
+# positions up to 23
+NAMES = (
+    "causal", "past", "one query", "padding", "past and padding", "gap of one", "window", "gaps and window", "cross",
+    "cross, more queries", "cross and padding",
+)  # fmt: skip
 
 
 def stages(score, normalize, mix):
@@ -64,7 +34,7 @@ def stages(score, normalize, mix):
 
 
 def head_size(mix):
-    return HeadSize(PAIRED.get(mix, H), D, 17, 16)
+    return HeadSize(PAIRED.get(mix, H), D, 17, 24)
 
 
 def heads_for(attend, where, dtype):
@@ -105,8 +75,8 @@ def compare(found, expected, tolerance):
 def problem(score, normalize, mix, where):
     """The call as kernels see it, with its numbers as they happen to be."""
     attend = WeightedValues(fr.AttentionConfig(score=score, normalize=normalize, mix=mix), head_size(mix), 0.0)
-    heads, _ = heads_for(attend, layout(where), torch.float32)
-    return attend.problem(heads, layout(where), attend.mix.matrix(heads.query))
+    heads, _ = heads_for(attend, LAYOUTS[where], torch.float32)
+    return attend.problem(heads, LAYOUTS[where], attend.mix.matrix(heads.query))
 
 
 def computes(row):
@@ -121,12 +91,12 @@ def computes(row):
 SLOTS = {slot: combinations.slots()[slot] for slot in ("score", "normalize", "mix")}
 SLOTS["mix"] = [mix for mix in SLOTS["mix"] if stages("dot_product", "softmax", mix).mix.reason is None]
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
-CASES = covering(filter(computes, product(**SLOTS, where=LAYOUTS, kernel=["sdpa", "native", "auto"], dtype=DTYPES)))
+CASES = covering(filter(computes, product(**SLOTS, where=NAMES, kernel=["sdpa", "native", "auto"], dtype=DTYPES)))
 
 
 @pytest.mark.parametrize("row", CASES, ids=lambda row: "-".join(row.values()))
 def test_equals_the_definition(row):
-    dtype, where = DTYPES[row["dtype"]], layout(row["where"])
+    dtype, where = DTYPES[row["dtype"]], LAYOUTS[row["where"]]
     attend = stages(row["score"], row["normalize"], row["mix"]).to(dtype)
     found = computed(attend, where, dtype, row["kernel"])
     single = 1e-5 if row["mix"] in PAIRED else 1e-6  # one number, lambda, collects the gradient of every weight
@@ -139,15 +109,15 @@ WAYS = {**combinations.ATTENDS, "position term": POSITION_TERM}
 
 @pytest.mark.parametrize(
     "row",
-    covering(product(way=WAYS, where=LAYOUTS, kernel=["multilinear", "auto"], dtype=DTYPES)),
+    covering(product(way=WAYS, where=NAMES, kernel=["multilinear", "auto"], dtype=DTYPES)),
     ids=lambda row: "-".join(row.values()),
 )
 def test_multilinear_equals_the_definition(row):
-    dtype, where = DTYPES[row["dtype"]], layout(row["where"])
+    dtype, where = DTYPES[row["dtype"]], LAYOUTS[row["where"]]
 
     def computed(kernel):
         torch.manual_seed(3)
-        attention = fr.Attention(fr.AttentionConfig(**WAYS[row["way"]]), hidden_size=17, max_position_embeddings=16)
+        attention = fr.Attention(fr.AttentionConfig(**WAYS[row["way"]]), hidden_size=17, max_position_embeddings=24)
         attend = moved(attention.attend.to(dtype))
         queries, keys = where.shape
         generator = torch.Generator().manual_seed(8)
@@ -164,8 +134,8 @@ def test_multilinear_equals_the_definition(row):
 
 PAIRS = list(itertools.product(SLOTS["normalize"], SLOTS["mix"]))
 TRITON = [
-    (*PAIRS[i % len(PAIRS)], LAYOUTS[i % len(LAYOUTS)])
-    for i in range(max(len(PAIRS), len(LAYOUTS)))
+    (*PAIRS[i % len(PAIRS)], NAMES[i % len(NAMES)])
+    for i in range(max(len(PAIRS), len(NAMES)))
     if stages("dot_product", *PAIRS[i % len(PAIRS)]).normalize.engine is not None
 ]
 
@@ -179,12 +149,12 @@ def test_triton_equals_the_definition(normalize, mix, where, monkeypatch):
     """In Triton's interpreter; the fp32 kernels beside the definition in fp64."""
     pytest.importorskip("triton")
     attend = stages("dot_product", normalize, mix)
-    expected = computed(copy.deepcopy(attend).double(), layout(where), torch.float64, "reference")
+    expected = computed(copy.deepcopy(attend).double(), LAYOUTS[where], torch.float64, "reference")
     reasons = []
     monkeypatch.setattr(
         kernels, "_fastest", lambda problem: reasons.append(KERNELS["triton"].reason(problem)) or "triton"
     )
-    found = computed(attend, layout(where), torch.float32, "auto")
+    found = computed(attend, LAYOUTS[where], torch.float32, "auto")
     assert reasons == [None]
     tolerance = 1e-5 if mix in PAIRED else 2e-6  # one number, lambda, collects the gradient of every weight
     compare({name: tensor.double() for name, tensor in found.items()}, expected, tolerance)

@@ -63,8 +63,8 @@ def test_a_right_stage_passes_everything(tmp_path):
         agrees(stage, wide)
     checks.saved_and_loaded(stage, wide, tmp_path)
     attend = agree.stages("dot_product", "softmax", "neighbour").to(wide)
-    for kernel, layout in itertools.product(("native", "auto"), ("past and padding", "gaps")):
-        found, expected = (agree.computed(attend, agree.layout(layout), wide, name) for name in (kernel, "reference"))
+    for kernel, layout in itertools.product(("native", "auto"), ("past and padding", "gap of one")):
+        found, expected = (agree.computed(attend, agree.LAYOUTS[layout], wide, name) for name in (kernel, "reference"))
         agree.compare(found, expected, 1e-13)
 
 
