@@ -17,11 +17,7 @@ PAIRS = combinations.pairwise()
 PLAIN_GATES = {"head", "elementwise", "exclusive_learned"}
 PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and combinations.starts_plain(c.mix)]
 
-every_attention = pytest.mark.parametrize("combination", combinations.tiered(ATTENTION))
-some_attention = pytest.mark.parametrize("combination", combinations.tiered(ATTENTION, 4))
-a_precision = pytest.mark.parametrize(
-    ("combination", "dtype"), combinations.in_turn(ATTENTION, {"fp32": torch.float32, "fp64": torch.float64})
-)
+PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 def test_pairwise_holds_every_pair():
@@ -51,7 +47,7 @@ def test_changing_a_token_changes_nothing_before_it(combination, training):
     checks.changing_a_token_changes_nothing_before(combination, training)
 
 
-@every_attention
+@pytest.mark.parametrize("combination", combinations.tiered(ATTENTION))
 def test_no_gradient_from_the_future(combination):
     checks.no_gradient_from_the_future(combination)
 
@@ -66,26 +62,31 @@ def test_gates_start_as_plain_attention(combination):
     checks.gates_start_as_plain_attention(combination)
 
 
-@some_attention
-def test_mixing_leaves_other_parameters_alone(combination):
-    checks.mixing_leaves_other_parameters_alone(combination)
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.mixing_leaves_other_parameters_alone,
+        checks.evaluation_is_deterministic,
+        checks.weight_decay_spares_mixing,
+        checks.meta_build_is_the_real_one,
+    ],
+)
+@pytest.mark.parametrize("combination", combinations.tiered(ATTENTION, 4))
+def test_of_some(check, combination):
+    check(combination)
 
 
-@some_attention
-def test_evaluation_is_deterministic(combination):
-    checks.evaluation_is_deterministic(combination)
-
-
-@a_precision
-def test_decoding_equals_one_pass(combination, dtype):
-    checks.decoding_equals_one_pass(combination, dtype)
+@pytest.mark.parametrize("check", [checks.decoding_equals_one_pass, checks.padding_changes_nothing])
+@pytest.mark.parametrize(("combination", "dtype"), combinations.in_turn(ATTENTION, PRECISIONS))
+def test_in_a_precision(check, combination, dtype):
+    check(combination, dtype)
 
 
 @pytest.mark.parametrize(
     ("combination", "dtype"),
     combinations.in_turn(
         [c for c in ATTENTION if c.mix_scores != "multi_token"],  # it has no memory
-        {"fp32": torch.float32, "fp64": torch.float64},
+        PRECISIONS,
     ),
 )
 def test_segments_with_memory_equal_one_pass(combination, dtype):
@@ -102,24 +103,9 @@ def test_keys_that_no_slot_has(name):
     checks.padding_changes_nothing(variant, wide)
 
 
-@a_precision
-def test_padding_changes_nothing(combination, dtype):
-    checks.padding_changes_nothing(combination, dtype)
-
-
 @pytest.mark.parametrize(("combination", "at_start"), combinations.in_turn(ATTENTION, {"start": True, "later": False}))
 def test_gradients_reach_every_parameter(combination, at_start):
     checks.gradients_reach_every_parameter(combination, at_start)
-
-
-@some_attention
-def test_weight_decay_spares_mixing(combination):
-    checks.weight_decay_spares_mixing(combination)
-
-
-@some_attention
-def test_meta_build_is_the_real_one(combination):
-    checks.meta_build_is_the_real_one(combination)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 9))
