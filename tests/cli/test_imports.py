@@ -3,6 +3,7 @@
 import pytest
 from cli_runs import SMALL, call
 
+from fullrank.core import registry
 from fullrank.plugins import imported_plugins
 
 STAGE = """
@@ -10,7 +11,7 @@ import torch
 import fullrank as fr
 from fullrank.core.stages import Mixing
 
-@fr.register("mix", "halfway_{number}")
+@fr.register("mix", "halfway_1")
 class Halfway(Mixing):
     needs = ()
     starts_plain = False
@@ -27,10 +28,11 @@ class Halfway(Mixing):
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
     """The name of a module in the working directory, which registers a mixing."""
-    (tmp_path / "halfway_module.py").write_text(STAGE.format(number=1), encoding="utf-8")
+    (tmp_path / "halfway_module.py").write_text(STAGE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     imported_plugins.clear()  # of tests before it in this process
-    return "halfway_module"
+    yield "halfway_module"
+    registry.unregister("mix", "halfway_1")
 
 
 def test_a_stage_of_ones_own_trains_generates_and_is_checked(stage, config, tmp_path):
