@@ -67,36 +67,3 @@ def test_before_and_after_mixing(mix):
             mixed = torch.einsum(f"bjnm,{form}->binm", traced.weights, traced.mixing)
         check(layer.after, mixed.detach().numpy())
         assert (layer.after is layer.before) == (mix == "none")
-
-
-def test_models_of_hugging_face_by_their_own_weights():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    torch.manual_seed(2)
-    for made in (
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, num_key_value_heads=1, **sizes)),
-        transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)),
-    ):
-        made.eval()
-        found = spectrum(made, IDS)
-        assert found.weights == "explicitly, by the model's own attention"
-        assert "fullrank" not in "".join(name for name, _ in made.named_modules())
-        made.set_attn_implementation("eager")
-        with torch.no_grad():
-            attentions = made(input_ids=IDS, output_attentions=True).attentions
-        for layer, weights in zip(found.layers, attentions, strict=True):
-            check(layer.before, weights.numpy())
-
-
-def test_an_injected_model_is_read_with_its_mixing():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(3)
-    config = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3, n_positions=16)
-    made = transformers.GPT2LMHeadModel(config).eval()
-    plain = spectrum(made, IDS)
-    fr.inject(made, mix="average")
-    found = spectrum(made, IDS)
-    np.testing.assert_allclose(found.layers[0].before.curves, plain.layers[0].before.curves, atol=1e-6)
-    after = found.layers[0].after.curves  # every head is the mean of all
-    np.testing.assert_allclose(after, np.broadcast_to(after[:1], after.shape), atol=1e-6)
-    assert np.abs(after - found.layers[0].before.curves).max() > 1e-4
