@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import random
 import subprocess
@@ -75,3 +76,15 @@ def called(*words):
     """Exit status, stdout and stderr of the command in this process."""
     done = call(*words)
     return done.returncode, done.stdout, done.stderr
+
+
+def succeeds(*words):
+    """What a command prints that ends well."""
+    code, out, said = called(*words)
+    assert code == 0, said
+    return out
+
+
+def document(*words):
+    """The JSON document of a command that ends well."""
+    return json.loads(succeeds(*words, "--json"))

@@ -5,11 +5,12 @@ import json
 import pytest
 from scripts.convert_run import convert, convert_tokenizer
 
-from fullrank.config.load import Resolved, build, flatten, merge, read_yaml
+from fullrank.config.load import flatten, merge, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.experiments.run import evaluate, train
+from fullrank.experiments.run import evaluate
 from fullrank.files import digest, silent, write_checked
+from run_files import train_quietly
 
 RETIRED = {"data.eos": None, "train.t_mult": 1.0, "model.attention.value_residual": False, "eval.dynamic": None}
 
@@ -36,7 +37,7 @@ def test_a_converted_run_has_the_same_figures(tmp_path):
         "eval": {"batch_size": 2},
     }
     old, new = tmp_path / "old", tmp_path / "new"
-    train(Resolved(build(raw), "text"), old, quiet=True, say=silent)
+    train_quietly(raw, old)
     figures = evaluate(old, "test", say=silent)
     make_old(old)
     with pytest.raises(InputError, match="unknown key"):

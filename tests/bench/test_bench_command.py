@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import cli_runs
 import measure
-from fullrank.cli import main
 from machine import environment
 
 Called = Callable[..., tuple[object, str, str]]
@@ -16,17 +16,9 @@ SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
 
 
 @pytest.fixture
-def called(capsys, monkeypatch):
+def called(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*words):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main(["bench", *map(str, words)])
-        said = capsys.readouterr()
-        return stopped.value.code or 0, said.out, said.err
-
-    return run
+    return lambda *words: cli_runs.called("bench", *words)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import random
 
 import pytest
 import torch
-from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 import hugging_face_models as tiny
+from cli_runs import SMALL, called, succeeds, write_config
 
 
 def measured(*words):
@@ -88,8 +88,7 @@ def test_context_of_models_and_of_a_memory(place, tmp_path):
 def diagnosed(place, *words):
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
     page = place / "page.html"
-    code, out, _ = called("diagnose", *words, "--out", page, "--json")
-    assert code == 0
+    out = succeeds("diagnose", *words, "--out", page, "--json")
     return json.loads(out), html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
 
 

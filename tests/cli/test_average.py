@@ -1,14 +1,13 @@
 """`fullrank average`: the mean of the kept checkpoints, used like any other checkpoint."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
-from cli_runs import SMALL, called, write_config
 from safetensors.numpy import load_file, save_file
 
 import fullrank as fr
+from cli_runs import SMALL, called, document, succeeds, write_config
 from fullrank.seal import write_record
 
 
@@ -32,17 +31,14 @@ def mean(folder, *steps):
 
 
 def figures(folder, checkpoint):
-    code, out, err = called("eval", folder, "--json", "--device", "cpu", "--checkpoint", checkpoint)
-    assert code == 0, err
-    found = json.loads(out)
+    found = document("eval", folder, "--device", "cpu", "--checkpoint", checkpoint)
     assert found.pop("checkpoint") == checkpoint
     found.pop("run")
     return found
 
 
 def test_the_mean_of_the_last_ones_is_measured_and_writes(folder):
-    code, out, err = called("average", folder, "--last", 2)
-    assert code == 0, err
+    out = succeeds("average", folder, "--last", 2)
     assert f"{folder}: the mean of 2 checkpoints (step 16, 18)" in out
     assert f"fullrank eval {folder} --checkpoint average" in out
     expected = mean(folder, 16, 18)
@@ -61,6 +57,5 @@ def test_the_mean_of_the_last_ones_is_measured_and_writes(folder):
     assert measured["nll"] != figures(folder, "last")["nll"]
 
     words = ("generate", folder, "--checkpoint", "average", "--prompt", "the", "--max-new-tokens", 3, "--greedy")
-    code, out, err = called(*words, "--device", "cpu")
-    assert code == 0, err
+    out = succeeds(*words, "--device", "cpu")
     assert out.startswith("the")

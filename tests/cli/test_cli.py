@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -10,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from cli_runs import SMALL, call, call_process, called, command, environment
 
 import fullrank as fr
+from cli_runs import SMALL, call, call_process, called, command, document, environment, succeeds
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
+from run_files import read_metrics, read_result
 
 
 def fails(*words: object) -> tuple[int, str]:
@@ -26,12 +25,6 @@ def fails(*words: object) -> tuple[int, str]:
     assert out == ""
     assert "Traceback" not in said
     return code, said
-
-
-def succeeds(*words: object) -> str:
-    code, out, said = called(*words)
-    assert code == 0, said
-    return out
 
 
 SHADOWS = ("numpy", "queue", "random", "torch", "typing", "dataclasses", "re", "shutil", "yaml", "json", "bisect")
@@ -77,30 +70,13 @@ def test_streams_that_nobody_reads_change_no_exit_status(words, streams, status)
 def test_a_run_folder_holds_what_it_promises(run):
     for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "result.json", "report.html", "tokenizer.json"):
         assert (run / name).is_file(), name
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result = read_result(run)
     for key in ("final", "protocol", "seed", "environment", "wall_seconds", "ms_per_step", "parameters", "corpus"):
         assert key in result
     assert result["final"]["test"]["perplexity"] < result["corpus"]["unigram_perplexity"]["test"]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(run)
     assert {line["split"] for line in lines} == {"train", "valid"}
     assert all({"step", "split", "nll", "ppl", "tokens"} <= set(line) for line in lines)
-
-
-def test_eval_equals_a_plain_computation(run):
-    """Perplexity from logits, block by block, without any of the evaluation code."""
-    words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
-    entries = ["<eos>" if entry == "\n" else entry for entry in load_tokenizer(run).entries]
-    ids = [entries.index(word) for word in words]
-    model = fr.LanguageModel.load(run)
-    total, start = 0.0, entries.index("<eos>")
-    for first in range(0, len(ids), 8):
-        block = ids[first : first + 8]
-        before = ids[first - 1] if first else start
-        with torch.no_grad():
-            log_prob = model(torch.tensor([[before, *block[:-1]]])).logits.log_softmax(-1)[0]
-        total -= sum(float(log_prob[n, token]) for n, token in enumerate(block))
-    found = json.loads(succeeds("eval", run, "--json", "--device", "cpu"))
-    assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
 
 
 def test_generate_in_python_writes_what_the_command_writes(run):
@@ -148,9 +124,9 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
     table = tmp_path / "table.yaml"
     table.write_text(RECIPE.format(text=text), encoding="utf-8")
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
-    first = json.loads(succeeds(*words, "--rows", "plain", "--quiet", "--json"))
+    first = document(*words, "--rows", "plain", "--quiet")
     assert {run["row"] for run in first["runs"]} == {"plain"}
-    left = json.loads(succeeds(*words, "--list", "--json"))
+    left = document(*words, "--list")
     assert [(cell["row"], cell["seed"], cell["finished"]) for cell in left] == [
         ("plain", 1, True),
         ("b", 1, False),
@@ -162,10 +138,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
     assert "3.00" in shown  # the paper's figure
     assert (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes() == kept
     for row, mix in (("plain", "none"), ("b", "position_wise")):
-        results = [
-            json.loads((tmp_path / "out" / f"{row}-seed{seed}" / "result.json").read_text(encoding="utf-8"))
-            for seed in (1, 2)
-        ]
+        results = [read_result(tmp_path / "out" / f"{row}-seed{seed}") for seed in (1, 2)]
         assert results[0]["final"] != results[1]["final"]
         assert f"mix: {mix}" in (tmp_path / "out" / f"{row}-seed1" / "config.yaml").read_text(encoding="utf-8")
     code, said = fails(*words, "--rows", "c")
@@ -185,7 +158,7 @@ def test_training_options_reach_the_training(settings, config, tmp_path):
     run = call_process if "train.compile=true" in settings else call  # compiling warns, which ends a test
     done = run("train", config, *SMALL, *settings, "train.steps=4", "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+    result = read_result(tmp_path / "run")
     assert result["final"]["test"]["nll"] < 10
     assert result["environment"]["precision"] == ("bf16" if "train.precision=bf16" in settings else "fp32")
     assert ("bits_per_byte" in result["final"]["test"]) == ("data.tokens=bpe" in settings)

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import yaml
-from cli_runs import called, write_text
 
+from cli_runs import called, write_text
 from fullrank.core.config import NOT_NEXT_TOKEN
+from run_files import read_result
 
 SIZES = {
     "hidden_size": 8,
@@ -55,13 +56,8 @@ def runs(table):
     return found
 
 
-def result(folder):
-    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return found
-
-
 def test_result_json(runs):
-    masked, published, slid = (result(runs[row]) for row in ("masked", "published", "slid"))
+    masked, published, slid = (read_result(runs[row]) for row in ("masked", "published", "slid"))
     assert published["protocol_settings"]["next_token"] is False
     assert published["protocol"].endswith(f"; {NOT_NEXT_TOKEN}")
     for checkpoint in ("final", "last"):
@@ -80,7 +76,7 @@ def test_result_json(runs):
 
 
 def test_eval(runs):
-    folder, kept = runs["published"], result(runs["published"])["final"]["test"]
+    folder, kept = runs["published"], read_result(runs["published"])["final"]["test"]
     _, text, _ = called("eval", folder, "--device", "cpu")
     assert NOT_NEXT_TOKEN in text
     assert f"at last positions        {kept['last_position']['perplexity']:.4f} " in text

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from cli_runs import called
+
+from cli_runs import called, document
 
 
 @pytest.fixture
@@ -47,9 +48,7 @@ def test_squad_is_read_through_and_counted(tmp_path):
         articles = [{"title": "t", "paragraphs": [{"context": "Anna came.", "qas": asked}]}]
         content = {"version": "v2.0", "data": articles}
         (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
-    code, out, _ = called("data", "prepare", "squad-v2", "--from", tmp_path, "--json")
-    assert code == 0
-    found = json.loads(out)
+    found = document("data", "prepare", "squad-v2", "--from", tmp_path)
     assert (found["name"], found["is_slice"]) == ("squad-v2", True)
     counts = ("rows", "published", "source")
     assert [found["splits"]["train"][key] for key in counts] == [2, 130_319, str(tmp_path / "train-v2.0.json")]

@@ -1,12 +1,10 @@
 """`data.documents`: a training whose texts are documents, measured as each document by itself, checked and exported."""
 
-import json
-
 import pytest
 import torch
-from cli_runs import SMALL, called, write_config, write_text
 
 import fullrank as fr
+from cli_runs import SMALL, document, succeeds, write_config, write_text
 from fullrank.data import load_tokenizer
 
 
@@ -19,10 +17,9 @@ def run(tmp_path_factory):
         pairs = [f"{lines[n]}\n{lines[n + 1]}\n" for n in range(0, len(lines) - 1, 2)]
         file.write_text("<doc> " + "<doc> ".join(pairs), encoding="utf-8")
     config = write_config(folder / "my.yaml", text, folder / "cache", steps=12)
-    status, _, problem = called(
+    succeeds(
         "train", config, *SMALL, "data.documents=<doc>", "model.position=alibi", "--out", folder / "run", "--quiet"
     )
-    assert status == 0, problem
     return folder / "run"
 
 
@@ -31,8 +28,7 @@ def test_figures_are_those_of_documents_by_themselves(run):
     model, tokenizer = fr.LanguageModel.load(run), load_tokenizer(run)
     text = (run.parent / "text" / "test.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(text)
-    status, said, _ = called("eval", run, "--segment-length", len(ids), "--json")
-    assert status == 0
+    found = document("eval", run, "--segment-length", len(ids))
     mark, nll = model.config.document_token_id, 0.0
     before = [tokenizer.start_id, *ids[:-1]]
     begins = [place for place, token in enumerate(before) if token == mark]
@@ -41,9 +37,8 @@ def test_figures_are_those_of_documents_by_themselves(run):
             logits = model(torch.tensor([before[start:end]])).logits[0].double()
             nll -= float(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:end])[:, None]).sum())
     assert len(begins) > 2
-    assert json.loads(said)["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
+    assert found["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
 
 
 def test_the_check_passes(run):
-    status, said, _ = called("check", run, "--json")
-    assert status == 0, said
+    succeeds("check", run, "--quick")

@@ -1,21 +1,18 @@
 """`fullrank eval` under every protocol: right once, and wrong in every way a flag can be."""
 
-import json
 import math
 
 import pytest
-from cli_runs import SMALL, called, write_config
 
-from fullrank.cli import main
+from cli_runs import SMALL, called, document, succeeds, write_config
+from run_files import read_result
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
 
 
 def train(text, name, *settings):
     config = write_config(text / f"{name}.yaml", text, text / "cache", steps=12)
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in ("train", config, *SMALL, *settings, "--out", text / name, "--quiet")])
-    assert stopped.value.code in (0, None)
+    succeeds("train", config, *SMALL, *settings, "--out", text / name, "--quiet")
     return text / name
 
 
@@ -31,25 +28,13 @@ def xl(text):
     return train(text, "xl", *XL, "data.tokens=byte", "eval.test.memory_length=24", "eval.test.clamp_length=20")
 
 
-def on_cpu(*words):
-    return called(*words, "--device", "cpu")
-
-
 def figures(folder, *flags):
-    code, out, err = on_cpu("eval", folder, "--json", *flags)
-    assert code == 0, err
-    found = json.loads(out)
-    return found
-
-
-def result(folder):
-    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return found
+    return document("eval", folder, "--device", "cpu", *flags)
 
 
 def test_the_final_figures_are_those_of_eval(plain, xl):
     for folder, words in ((plain, "windows of 8 tokens that overlap by 5"), (xl, "up to 24 tokens of memory")):
-        kept, found = result(folder), figures(folder)
+        kept, found = read_result(folder), figures(folder)
         assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
         assert found["tokens"] == kept["corpus"]["tokens"]["test"]
         assert words in found["protocol"]
@@ -67,7 +52,7 @@ def test_figures_per_word_character_and_byte(plain, xl):
     assert found["bits_per_character"] == pytest.approx(nats / math.log(2) / len(content), rel=1e-12)
     words = len(content.replace("\n", " <eos> ").split())
     assert found["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
-    out = on_cpu("eval", xl)[1]
+    out = succeeds("eval", xl, "--device", "cpu")
     first = f"  bits per byte            {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
     assert out.splitlines()[1] == first
     assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import called
 
+from cli_runs import called, succeeds
 from fullrank.config.finetune import GLUE
 from fullrank.evaluation.tasks import glue_scores
+from run_files import read_result
 from tiny_encoder import tiny_encoder, write_cola
 
 SETTINGS = [
@@ -50,7 +51,7 @@ def test_rows_and_seeds_in_one_command(tmp_path):
         assert scores[key] == pytest.approx(
             100 * glue_scores(GLUE["cola"], table[:, 2], table[:, 1])["matthews_correlation"]
         )
-        parameters = json.loads((folder / "result.json").read_text())["parameters"]
+        parameters = read_result(folder)["parameters"]
         assert parameters["mixing"] == (key[0] == "cola-b") * 2 * (4 * 4 + 4 * 4)  # H^2 of B and D H of W in two layers
 
 
@@ -59,9 +60,8 @@ def test_a_table_is_tried_without_any_file(tmp_path, recipe, row):
     """Scale tiny: invented sentences and random weights, and the report says so."""
     words = ("finetune", recipe, "--scale", "tiny", "--row", row, "train.steps=2", "data.max_train=40", "data.max_eval=20",
              "train.epochs=null", "train.keep_model=false", "--out", tmp_path / "run", "--quiet")  # fmt: skip
-    code, out, said = called(*words)
-    assert code == 0, said
+    out = succeeds(*words)
     assert "(invented)" in out
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = read_result(tmp_path / "run")
     assert result["task"] == ("squad" if recipe.endswith("6") else "glue/mnli") + " (invented)"
     assert set(result["final"]) == ({"dev"} if recipe.endswith("6") else {"dev", "dev_mismatched"})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import SMALL, called
 
 import fullrank as fr
+from cli_runs import SMALL, called, succeeds
 from fullrank import records
 from fullrank.data import register_corpus
 from fullrank.data.corpora import list_corpora
@@ -65,8 +65,7 @@ def test_document_has_the_records_of_the_function(run, text):
 
 def test_terminal_figure_and_options(run, tmp_path):
     words = ["analyze", "confidence", run, "--import=my_measurement", "--segment-length", 4, "--texts", 3]
-    code, out, _ = called(*words, "--scale", 0, "--out", tmp_path / "figures")
-    assert code == 0
+    out = succeeds(*words, "--scale", 0, "--out", tmp_path / "figures")
     rows = [line.split() for line in out.splitlines()]
     assert ["position", "probability"] in rows
     assert ["3", "0"] in rows
@@ -109,12 +108,10 @@ def test_a_corpus_of_ones_own(text, tmp_path, monkeypatch):
     del list_corpora()["mine"]
     (tmp_path / "my_corpus.py").write_text(CORPUS, encoding="utf-8")
     words = ["--from", text, "--import", "my_corpus", "--json"]
-    code, out, said = called("data", "prepare", "mine", "--to", tmp_path, *words)
-    assert code == 0, said
+    out = succeeds("data", "prepare", "mine", "--to", tmp_path, *words)
     assert json.loads(out)["name"] == "mine"
     settings = ["data.name=mine", "data.tokens=word", f"data.cache={tmp_path}", "train.steps=2"]
     (tmp_path / "c.yaml").write_text("data: {name: mine}\n", encoding="utf-8")
-    code, out, said = called("train", tmp_path / "c.yaml", *SMALL, *settings, "--out", tmp_path / "run", *words)
-    assert code == 0, said
+    out = succeeds("train", tmp_path / "c.yaml", *SMALL, *settings, "--out", tmp_path / "run", *words)
     with pytest.raises(InputError, match="a new name"):
         register_corpus(replace(list_corpora()["ptb"], tokens="byte"))

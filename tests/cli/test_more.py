@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, called, write_config, write_text
 
+from cli_runs import SMALL, called, document, succeeds, write_config, write_text
 from fullrank.cli.app import print_json
 from fullrank.core.errors import Interrupted
 from fullrank.files import write_json
@@ -26,9 +26,7 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monk
     figure = recipe.Figure("ours", {str(table): ["plain", "a"]}, "spectrum", 2)
     monkeypatch.setattr(recipe, "read_figures", lambda: {"own/figure1": figure})
     out = tmp_path / "figure"
-    code, printed, said = called("reproduce", "own/figure1", "--out", out, "--quiet", "--json")
-    assert code == 0, said
-    measured = json.loads(printed)
+    measured = document("reproduce", "own/figure1", "--out", out, "--quiet")
     assert measured["measurement"] == "spectrum"
     names = ["plain-seed1", "a-seed1"]
     assert [model["model"] for model in measured["models"]] == names
@@ -38,7 +36,7 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monk
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "spectrum" in report
     assert all(row in report for row in ("plain", "position_independent"))
-    code, printed, said = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
+    code, _, said = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
     assert code == 2
     assert "--rows" in said
     assert "known: a, plain" in said
@@ -56,8 +54,7 @@ def test_figures_of_the_papers_name_rows_and_measurements_that_exist():
 
 @pytest.mark.full
 def test_a_table_of_several_backbones_is_one_command():
-    code, out, _ = called("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
-    assert code == 0
+    out = succeeds("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
     folders = [Path(cell["folder"]).parts for cell in json.loads(out)]
     backbones = ("baevski", "synthesizer", "transformer-xl", "vanilla")
     expected = [(f"mixhead-table1-{name}", f"{row}-tiny-seed1") for name in backbones for row in ("plain", "b")]
@@ -112,8 +109,7 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
         write_config(out, tmp_path, tmp_path / "cache", steps=110)
 
     monkeypatch.setattr("fullrank.experiments.init.write_configuration", write_small)
-    code, out, err = called("train", "train.txt", *SMALL)
-    assert code == 0, err
+    out = succeeds("train", "train.txt", *SMALL)
     assert asked == [(["train.txt"], Path("train.yaml"))]
     assert "next: fullrank generate" in out
     code, _, again = called("train", "train.txt", *SMALL)

@@ -15,6 +15,7 @@ from fullrank.config import run
 from fullrank.config.load import build_any
 from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
 from fullrank.render.terminal import print_page
+from run_files import read_metrics
 
 CORPUS = {
     "name": "builtin",
@@ -164,7 +165,7 @@ def make_translation_run(
         folder, seed=seed, corpus=corpus, **{"task": "translation", "recipe": "mixhead/table4", "final": final, **more}
     )
     edit_config(folder, "data.name", "multi30k-de-en")
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(folder)
     for line in metrics:
         line |= {"bleu": line["step"] / 10} if line["split"] == "valid" else {}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))

@@ -1,15 +1,14 @@
 """The search with Optuna, at a tiny size."""
 
 import importlib.util
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from cli_runs import write_config, write_text
+from run_files import read_metrics
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cli"))
-from cli_runs import write_config, write_text  # noqa: E402
 
 pytest.importorskip("optuna", reason="optuna is not installed")
 MODEL = "model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}\n"
@@ -39,6 +38,6 @@ def test_poor_trials_stop_early_and_the_best_has_the_lowest_loss(tmp_path, monke
     assert list(best.intermediate_values) == [2, 4, 8]
     steps = {0: 8, 1: 2, 3: 2}
     for number, step in steps.items():
-        lines = (tmp_path / "runs" / f"trial-{number}" / "metrics.jsonl").read_text().splitlines()
-        assert max(json.loads(line)["step"] for line in lines) == step
+        lines = read_metrics(tmp_path / "runs" / f"trial-{number}")
+        assert max(line["step"] for line in lines) == step
     assert not list((tmp_path / "runs").rglob("result.json"))  # nothing was measured on the test text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from pathlib import Path
@@ -16,8 +15,9 @@ from fullrank.config.load import Resolved, build, read_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.experiments.run import resume, train
+from fullrank.experiments.run import resume
 from fullrank.experiments.run_folder import start_from_run
+from run_files import read_result, train_quietly
 
 TEXT = "the cat sat on a mat and saw one dog run to an old red hat while birds sang in tall green trees"
 WORDS = TEXT.split()
@@ -47,7 +47,7 @@ def settings(home: Path, **train: Any) -> dict[str, Any]:
 
 
 def trained(folder: Path, raw: dict[str, Any]) -> Path:
-    train(Resolved(build(raw), "mine", stated=raw), folder, quiet=True, say=lambda _: None)
+    train_quietly(raw, folder)
     return folder
 
 
@@ -83,14 +83,14 @@ def test_weights_and_vocabulary_of_a_run_on_another_text(home, short, tmp_path):
     tokenizer = load_tokenizer(folder)
     assert tokenizer.fingerprint == load_tokenizer(short).fingerprint
     assert tokenizer.decode(tokenizer.encode("the ship sat")) == "the <unk> sat"
-    assert json.loads((folder / "result.json").read_text())["start"]["folder"] == str(short.resolve())
+    assert read_result(folder)["start"]["folder"] == str(short.resolve())
 
 
 def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     first = trained(tmp_path / "first", settings(home, steps=5))
     raw = begun_from(home, first, tmp_path, steps=10)
     whole = trained(tmp_path / "whole", raw)
-    train(Resolved(build(raw), "mine", stated=raw), tmp_path / "part", quiet=True, say=lambda _: None, until=5)
+    train_quietly(raw, tmp_path / "part", until=5)
     first.rename(tmp_path / "away")
     resume(tmp_path / "part", quiet=True, say=lambda _: None)
     assert_same_training(tmp_path / "part", whole)

@@ -1,11 +1,11 @@
 """The demo, very short: two rows trained on equal terms, table and report, and resuming after a stop."""
 
 import functools
-import json
 
 from fullrank.config.load import load, resolve
 from fullrank.experiments import demo
 from fullrank.experiments import run as speed
+from run_files import read_result
 
 SMALL = """\
 extends: demo/builtin
@@ -35,7 +35,7 @@ def test_demo_trains_rows_on_equal_terms(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speed, "measure_speed", functools.partial(speed.measure_speed, spend=0.05))
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
-    results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
+    results = [read_result(out / row) for row in rows]
     assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
     heads, layers, head_dim = 4, 2, 8
     added = results[1]["parameters"]["total"] - results[0]["parameters"]["total"]
@@ -49,5 +49,5 @@ def test_demo_trains_rows_on_equal_terms(tmp_path, monkeypatch, capsys):
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
     content = demo.run_demo(0.01, out, 1, aside=True)
     assert content["report"] == str(out / "report.html")
-    assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
+    assert read_result(out / "b")["final"] == results[1]["final"]
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before

@@ -1,7 +1,5 @@
 """Fine-tuning on GLUE: the same updates as a loop written here, the same figures as the equations, nothing lost."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,12 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.finetune import GLUE
-from fullrank.config.load import Resolved, build_any
+from fullrank.config.load import build_any
 from fullrank.data.padded_batches import ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
+from run_files import read_metrics, train_quietly
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,7 +33,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(place):
     """The folder of a run, and its result."""
-    return place / "run", run(settings(place), place / "run")
+    return place / "run", train_quietly(settings(place), place / "run")
 
 
 def settings(place, name="glue/cola", encoder="encoder", **train):
@@ -46,15 +44,11 @@ def settings(place, name="glue/cola", encoder="encoder", **train):
     }
 
 
-def run(raw, folder):
-    return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
-
-
 def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     """AdamW with decoupled decay, linear warm-up and decay, clipping, and two rates, from their equations."""
     raw = settings(place, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
     config = build_any(raw)
-    run(raw, tmp_path / "run")
+    train_quietly(raw, tmp_path / "run")
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
 
     torch.manual_seed(config.train.seed)
@@ -137,13 +131,13 @@ def test_figures_are_those_of_the_predictions(finished):
     heads, dim = 4, 4
     assert result["parameters"]["mixing"] == 2 * (dim * heads + heads * heads)
     assert result["parameters"]["fresh"] > 0
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(folder)
     assert "matthews_correlation" in lines[-1]
     assert not (folder / "checkpoints").exists()
 
 
 def test_a_task_of_numbers_is_regression(place, tmp_path):
-    result = run(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
+    result = train_quietly(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
     found = result["final"]["dev"]
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
     right, guessed = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
@@ -161,7 +155,7 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
         "data": {"name": f"glue/{name}", "invented": True, "max_train": 16, "max_eval": 6},
         "train": {"steps": 2, "batch_size": 8, "learning_rate": 1e-2},
     }
-    run(raw, tmp_path / "run")
+    train_quietly(raw, tmp_path / "run")
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
     dev = Finetuning().prepare(build_any(raw), {}, True, lambda _: None).corpus["dev"]
     texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,13 @@ import pytest
 import torch
 
 from fullrank.config.finetune import FinetuneEvalConfig
-from fullrank.config.load import Resolved, build_any
+from fullrank.config.load import build_any
 from fullrank.data.tasks import Question, Window, choose_windows, read_squad
+from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, find_answers, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.experiments.run import train
 from fullrank.training.values import TrainingPosition
+from run_files import read_metrics, train_quietly
 from tiny_encoder import WORDS, tiny_encoder
 
 
@@ -64,10 +64,6 @@ def settings(place, name="squad", **train):
     }
 
 
-def run(raw, folder):
-    return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
-
-
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place):
     config = build_any(settings(place, group_by_length=False))
     data = Finetuning().prepare(config, {}, False, lambda _: None)
@@ -102,46 +98,31 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place)
     assert model.qa_outputs.weight.grad.abs().sum() > 0
 
 
-def f1(predicted, wanted):
-    common = sum((Counter(predicted) & Counter(wanted)).values())
-    return 2 * common / (len(predicted) + len(wanted)) if common else float(predicted == wanted)
-
-
-def plain(text):
-    """Words without the articles; these files have no capitals and no punctuation."""
-    return [word for word in text.split() if word not in ("a", "the")]
-
-
 def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place, tmp_path):
     raw = settings(place, epochs=8, learning_rate=1e-2)
-    result = run(raw, tmp_path / "run")
+    result = train_quietly(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    questions = read_squad(place, "dev").rows
-    exact = [max(plain(predictions[q.id]) == plain(text) for text in q.answers) for q in questions]
-    overlap = [max(f1(plain(predictions[q.id]), plain(text)) for text in q.answers) for q in questions]
     final = result["final"]["dev"]
-    assert final["exact_match"] == pytest.approx(np.mean(exact), abs=1e-9)
-    assert final["f1"] == pytest.approx(np.mean(overlap), abs=1e-9)
+    scores = squad_scores(predictions, {question.id: question.answers for question in read_squad(place, "dev").rows})
+    assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
     assert final["examples"] == 16 < final["windows"] == result["windows"]["dev"]
-    assert np.mean(exact) > 0.8  # one word of the context is right
+    assert scores["exact_match"] > 0.8  # one word of the context is right
     assert result["metrics"] == ["f1", "exact_match"]
     assert result["slice"] == {"train": True, "dev": True}
     assert (result["task"], result["title"]) == ("squad", "SQuAD v1.1")
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_metrics(tmp_path / "run")[-1]
     assert last["f1"] == pytest.approx(final["f1"])
 
 
 def test_version_2_says_when_there_is_no_answer(place, tmp_path):
     raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
-    final = run({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
+    final = train_quietly({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    questions = read_squad(place, "dev", "2.0").rows
-    none = [q for q in questions if not q.answers]
-    assert 0 < len(none) < len(questions)
-    exact = {q.id: max(plain(predictions[q.id]) == plain(text) for text in q.answers or ("",)) for q in questions}
-    assert final["exact"] == pytest.approx(np.mean(list(exact.values())), abs=1e-9)
-    assert final["NoAns_exact"] == pytest.approx(np.mean([predictions[q.id] == "" for q in none]), abs=1e-9)
-    assert final["exact"] > len(none) / len(questions)  # more than saying always that there is none
+    answers = {question.id: question.answers for question in read_squad(place, "dev", "2.0").rows}
+    scores = squad_v2_scores(predictions, answers)
+    assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
+    share = sum(not given for given in answers.values()) / len(answers)
+    assert scores["exact"] > share > 0  # more than saying always that there is none
 
 
 def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):

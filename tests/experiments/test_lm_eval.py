@@ -1,7 +1,6 @@
 """Runs as models of lm-eval: its requests against code written here, its figures against those of `fullrank eval`."""
 
 import json
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -11,14 +10,12 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.cli import main
+from cli_runs import SMALL, succeeds, write_config, write_text
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.experiments.run import evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cli"))
-from cli_runs import SMALL, write_config, write_text  # noqa: E402
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra `eval`)")
 from fullrank.experiments import lm_eval_model  # noqa: E402
@@ -41,9 +38,7 @@ def runs(tmp_path_factory):
     found = {}
     for name, settings in RUNS.items():
         config = write_config(folder / f"{name}.yaml", folder, folder / "cache", steps=8)
-        with pytest.raises(SystemExit) as stopped:
-            main([str(word) for word in ("train", config, *SMALL, *settings, "--out", folder / name, "--quiet")])
-        assert stopped.value.code in (0, None)
+        succeeds("train", config, *SMALL, *settings, "--out", folder / name, "--quiet")
         found[name] = folder / name
     return found
 

@@ -1,19 +1,17 @@
 """Training with memory, Skip-Retain, phases: the real model in the real loop."""
 
-import json
-
 import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import Resolved, build
+from fullrank.config.load import build
 from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams
 from fullrank.experiments.language_model import CausalObjective
-from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
+from run_files import read_metrics, train_quietly
 
 LAYERS = 4
 MODEL = {
@@ -49,8 +47,8 @@ def configuration(text, model=MODEL, **options):
 
 
 def trained(folder, raw):
-    result = train(Resolved(build(raw), "test"), folder, quiet=True, say=lambda _: None)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    result = train_quietly(raw, folder)
+    lines = read_metrics(folder)
     return result, lines, (folder / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 

@@ -1,6 +1,5 @@
 """A translation run with everything training has for it: the best checkpoint by BLEU, the last checkpoints averaged."""
 
-import json
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from fullrank.experiments import translation
 from fullrank.experiments.measure import Evaluation
 from fullrank.experiments.run import train
 from fullrank.experiments.translation import Search, TranslationTask
+from run_files import read_metrics, read_result
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
 
@@ -78,14 +78,9 @@ def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, 
     assert f"|tok:{tokens}|" in figures["bleu_signature"]
 
 
-def lines(folder, split):
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in found if line["split"] == split]
-
-
 def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole):
-    judged = lines(whole, "valid")
-    result = json.loads((whole / "result.json").read_text(encoding="utf-8"))
+    judged = read_metrics(whole, "valid")
+    result = read_result(whole)
     highest = max(judged, key=lambda line: line["bleu"])
     assert result["best"]["step"] == highest["step"]
     assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.cli import main
+from cli_runs import succeeds
 from tiny_encoder import tiny_encoder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hugging_face.md").read_text(encoding="utf-8")
@@ -23,12 +23,6 @@ def write_words(file, number):
     file.write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, number, 10)) + "\n", encoding="utf-8")
 
 
-def run(line):
-    with pytest.raises(SystemExit) as stopped:
-        main(shlex.split(line, comments=True))
-    assert not stopped.value.code, line
-
-
 @pytest.mark.full
 def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -36,7 +30,7 @@ def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     tiny_encoder(tmp_path / "bert-base-uncased")
     write_words(Path("train.txt"), 3000)
     write_words(Path("valid.txt"), 300)
-    run(TINY)
+    succeeds(*shlex.split(TINY))
     found = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
     assert [kind for kind, _ in found] == ["python"] * 4 + ["sh", "python"]
     ids = torch.randint(5, 12, (1, 9))
@@ -44,7 +38,7 @@ def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     for number, (kind, code) in enumerate(found):
         if kind == "sh":
             for line in code.splitlines():
-                run(line.removeprefix("fullrank "))
+                succeeds(*shlex.split(line, comments=True)[1:])
             continue
         if number == 1:  # an injected model, as the sentence before the block has it
             fr.inject(space["model"], mix="position_wise")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from fullrank.cli import main
+from cli_runs import document
 from fullrank.config.load import flatten, list_shipped, load, resolve_any, select_rows, tables
 from fullrank.config.run import PROTOCOL_KEYS
 from fullrank.experiments.measure import validation_protocol
@@ -74,14 +73,11 @@ def test_rows_and_the_trainings_that_they_share():
 
 @pytest.mark.full
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_end_to_end(table, tmp_path, capsys):
+def test_every_table_end_to_end(table, tmp_path):
     """One row of each recipe, two updates: trained, measured by the protocol of each split, set beside the paper's figures."""
     rows = ",".join(dict.fromkeys(own[0] for own in select_rows(tables(table), of_paper=True).values()))
-    words = ["reproduce", table, "--scale", "tiny", "--rows", rows, "--paper-rows", "--out", str(tmp_path), "--quiet"]
-    with pytest.raises(SystemExit) as stopped:
-        main([*words, "train.steps=2", "train.device=cpu", "--json"])
-    assert stopped.value.code in (0, None)
-    found = json.loads(capsys.readouterr().out)
+    words = ("--scale", "tiny", "--rows", rows, "--paper-rows", "--out", tmp_path, "--quiet")
+    found = document("reproduce", table, *words, "train.steps=2", "train.device=cpu")
     assert Path(found["report"]).read_text(encoding="utf-8").count("Notes of the recipe")
     assert set(found["notes"]) == set(tables(table))
     if "rows" in found:

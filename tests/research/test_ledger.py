@@ -9,6 +9,7 @@ from fullrank.experiments.measure import EvaluationProtocol
 from fullrank.experiments.run import train
 from research import LEDGER
 from research.ledger import add_runs, find_runs, read_ledger, row_of, without_empty
+from run_files import read_result
 
 ROW = (RECIPE, "b", "small")
 
@@ -35,10 +36,7 @@ def test_rows_survive_the_file(tmp_path):
     assert [row["final.test.perplexity"] for row in rows] == [90.123456789, 91.0]
     for row, run in zip(rows, runs, strict=True):
         assert without_empty(row) == row_of(run)
-        assert (
-            float(row["final.test.perplexity"])
-            == json.loads((run / "result.json").read_text())["final"]["test"]["perplexity"]
-        )
+        assert float(row["final.test.perplexity"]) == read_result(run)["final"]["test"]["perplexity"]
 
 
 def test_a_row_is_made_again_from_its_record(tmp_path):

@@ -1,6 +1,5 @@
 """Several processes that train one model: the same numbers as one, whatever is shared between them."""
 
-import json
 import os
 import shutil
 import socket
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import forked
+from run_files import read_metrics, read_result
 
 HERE = Path(__file__).parent
 EVERYDAY = {
@@ -84,8 +84,8 @@ def weights(run):
 
 
 def figures(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    final = json.loads((run / "result.json").read_text())["final"]
+    lines = read_metrics(run)
+    final = read_result(run)["final"]
     ends = [one["loss" if "loss" in one else "nll"] for one in final.values()]
     return [line[key] for line in lines for key in ("step", "nll", "tokens")] + ends
 

@@ -1,6 +1,5 @@
 """A step of the loop: its gradient, its lines and its end."""
 
-import json
 import math
 from dataclasses import dataclass
 
@@ -12,11 +11,7 @@ from fullrank.config.run import PhaseConfig
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
 from fullrank.training import EvaluationResult, Loss, load_weights
-
-
-def lines(folder, split):
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["split"] == split]
+from run_files import read_metrics
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ def test_accumulation_is_the_big_batch(clip, tmp_path):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
     assert not torch.equal(small.inner.weight, Toy().double().inner.weight)
     assert result.tokens == expected.tokens
-    assert lines(tmp_path / "small", "train") == lines(tmp_path / "big", "train")
+    assert read_metrics(tmp_path / "small", "train") == read_metrics(tmp_path / "big", "train")
 
 
 def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
@@ -76,7 +71,7 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
         return objective
 
     _, result = train(tmp_path, steps=10, log_every_steps=4, schedule="linear", learning_rate=0.01, objective=noting)
-    found = lines(tmp_path, "train")
+    found = read_metrics(tmp_path, "train")
     assert [line["step"] for line in found] == [4, 8, 10]
     for line, (first, last) in zip(found, [(0, 4), (4, 8), (8, 10)], strict=True):
         mean = sum(nll for nll, _ in seen[first:last]) / sum(tokens for _, tokens in seen[first:last])
@@ -84,7 +79,7 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
         assert line["ppl"] == pytest.approx(math.exp(mean), rel=1e-7)
         assert line["tokens"] == sum(tokens for _, tokens in seen[:last])
         assert line["lr"] == pytest.approx(0.01 * (1 - line["step"] / 10), abs=1e-12)
-    assert [line["step"] for line in lines(tmp_path, "valid")] == [5, 10]
+    assert [line["step"] for line in read_metrics(tmp_path, "valid")] == [5, 10]
     assert (result.step, result.tokens) == (10, sum(tokens for _, tokens in seen))
     assert result.ms_per_step["train"] > 0
     assert result.peak_memory_mib > 10
@@ -155,7 +150,7 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
 def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path):
     _, result = train(tmp_path, tokens=100)
     assert (result.step, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
-    assert lines(tmp_path, "valid")[-1]["step"] == 8
+    assert read_metrics(tmp_path, "valid")[-1]["step"] == 8
 
 
 BY_BLEU = {"every_steps": 5, "metric": "bleu"}
@@ -185,7 +180,7 @@ def test_the_best_checkpoint_is_the_one_of_the_metric(metric, best, value, tmp_p
     assert result.best_nll == FALLING[best // 5 - 1]
     links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
     assert links == {"last": "step-00000025", "best": f"step-{best:08d}"}
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     found = [(line["step"], line["nll"], line["bleu"], line["chrf"]) for line in lines if line["split"] == "valid"]
     assert found == [(5 * n, FALLING[n - 1], BLEU[n - 1], 2 * BLEU[n - 1]) for n in range(1, 6)]
     assert not any("bleu" in line for line in lines if line["split"] == "train")
@@ -202,7 +197,7 @@ def test_the_plateau_schedule_follows_the_metric(metric, rates, tmp_path):
     with pytest.raises(Death):
         train(tmp_path, **options, objective=at_call(18, die))
     train(tmp_path, **options)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     assert [line["lr"] for line in lines if line["split"] == "train"] == rates
 
 

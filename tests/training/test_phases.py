@@ -10,6 +10,7 @@ from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy,
 from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.training import EvaluationResult
 from fullrank.training.values import update_plateau
+from run_files import read_metrics
 
 
 def phase(name, plateau=None, **options):
@@ -49,10 +50,6 @@ def judged(perplexities):
     return evaluate
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_phases_on_steps_and_epochs_follow_each_other(tmp_path):
     """Three steps, one epoch of 7, and half an epoch of 7, rounded to 4."""
     positions = Positions()
@@ -60,9 +57,9 @@ def test_phases_on_steps_and_epochs_follow_each_other(tmp_path):
     _, result = train(tmp_path, phases=phases, objective=positions, log_every_steps=100, schedule="linear")
     assert positions.phases() == "aaa" + 7 * "b" + 4 * "c"
     assert (result.step, result.stopped_early) == (14, False)
-    train_lines = [line for line in lines(tmp_path) if line["split"] == "train"]
+    train_lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
     assert [(line["step"], line["phase"]) for line in train_lines] == [(3, "a"), (10, "b"), (14, "c")]
-    valid_lines = [line for line in lines(tmp_path) if line["split"] == "valid"]
+    valid_lines = [line for line in read_metrics(tmp_path) if line["split"] == "valid"]
     assert [(line["step"], line["phase"]) for line in valid_lines] == [(5, "b"), (10, "b"), (14, "c")]
     assert train_lines[0]["lr"] == pytest.approx(1e-3 * (1 - 3 / 14))
 
@@ -115,7 +112,7 @@ def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path):
     _, result = train(tmp_path, steps=55, phases=phases, objective=positions, evaluate=judged(CURVE), **options)
     assert positions.phases() == 25 * "a" + 20 * "b" + 10 * "c"
     assert (result.step, result.stopped_early) == (55, False)
-    found = lines(tmp_path)
+    found = read_metrics(tmp_path)
     assert [(line["step"], line["phase"]) for line in found if line["split"] == "train"] == [
         (25, "a"),
         (45, "b"),

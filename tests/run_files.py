@@ -1,0 +1,22 @@
+"""Runs that are trained without a word, and what stands in their folders."""
+
+import json
+
+from fullrank.config.load import Resolved, build_any
+from fullrank.experiments.run import train
+from fullrank.files import silent
+
+
+def train_quietly(raw, folder, **options):
+    """The result of a training of a configuration, {} where it pauses."""
+    return train(Resolved(build_any(raw), "test", stated=raw), folder, quiet=True, say=silent, **options)
+
+
+def read_result(folder):
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def read_metrics(folder, split=None):
+    """Lines of metrics, of one split or of all."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if split in (None, line["split"])]
