@@ -6,6 +6,7 @@ import io
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,60 +74,33 @@ def write(path, text):
 TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
 
 
-class Server:
-    """Serves `files` of this machine; `asked`: the path of every request."""
-
-    def __init__(self):
-        self.files = {}
-        self.asked = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.answer(self)
-
-            def log_message(self, *args):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-
-    def answer(self, request):
-        self.asked.append(request.path)
-        body = self.files.get(request.path.lstrip("/"))
-        if body is None:
-            request.send_error(404)
-            return
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    def close(self):
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
-@pytest.fixture(scope="module")
-def running():
-    server = Server()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def server(running, monkeypatch):
-    """The server of this module, with nothing to serve and nothing asked."""
+def server(monkeypatch):
+    """Serves `files` by their names; `asked`: the path of every request."""
+    files, asked = {}, []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            body = files.get(self.path.lstrip("/"))
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *args):
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running.files, running.asked = {}, []
-    return running
+    yield SimpleNamespace(files=files, asked=asked, url=f"http://127.0.0.1:{http.server_port}")
+    http.shutdown()
+    http.server_close()
 
 
 def three_files(server):
-    server.files = {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
+    server.files.update({f"ptb.{split}.txt": text for split, text in TEXTS.items()})
     return dataclasses.replace(
         list_corpora()["ptb"],
         urls=tuple((f"{server.url}/ptb.{split}.txt",) for split in SPLITS),
@@ -172,7 +146,7 @@ def zipped(texts):
 
 def test_the_second_mirror_and_an_archive(server, tmp_path):
     archive = zipped({f"wikitext-103/wiki.{split}.tokens": text for split, text in TEXTS.items()} | {"README": b"no"})
-    server.files = {"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"}
+    server.files.update({"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"})
     urls = (tuple(f"{server.url}/{mirror}/w.zip" for mirror in ("gone", "bad", "good")),)
     info = dataclasses.replace(list_corpora()["wikitext-103"], urls=urls, sha256={})
     assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}

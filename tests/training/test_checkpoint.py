@@ -94,10 +94,10 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
     """Weights of steps 1 to 3 are kept, 4 replaces the first of them; the run goes on from the checkpoint that is there."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path / "begun", snapshot(step, 1), step=step, best=step == 1, keep_weights=3)
     for number in itertools.count(1):
-        folder = tmp_path / str(number)
-        for step in (1, 2, 3):
-            save_checkpoint(folder, snapshot(step, 1), step=step, best=step == 1, keep_weights=3)
+        folder = shutil.copytree(tmp_path / "begun", tmp_path / str(number), symlinks=True)
         with pytest.MonkeyPatch.context() as patch:
             calls = breaking_at(patch, number, error)
             with contextlib.suppress(Death if isinstance(error, Death) else RunError):
