@@ -6,27 +6,15 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
-from cli_runs import command, environment
 
 import fullrank as fr
+from cli_runs import command, environment
 from fullrank.cli import main
 from fullrank.cli.use import read_lines
 from fullrank.experiments.translation import LineTranslator, Search
 from translation_runs import LINES, write_run
-
-
-@dataclass(frozen=True)
-class Found:
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
-Translate = Callable[..., Found]
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def translate(capfdbinary):
             os.dup2(before, 0)
             os.close(before)
         out, err = capfdbinary.readouterr()
-        return Found(int(stopped.value.code or 0), out, err)
+        return subprocess.CompletedProcess(words, int(stopped.value.code or 0), out, err)
 
     return call
 

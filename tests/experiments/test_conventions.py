@@ -9,27 +9,26 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import resolve
 from fullrank.data import load_corpus
 from fullrank.experiments.generation import write
-from fullrank.experiments.run import evaluate, train
-
-SETTINGS = [
-    "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2", "train.batch_size=4",
-    "train.segment_length=8", "train.threads=1", "train.device=cpu", "train.optimizer=sgd", "data.sos=true",
-]  # fmt: skip
+from fullrank.experiments.run import evaluate
+from run_files import train_quietly
 
 
-def run(folder, *overrides):
+def run(folder, **options):
     """A training of a few steps on lines of made-up words."""
     drawn = np.random.default_rng(0)
     for split, lines in (("train", 80), ("valid", 12), ("test", 15)):
         text = "".join(" ".join(drawn.choice(list("abcdef"), drawn.integers(0, 6))) + "\n" for _ in range(lines))
         (folder / f"{split}.txt").write_text(text, encoding="utf-8")
-    given = "".join(f"  {split}: {folder}/{split}.txt\n" for split in ("train", "valid", "test"))
-    (folder / "run.yaml").write_text(f"data:\n  name: text\n{given}  cache: {folder}/cache\n", encoding="utf-8")
-    resolved = resolve(str(folder / "run.yaml"), overrides=[*SETTINGS, *overrides])
-    return train(resolved, folder / "run", quiet=True, say=lambda line: None)
+    files = {split: str(folder / f"{split}.txt") for split in ("train", "valid", "test")}
+    raw = {
+        "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "data": {"name": "text", "sos": True, "cache": str(folder / "cache"), **files},
+        "train": {"batch_size": 4, "segment_length": 8, "device": "cpu", "optimizer": "sgd", **options},
+        "eval": {"every_steps": 4},
+    }
+    return train_quietly(raw, folder / "run")
 
 
 def by_hand(folder, checkpoint, split):
@@ -50,13 +49,8 @@ def by_hand(folder, checkpoint, split):
 def worse(tmp_path_factory):
     """A run whose last steps spoil it: the best checkpoint is not the last."""
     folder = tmp_path_factory.mktemp("worse")
-    schedule = [
-        "train.schedule=linear",
-        "train.learning_rate=0.1",
-        "train.min_learning_rate=9",
-        "train.max_grad_norm=1",
-    ]
-    return folder / "run", run(folder, "train.steps=12", "eval.every_steps=4", *schedule)
+    rate = {"schedule": "linear", "learning_rate": 0.1, "min_learning_rate": 9, "max_grad_norm": 1}
+    return folder / "run", run(folder, steps=12, **rate)
 
 
 def test_best_and_last_checkpoint_and_both_counts(worse):

@@ -54,9 +54,12 @@ kinds = pytest.mark.parametrize(
 
 def pair(config, **options):
     """(model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
+    return both(fr.FullRankForCausalLM, fr.FullRankConfig.of(config, **IDS | options), fr.LanguageModel(config))
+
+
+def both(kind, config, own):
     torch.manual_seed(3)
-    hf_model = moved(fr.FullRankForCausalLM(fr.FullRankConfig.of(config, **IDS | options))).eval()
-    own = fr.LanguageModel(config)
+    hf_model = moved(kind(config)).eval()
     own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
     return hf_model, own.eval()
 
@@ -81,8 +84,5 @@ def padded(texts, side="left"):
 
 def masked_of(config, **options):
     """(masked language model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
-    torch.manual_seed(3)
-    hf_model = moved(fr.FullRankForMaskedLM(fr.FullRankConfig.of(config, objective="masked", **options))).eval()
-    own = fr.MaskedLanguageModel(config)
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
-    return hf_model, own.eval()
+    settings = fr.FullRankConfig.of(config, objective="masked", **options)
+    return both(fr.FullRankForMaskedLM, settings, fr.MaskedLanguageModel(config))
