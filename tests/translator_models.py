@@ -133,10 +133,3 @@ def padding(lengths, longest, side):
     """(B, longest), 1 for tokens."""
     mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
     return mask.flip(1) if side == "left" else mask
-
-
-def close(given, expected, message="", tolerance=1e-10):
-    """Within `tolerance` of the largest number, or of 1."""
-    assert given.shape == expected.shape, (message, given.shape, expected.shape)
-    off, scale = float((given - expected).detach().abs().max()), max(1.0, float(expected.detach().abs().max()))
-    assert off <= tolerance * scale, f"{message}: off by {off:.2e}"

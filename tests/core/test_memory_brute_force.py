@@ -8,6 +8,7 @@ import torch
 from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loops, Setting, ages
 
 import fullrank as fr
+from closeness import close
 from fullrank.core.released import DriftingMemory
 from pairs import covering, product
 
@@ -44,12 +45,6 @@ def numbers(model):
 
 def texts():
     return torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
-
-
-def close(found, right, where, tolerance=1e-10):
-    assert found.shape == right.shape, where
-    off = float(np.abs(found - right).max())
-    assert off <= tolerance * max(1, float(np.abs(right).max())), f"{where} is off by {off:.1e}"
 
 
 def same_memory(memory, layer, length, expected, where):

@@ -14,6 +14,7 @@ from memory_loops import ages
 from safetensors.torch import load_file
 
 import fullrank as fr
+from closeness import close
 from fullrank.core.config import WeightedConfig
 from fullrank.hf.transfo_xl import make_config, rename_tensors
 
@@ -23,7 +24,6 @@ TENSORS = load_file(FOLDER / "transformer_xl.safetensors")
 CASES = ABOUT["cases"]
 SIZES = ABOUT["sizes"]
 TEXT = TENSORS["text"]
-TOLERANCE = 1e-10
 
 
 def renamed(prefix, case):
@@ -47,12 +47,6 @@ def segments():
         start += size
 
 
-def same(found, expected, what):
-    assert found.shape == expected.shape, what
-    off = float((found - expected).detach().abs().max())
-    assert off <= TOLERANCE * max(1.0, float(expected.abs().max())), f"{what} is off by {off:.1e}"
-
-
 def test_the_fixture_tells_settings_apart():
     """Each case's own setting changes the nll of the last segment, so that agreement with all of them says something."""
     last = [TENSORS[f"{name}.{len(ABOUT['segments']) - 1}.nll"] for name in CASES]
@@ -73,12 +67,12 @@ def test_segment_by_segment(name, kernel, cached):
             hidden, states, _ = model.hidden(ids, states)
             nll = model.nll(ids, targets, losses)
             losses = nll.memory
-            same(hidden, TENSORS[f"{name}.{number}.hidden"], f"hidden states of segment {number}")
-            same(nll.per_token, TENSORS[f"{name}.{number}.nll"], f"nll of segment {number}")
+            close(hidden, TENSORS[f"{name}.{number}.hidden"], f"hidden states of segment {number}")
+            close(nll.per_token, TENSORS[f"{name}.{number}.nll"], f"nll of segment {number}")
     for memory in (states, losses):
         found = torch.stack([layer.hidden for layer in memory.layers])
         assert not found.requires_grad
-        same(found, TENSORS[f"{name}.memories"], "memories")
+        close(found, TENSORS[f"{name}.memories"], "memories")
         count = found.shape[2]
         for layer in range(SIZES["n_layer"]):
             assert ages(memory, layer) == list(range(count, 0, -1))
@@ -106,4 +100,4 @@ def test_gradients(kernel, way):
     assert found.keys() == expected.keys()
     for parameter, gradient in found.items():
         assert gradient is not None, parameter
-        same(gradient, expected[parameter], f"gradient of {parameter}")
+        close(gradient, expected[parameter], f"gradient of {parameter}")

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import fullrank as fr
+from closeness import close
 from translator_models import (
     PAIRS,
     TARGET,
     WEIGHTED,
     WIDE,
     WIDTH,
-    close,
     padding,
     sentences,
     shared,

@@ -4,7 +4,8 @@ import pytest
 import torch
 import translator_equations as equations
 
-from translator_models import MECHANISMS, TARGET, WIDE, close, padding, sentences, tokens, translator
+from closeness import close
+from translator_models import MECHANISMS, TARGET, WIDE, padding, sentences, tokens, translator
 
 # everything whose equation is written here; the output layers, adaptive ones and mixtures have their own tests
 WRITTEN = [

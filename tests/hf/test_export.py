@@ -17,6 +17,7 @@ pytest.importorskip("transformers", reason="needs the extra `hf`")
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
+from closeness import close
 from fullrank.config.load import to_yaml
 from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core import registry
@@ -167,7 +168,7 @@ def test_a_process_without_the_package_computes_the_same(exported):
         if name.endswith((".text", ".read")):
             assert torch.equal(actual[name], tensor), name
         else:
-            check_close(actual[name], tensor, what=name)
+            close(actual[name], tensor, name)
 
 
 @torch.no_grad()
@@ -179,13 +180,6 @@ def written(model):
         state, read = out.memory, out.logits[:, -1:].argmax(-1)
         text.append(read)
     return torch.cat(text, 1)
-
-
-def check_close(given, expected, tolerance=1e-10, what=""):
-    """Assert equality up to `tolerance`, relative to the largest element."""
-    assert given.shape == expected.shape, what
-    worst = float((given - expected).abs().max())
-    assert worst <= tolerance * max(1.0, float(expected.abs().max())), f"{what}: differs by {worst:.2e}"
 
 
 def alone(work, jobs, given):
@@ -213,7 +207,7 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path):
     own = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
     assert type(own).__module__ == "fullrank.hf.classes"
     with torch.no_grad():
-        check_close(own(ids).logits, model(ids).logits)
+        close(own(ids).logits, model(ids).logits)
     own.save_pretrained(tmp_path / "again")  # what our classes save is read, too
     assert torch.equal(fr.LanguageModel.load(tmp_path / "again")(ids).logits, model(ids).logits)
 

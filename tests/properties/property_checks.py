@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 import fullrank as fr
+from closeness import close
 from combinations import FACTORS, HEADS, LENGTH, VOCABULARY, kernels_for, noisy, score_needs, tokens
 from fullrank.training.optimizer import parameter_groups
 
@@ -116,7 +117,8 @@ def decoding_equals_one_pass(combination, dtype):
                 assert cache.length == 12
                 again = model(read[:, start:], cache=before, attention_mask=None if mask is None else mask[:, start:])
                 assert torch.equal(again.logits, parts[-1]), "two go on from one cache"
-                _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cut at {bounds}", mask)
+                seen = slice(None) if mask is None else mask.bool()
+                close(torch.cat(parts, 1)[seen], expected[seen], f"cut at {bounds}", TOLERANCES[dtype])
 
 
 def segments_with_memory_equal_one_pass(combination, dtype):
@@ -133,7 +135,7 @@ def segments_with_memory_equal_one_pass(combination, dtype):
                 out = model(read[:, start:end], memory)
             memory = out.memory
             parts.append(out.logits.detach())
-        _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
+        close(torch.cat(parts, 1), expected, f"cached: {cached}", TOLERANCES[dtype])
     found = []
     changed = model.with_memory(3)
     skips = [(), (1,), ()]
@@ -146,7 +148,7 @@ def segments_with_memory_equal_one_pass(combination, dtype):
             parts.append(out.logits.detach())
         found.append(torch.cat(parts, 1))
     for other in found[1:]:
-        _close(other, found[0], TOLERANCES[dtype], "kernels disagree", None)
+        close(other, found[0], "kernels disagree", TOLERANCES[dtype])
 
 
 def padding_changes_nothing(combination, dtype):
@@ -164,14 +166,7 @@ def padding_changes_nothing(combination, dtype):
                 assert batch.isfinite().all()
                 for row, (text, place) in enumerate(zip(texts, places, strict=True)):
                     side = "left" if left else "right"
-                    _close(batch[row, place], model(text).logits[0], TOLERANCES[dtype], f"{kernel}, {side}, row {row}")
-
-
-def _close(given, expected, tolerance, message, mask=None):
-    off = (given - expected).detach().abs()
-    off = off if mask is None else off[mask.bool()]
-    limit = tolerance * max(1.0, float(expected.detach().abs().max()))
-    assert float(off.max()) <= limit, f"{message}: off by {float(off.max()):.2e}, at most {limit:.2e}"
+                    close(batch[row, place], model(text).logits[0], f"{kernel}, {side}, row {row}", TOLERANCES[dtype])
 
 
 def gradients_reach_every_parameter(combination, at_start):
@@ -259,7 +254,7 @@ def double_precision_agrees(combination):
     with torch.no_grad():
         logits = double(tokens()).logits
         assert logits.dtype == torch.float64
-        _close(single(tokens()).logits.double(), logits, 1e-5, "fp32 and fp64")
+        close(single(tokens()).logits.double(), logits, "fp32 and fp64", 1e-5)
 
 
 def learns(combination):

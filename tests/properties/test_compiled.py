@@ -11,6 +11,7 @@ import torch
 
 import combinations
 import fullrank as fr
+from closeness import all_close
 from combinations import LENGTH, WIDTH
 from fullrank.core.attention import Block
 from moving import moved, seed
@@ -58,14 +59,6 @@ def padded():
     return fr.Layout.of(6, key_mask=mask)
 
 
-def compare(block, compiled, tolerance, layouts):
-    for layout in layouts:
-        expected = outputs(block, block, layout)
-        for name, given in outputs(block, compiled, layout).items():
-            off, scale = float((given - expected[name]).abs().max()), max(1.0, float(expected[name].abs().max()))
-            assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
-
-
 @pytest.mark.parametrize(
     "combination",
     [
@@ -76,14 +69,12 @@ def compare(block, compiled, tolerance, layouts):
 )
 def test_whole_graph_equals_eager(combination):
     """With padding; weights without it, and positions that a model places in its layouts, are compiled in models below."""
-    whole_graph_equals_eager(combination, [padded()] if combination.weighted else [fr.Layout.of(7), padded()])
-
-
-def whole_graph_equals_eager(combination, layouts):
+    layouts = [padded()] if combination.weighted else [fr.Layout.of(7), padded()]
     torch._dynamo.reset()
     block = moved(Block(combination.config())).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    compare(block, compiled, 1e-6, layouts)
+    for layout in layouts:
+        all_close(outputs(block, compiled, layout), outputs(block, block, layout), 1e-6)
 
 
 def test_the_whole_graph_of_a_model_of_documents():
@@ -184,6 +175,4 @@ def test_whole_graph_with_memory_and_cross_head(score, layout):
     expected, given = (
         outputs(block, lambda x, where, run=run: run(x, where, memory=memory), layout) for run in (block, compiled)
     )
-    for name, want in expected.items():
-        off, scale = float((given[name] - want).abs().max()), max(1.0, float(want.abs().max()))
-        assert off <= 5e-6 * scale, f"{name} is off by {off:.1e}"
+    all_close(given, expected, 5e-6)

@@ -11,6 +11,7 @@ import torch
 import combinations
 import fullrank as fr
 import translator_models
+from closeness import close
 from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
 from moving import moved, seed
 
@@ -39,11 +40,6 @@ def translator(combination, *, fresh=False, **changes):
 
 def sources(model, length=6):
     return tokens(3, length, seed=9) % (model.encoder.config.vocab_size or 1)
-
-
-def close(given, expected, message):
-    off, limit = float((given - expected).abs().max()), 1e-11 * max(1.0, float(expected.abs().max()))
-    assert off <= limit, f"{message}: off by {off:.1e}"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +85,7 @@ def test_padding_changes_nothing(combination):
             found = model(torch.where(mask, source, 1), target, mask).logits
             for row in range(3):
                 alone = model(source[row][mask[row]][None], target[row : row + 1]).logits[0]
-                close(found[row], alone, f"{kernel}, left: {left}, row {row}")
+                close(found[row], alone, f"{kernel}, left: {left}, row {row}", 1e-11)
 
 
 @pytest.mark.parametrize("combination", cases(6))
@@ -108,7 +104,7 @@ def test_written_token_by_token_and_as_beams(combination):
                 assert cache.length == start, "a cache is a value"
                 cache = out.cache
                 parts.append(out.logits)
-            close(torch.cat(parts, 1), expected[index], f"rows {order}")
+            close(torch.cat(parts, 1), expected[index], f"rows {order}", 1e-11)
 
 
 @pytest.mark.parametrize("combination", [c for c in PAIRS if c.mix != "none" and starts_plain(c.mix)], ids=str)

@@ -9,6 +9,7 @@ import torch
 
 import combinations
 import fullrank as fr
+from closeness import all_close
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
 from fullrank.core.stages import Heads, HeadSize
@@ -64,13 +65,6 @@ def computed(attend, where, dtype, kernel):
     return {"output": out.detach()} | {n: torch.zeros(()) if x is None else x for n, x in gradients.items()}
 
 
-def compare(found, expected, tolerance):
-    for name, right in expected.items():
-        assert found[name].isfinite().all(), f"{name} is not finite"
-        off, scale = float((found[name] - right).abs().max()), max(1.0, float(right.abs().max()))
-        assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
-
-
 @functools.cache
 def problem(score, normalize, mix, where):
     """The call as kernels see it, with its numbers as they happen to be."""
@@ -100,7 +94,7 @@ def test_equals_the_definition(row):
     attend = stages(row["score"], row["normalize"], row["mix"]).to(dtype)
     found = computed(attend, where, dtype, row["kernel"])
     single = 1e-5 if row["mix"] in PAIRED else 1e-6  # one number, lambda, collects the gradient of every weight
-    compare(found, computed(attend, where, dtype, "reference"), single if dtype == torch.float32 else 1e-13)
+    all_close(found, computed(attend, where, dtype, "reference"), single if dtype == torch.float32 else 1e-13)
 
 
 POSITION_TERM = {**combinations.MULTILINEAR, "score": "relative"}
@@ -129,7 +123,7 @@ def test_multilinear_equals_the_definition(row):
         found |= {name: parameter.grad for name, parameter in attend.named_parameters()}
         return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
 
-    compare(computed(row["kernel"]), computed("reference"), 2e-6 if dtype == torch.float32 else 1e-13)
+    all_close(computed(row["kernel"]), computed("reference"), 2e-6 if dtype == torch.float32 else 1e-13)
 
 
 PAIRS = list(itertools.product(SLOTS["normalize"], SLOTS["mix"]))
@@ -157,4 +151,4 @@ def test_triton_equals_the_definition(normalize, mix, where, monkeypatch):
     found = computed(attend, LAYOUTS[where], torch.float32, "auto")
     assert reasons == [None]
     tolerance = 1e-5 if mix in PAIRED else 2e-6  # one number, lambda, collects the gradient of every weight
-    compare({name: tensor.double() for name, tensor in found.items()}, expected, tolerance)
+    all_close({name: tensor.double() for name, tensor in found.items()}, expected, tolerance)

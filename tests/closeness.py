@@ -1,0 +1,17 @@
+"""Tensors that have to be equal but for rounding."""
+
+import torch
+
+
+def close(given, expected, message="", tolerance=1e-10):
+    """Of one shape, and within `tolerance` of the largest number, or of 1."""
+    given, expected = torch.as_tensor(given).detach(), torch.as_tensor(expected).detach()
+    assert given.shape == expected.shape, (message, given.shape, expected.shape)
+    off, scale = float((given - expected).abs().max()), max(1.0, float(expected.abs().max()))
+    assert off <= tolerance * scale, f"{message} is off by {off:.2e}"
+
+
+def all_close(given, expected, tolerance):
+    """Each tensor of one dictionary and that of the other."""
+    for name, tensor in expected.items():
+        close(given[name], tensor, name, tolerance)
