@@ -15,3 +15,16 @@ def all_close(given, expected, tolerance):
     """Each tensor of one dictionary and that of the other."""
     for name, tensor in expected.items():
         close(given[name], tensor, name, tolerance)
+
+
+def agree(found, expected, leaves, tolerance=1e-9):
+    """Values, and the gradients of a random cotangent with respect to the named leaves, in the dtype of each."""
+    close(found, expected, "the output", tolerance)
+    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    ours, theirs = (
+        torch.autograd.grad(out, [*leaves.values()], cotangent.to(out.dtype), retain_graph=True)
+        for out in (found, expected)
+    )
+    for (name, leaf), one, other in zip(leaves.items(), ours, theirs, strict=True):
+        assert one.dtype == leaf.dtype, name
+        close(one, other, f"the gradient of {name}", tolerance)

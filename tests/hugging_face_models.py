@@ -37,15 +37,6 @@ def gptj():
     return built(transformers.GPTJConfig(n_embd=WIDTH, n_layer=1, n_head=2, rotary_dim=4, n_positions=32, **_IDS))
 
 
-def opt():
-    """Narrower than its hidden states at the head: 6 of 8."""
-    config = transformers.OPTConfig(
-        hidden_size=WIDTH, word_embed_proj_dim=6, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=32, **_IDS,
-    )  # fmt: skip
-    return built(config)
-
-
 def built(config, scale=0.3):
     """The causal model of a configuration with random parameters, also where they start at 0 or 1."""
     model = transformers.AutoModelForCausalLM.from_config(config)

@@ -123,7 +123,7 @@ def test_the_bytes_of_a_cache(made):
     assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
 
 
-E, F, V, TOKENS = 512, 1024, 6632, 25
+TOKENS = 25
 
 
 def test_work_is_what_a_model_multiplies():

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import cli_runs
 import measure
 from machine import environment
 
-Called = Callable[..., tuple[object, str, str]]
 SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
 
 

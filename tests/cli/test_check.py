@@ -1,7 +1,6 @@
 """`fullrank check`: recipes, runs, saved models, translators and Hugging Face models; JSON, the table, exit status."""
 
 import json
-from collections.abc import Callable
 
 import peft
 import pytest
@@ -20,8 +19,6 @@ CHECKS = {
     "incremental decoding = one pass", "starts as plain attention", "kernels = reference, fp64",
     "memory in segments = one pass", "future, after training on random tokens",
 }  # fmt: skip
-
-Called = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture(autouse=True)

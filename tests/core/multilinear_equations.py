@@ -4,6 +4,7 @@ import math
 
 import torch
 
+import closeness
 import fullrank as fr
 from moving import moved
 
@@ -83,22 +84,10 @@ def distances(queries, keys, rows=2):
     return apart.abs().to(WIDE), (apart >= 0).to(WIDE)
 
 
-def agree(module, out, expected, inputs, tolerance=1e-9):
-    """Values, and the gradients of a random cotangent with respect to all parameters and inputs."""
-    assert out.shape == expected.shape
-    off = float((out - expected).detach().abs().max())
-    assert off <= tolerance * max(1.0, float(expected.detach().abs().max())), f"off by {off:.1e}"
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(8), dtype=WIDE)
-    named = [*module.named_parameters(), *((f"input {i}", x) for i, x in enumerate(inputs))]
-    leaves = [tensor for _, tensor in named]
-    wanted = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
-    given = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
-    for (name, _), a, b in zip(named, given, wanted, strict=True):
-        assert a is not None, f"no gradient for {name}"
-        assert b is not None, f"the equation does not read {name}"
-        scale = max(1.0, float(b.abs().max()))
-        assert float((a - b).abs().max()) <= tolerance * scale, f"gradient of {name}"
-        assert float(b.abs().max()) > 0, f"the gradient of {name} is zero"
+def agree(module, out, expected, inputs):
+    """Values, and the gradients of all parameters and inputs."""
+    leaves = dict(module.named_parameters()) | {f"input {i}": x for i, x in enumerate(inputs)}
+    closeness.agree(out, expected, leaves)
 
 
 MASKS = {"masked": lambda b, i, j: j <= i, "as_published": lambda b, i, j: True}

@@ -2,15 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 import fullrank as fr
 
-Check = Callable[[Tensor], None]
 E, H, D, F, V = 64, 4, 20, 100, 900
 PLAIN = {"position": "learned", "max_position_embeddings": 64}
 CLUSTERS = {"kind": "adaptive", "cutoffs": [200, 500], "div_val": 2}

@@ -4,7 +4,6 @@ That it is causal, decodes, remembers and is padded as other models: `combinatio
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from fullrank.core.layout import Layout
 from fullrank.core.trace import Trace
 from moving import moved
 
-Keys = dict[str, Any]
 P = 40
 SIZES = {
     "vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 11, "max_position_embeddings": P,

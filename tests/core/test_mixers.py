@@ -4,15 +4,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 import fullrank as fr
+from closeness import agree
 from moving import moved
 
 B, N, E, H, D = 2, 7, 10, 4, 6
-
-Maps = list[Tensor]  # one tensor (B, N, M) or (B, N, D) for each head
 
 
 def layer_of(heads=H, layer=0, **attention):
@@ -206,18 +204,8 @@ CASES = {
 }
 
 
-def gradients(out, layer, x):
-    named = {"x": x, **dict(layer.named_parameters())}
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
-    return dict(zip(named, torch.autograd.grad(out, list(named.values()), cotangent), strict=True))
-
-
 def compare(out, expected, layer, x):
-    """Output and all gradients."""
-    assert torch.allclose(out, expected, atol=1e-12)
-    computed = gradients(out, layer, x)
-    for key, gradient in gradients(expected, layer, x).items():
-        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+    agree(out, expected, {"x": x, **dict(layer.named_parameters())}, 1e-10)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])

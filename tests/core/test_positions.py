@@ -21,17 +21,6 @@ def test_sinusoids(width):
             assert abs(float(added[0, n, i]) - (math.cos(angle) if i % 2 else math.sin(angle))) < 1e-10
 
 
-def model(**changes):
-    sizes = {
-        "vocab_size": 9,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 6,
-    }
-    return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
-
-
 @pytest.mark.parametrize("size", [7, 8])
 def test_angles_are_exact_anywhere(size):
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])

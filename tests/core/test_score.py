@@ -1,4 +1,4 @@
-"""Scores and rotary positions against their equations: over keys in pieces, within a window, and in blocks."""
+"""Relative scores as published against their equation; ours: test_memory_brute_force.py and test_translator_equations.py."""
 
 import math
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.embedding import Rotary
 
 E, H, D = 10, 3, 4
 
@@ -65,25 +64,6 @@ def equation(made, x, distance, visible):
     return linear(made.merge, heads)
 
 
-def test_distances_come_from_the_layout():
-    """A gap between keys, positions that differ by row, padding, and queries that see what comes after them."""
-    made, x = layer(), torch.randn(1, 6, E, dtype=torch.float64)
-    gap = torch.tensor([0, 1, 2, 20, 21, 22])
-    given = made(x, layout=fr.Layout(gap, gap, farthest=22))
-    expected = equation(made, x[0].numpy(), lambda n, m: int(gap[n] - gap[m]), lambda n, m: m <= n)
-    assert np.abs(given[0].detach().numpy() - expected).max() < 1e-12
-
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
-    places = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
-    rows = made(x.expand(2, -1, -1), layout=fr.Layout(places, places, True, mask)).detach()
-    assert np.abs(rows[0, 2:].numpy() - made(x[:, 2:])[0].detach().numpy()).max() < 1e-12
-    assert np.abs(rows[1].numpy() - made(x)[0].detach().numpy()).max() < 1e-12
-
-    both = made(x, layout=fr.Layout.of(6, causal=False))[0].detach().numpy()
-    expected = equation(made, x[0].numpy(), lambda n, m: n - m, lambda n, m: True)
-    assert np.abs(both - expected).max() < 1e-12
-
-
 def test_as_published_measures_from_the_end_of_the_block():
     made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
     given = made(x)[0].detach().numpy()
@@ -124,15 +104,3 @@ def test_a_model_as_published_with_same_length(start):
         hidden = block.attention_norm(x[begin:block_end] + torch.from_numpy(expected))
         hidden = block.feed_forward_norm(hidden + block.feed_forward(hidden))
         assert (made.output(hidden[None]) - logits).abs().max() < 1e-12
-
-
-def test_rotary_turns_each_pair_by_its_angle():
-    heads, places = torch.randn(2, 3, 4, 6, dtype=torch.float64), torch.tensor([0, 3, 4, 100])
-    turned = Rotary(6, 10000.0)(heads, places)
-    for n, place in enumerate(places.tolist()):
-        for i in range(3):
-            number = complex(float(heads[1, 2, n, i]), float(heads[1, 2, n, i + 3]))
-            angle = place * 10000.0 ** (-2 * i / 6)
-            number *= complex(math.cos(angle), math.sin(angle))
-            assert abs(number - complex(float(turned[1, 2, n, i]), float(turned[1, 2, n, i + 3]))) < 1e-12
-    assert torch.equal(turned[:, :, 0], heads[:, :, 0])

@@ -14,8 +14,6 @@ from fullrank.config.run import PhaseConfig
 from fullrank.core import registry
 from fullrank.core.skip_retain import draw
 
-# The paper's equations: of i = 1 .. N, as fractions
-Equation = Callable[[int, int, Fraction], Fraction]
 EQUATIONS = {
     "linear": lambda i, n, p: Fraction(1, 2) * Fraction(i - 1, n) if i != n else Fraction(0),
     "uniform": lambda i, n, p: p,

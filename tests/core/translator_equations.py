@@ -6,11 +6,8 @@ A sentence is its tokens alone, so that nothing here knows of padding, and its d
 import math
 
 import torch
-from torch import Tensor
 
 from fullrank.core.config import stage_name
-
-Parameters = dict[str, Tensor]
 
 
 def logits(config, read, source, target):

@@ -115,11 +115,6 @@ def test_cleaning_by_length_and_ratio(folder):
         prepare(config(folder, max_length=1, max_ratio=1.0))
 
 
-def multi30k(folder, counts=(3, 2, 2, 2)):
-    for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
-        write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])
-
-
 @pytest.fixture(scope="module")
 def real_multi30k(corpora, tmp_path_factory):
     given = DataConfig(name="multi30k-de-en", dir=str(corpora), cache=str(tmp_path_factory.mktemp("cache")))

@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -29,7 +28,6 @@ import fullrank as fr
 from fullrank.core.config import EncoderConfig
 
 VOCABULARY, E, LAYERS, INNER, N = 19, 18, 3, 11, 13
-Tensors = dict[str, Tensor]
 
 
 class DoubleTorch(ModuleType):

@@ -88,12 +88,6 @@ def bert_with(**settings):
     return model
 
 
-def gpt2_that_reorders():
-    model = FAMILIES["gpt2"]()[0]
-    model.transformer.h[0].attn.reorder_and_upcast_attn = True
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "given", "message"),
     [

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_vocabulary import Watch
 
+import closeness
 import fullrank as fr
 from fullrank.core import multilinear as definition
 from fullrank.core.engine import Pairs, Tokens
@@ -45,13 +46,7 @@ def computed(leaves, way="causal", seen=None):
 
 
 def agree(out, expected, leaves, tolerance=1e-9):
-    """Values, and gradients of a random cotangent, in the dtype of each leaf."""
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert (out - expected).abs().max() <= tolerance * (1 + expected.abs().max())
-    wanted = torch.autograd.grad(expected, leaves, cotangent.to(expected.dtype))
-    for name, a, b in zip(NAMES, torch.autograd.grad(out, leaves, cotangent.to(out.dtype)), wanted, strict=True):
-        assert a.dtype == b.dtype
-        assert (a - b).abs().max() <= tolerance * (1 + b.abs().max()), name
+    closeness.agree(out, expected, dict(zip(NAMES, leaves, strict=True)), tolerance)
 
 
 @pytest.mark.parametrize(("queries", "keys", "length", "way", "by_state", "most"), [
