@@ -71,7 +71,7 @@ JSON = (  # columns begin so
 CIRCUMSTANCES = {
     *("train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps"),
     *("train.keep_checkpoints", "train.keep_model", "train.parts.distill.run"),
-    "eval.test",
+    *("eval.test", "eval.every_epochs", "eval.every_steps"),
     *("data.cache", "data.dir", "data.train", "data.valid", "data.test", "data.codes"),
 }
 SIZES_OF_THE_TEXT = ("vocab_size", "max_position_embeddings")
