@@ -1,6 +1,7 @@
 """One small text and one trained run, shared by all tests of the command line."""
 
 import pytest
+
 from cli_runs import SMALL, call, write_config, write_text
 
 

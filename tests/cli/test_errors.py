@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_runs import call
 
+from cli_runs import call
 from fullrank.config.load import build_any, merge
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import task_of

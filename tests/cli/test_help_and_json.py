@@ -3,8 +3,8 @@
 import os
 
 import typer
-from cli_runs import SMALL, call
 
+from cli_runs import SMALL, call
 from fullrank.cli.app import load
 
 # Verbs without it: a file or a schema is their output; the command line of `bench` is that of benchmarks/bench.py

@@ -1,8 +1,8 @@
 """`--import MODULE`: stages of one's own on the command line."""
 
 import pytest
-from cli_runs import SMALL, call
 
+from cli_runs import SMALL, call
 from fullrank.core import registry
 from fullrank.plugins import imported_plugins
 
