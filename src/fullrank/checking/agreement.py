@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.copies import InDouble, WithoutDropout, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
-from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
+from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import ROWS, Subject, agree
 from fullrank.core.errors import count_things
 
@@ -42,6 +43,14 @@ class Comparison:
     reading: Reading
     expected: Reading
 
+    def repeat_in_double(self, stack: contextlib.ExitStack) -> Comparison | None:
+        """Both readings again, with float32 as float64, and so all that follows; None where some of it stays."""
+        double = stack.enter_context(InDouble())
+        with contextlib.suppress(Exception):
+            again = Comparison(self.name, self.reading.repeat(), self.expected.repeat())
+            return again if double.is_complete else None
+        return None
+
 
 def compare(
     subject: Subject, model: Any, comparisons: list[Comparison], looked_at: str, remark: str = "", path: str = ""
@@ -55,32 +64,23 @@ def compare(
     def measure(one: Comparison) -> float:
         return largest(divide(one.reading.logits), divide(one.expected.logits))
 
-    shares = [measure(one) for one in comparisons]
-    worst = find_worst(dict(enumerate(shares)))
+    shares = {i: measure(one) for i, one in enumerate(comparisons)}
+    worst = rank_differences(shares)[0]
     limit, reason = allow(subject.dtype)
     with contextlib.ExitStack() as stack:
         if not subject.ours and subject.dtype == torch.float64 and shares[worst] > limit:
             single, why = allow(torch.float32)
-            again = repeat_in_double(comparisons[worst], stack) if shares[worst] <= 10 * single else None
-            if again is not None:
-                comparisons, shares, worst = [again], [measure(again)], 0
-            else:
+            again = comparisons[worst].repeat_in_double(stack) if shares[worst] <= 10 * single else None
+            if again is None:
                 limit, reason = 10 * single, f"ten times {why}; a model that is not ours may compute parts so"
+            else:
+                comparisons, worst = [again], 0
+                shares = {worst: measure(again)}
         finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=path)
         if finding.verdict == "passes":
             return finding
-        apart = [one for one, share in zip(comparisons, shares, strict=True) if not share <= limit]
-        layers = name_layers(model, apart, limit)
+        layers = name_layers(model, [comparisons[i] for i in shares if not shares[i] <= limit], limit)
     return replace(finding, remark=f"worst: {comparisons[worst].name}", layers=layers)
-
-
-def repeat_in_double(one: Comparison, stack: contextlib.ExitStack) -> Comparison | None:
-    """Both readings again, with what is float32 in them in float64, and so all that follows; None where some of it stays."""
-    double = stack.enter_context(InDouble())
-    with contextlib.suppress(Exception):
-        again = replace(one, reading=one.reading.repeat(), expected=one.expected.repeat())
-        return again if double.is_complete else None
-    return None
 
 
 def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
@@ -98,14 +98,12 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
     call, comparisons = PLAIN[training], list[Comparison]()
     with running(subject, call) as run, WithoutDropout():
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
-        last = len(texts) - 1
-        whole = Reading.from_run(partial(run, texts), Part(len(texts), subject.length))
+        whole, last = run.read(texts), len(texts) - 1
         for row, others in ((0, slice(1, None)), (last, slice(last))):
             changed = texts.clone()
             changed[row] = subject.change(texts)[row]
             part = replace(whole.part, chosen=others)
-            reading = Reading.from_run(partial(run, changed), part)
-            comparisons.append(Comparison(f"rows beside row {row}", reading, whole.with_part(part)))
+            comparisons.append(Comparison(f"rows beside row {row}", run.read(changed, part), whole.with_part(part)))
         looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
         return compare(subject, run.model, comparisons, looked_at, path=call.name)
 
@@ -123,24 +121,24 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     with running(subject, call) as run, WithoutDropout():
-        whole = Reading.from_run(partial(run, ids), Part(ROWS, size))
+        whole = run.read(ids)
         if largest(Run(subject, replace(call, seed=2), run.model)(ids), whole.logits) > allow(subject.dtype)[0]:
             return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
         if torch.equal(run(subject.change(ids)), whole.logits):
             return inapplicable(NOTHING_MOVES)
         for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
-            alone = Reading.from_run(partial(run, ids[:rows, :end].contiguous()), Part(rows, end))
-            expected = whole.with_part(Part(ROWS, size, 0, end, chosen=slice(rows)))
+            part = replace(whole.part, end=end, chosen=slice(rows))
+            alone = run.read(ids[:rows, :end].contiguous())
             name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
-            comparisons.append(Comparison(name, alone, expected))
+            comparisons.append(Comparison(name, alone, whole.with_part(part)))
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
-        finding = compare(subject, run.model, comparisons, looked_at)
+        path = f"texts of other lengths{', training' * training}"
+        finding = compare(subject, run.model, comparisons, looked_at, path=path)
     if finding.verdict == "passes":
         return finding
-    path = f"texts of other lengths{', training' * training}"
     leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
-    return replace(finding, path=path, leaks=leaks)
+    return replace(finding, leaks=leaks)
 
 
 def padding(subject: Subject) -> Finding:
@@ -156,12 +154,10 @@ def padding(subject: Subject) -> Finding:
         for side, mask in subject.masks().items():
             real = mask.bool()
             run_padded = Run(subject, Call(side, mask=side), run.model)
-            batch = Reading.from_run(partial(run_padded, ids), Part(ROWS, subject.length))
-            changed = torch.where(real, ids, subject.change(ids))
-            others = Reading.from_run(partial(run_padded, changed), batch.part)
-            is_seen = not subject.has_state and not agree(
-                batch.logits[real], plain[real]
-            )  # the mask is not for nothing
+            batch = run_padded.read(ids)
+            others = run_padded.read(torch.where(real, ids, subject.change(ids)))
+            # the mask is not for nothing
+            is_seen = not subject.has_state and not agree(batch.whole[real], plain[real])
             is_used = is_used or is_seen
             for row in range(ROWS):
                 start = int(real[row].int().argmax())
@@ -169,9 +165,8 @@ def padding(subject: Subject) -> Finding:
                 part = replace(batch.part, start=start, end=end, chosen=slice(row, row + 1))
                 padded = batch.with_part(part)
                 if side != "left" or subject.pads_left:
-                    alone = Part(ROWS, end - start, chosen=part.chosen)
-                    expected = Reading.from_run(partial(run, ids[:, start:end]), alone)
-                    comparisons.append(Comparison(f"text {row}, padding: {side}", padded, expected))
+                    alone = run.read(ids[:, start:end], Part(ROWS, end - start, chosen=part.chosen))
+                    comparisons.append(Comparison(f"text {row}, padding: {side}", padded, alone))
                 if is_seen:
                     name = f"what stands in the padding: {side}"
                     comparisons.append(Comparison(name, others.with_part(part), padded))
@@ -194,28 +189,25 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
     if all(finding.verdict == "fails" for finding in known):
         return inapplicable("position_ids that begin again do not separate documents in this model")
     worst = max(known, key=lambda finding: finding.difference or 0.0)
+    remark = worst.remark
     if worst.verdict == "fails":
-        remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
+        remark = f"{worst.path}: {remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
     if subject.mask_form is not None and look_into_document(subject, Call("", mask="ones")).verdict == "fails":
-        return replace(
-            worst, remark=f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
-        )
-    return worst
+        remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
+    return replace(worst, remark=remark)
 
 
 def look_into_document(subject: Subject, call: Call) -> Finding:
     """Change all tokens of the first of two documents in a row."""
     text, half = subject.ids[:1], subject.length // 2
     first = torch.arange(subject.length, device=text.device)[None] < half
+    looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     try:
         with running(subject, replace(call, packed=True)) as run:
             part = Part(1, subject.length, half)
-            readings = [Reading.from_run(partial(run, ids), part) for ids in (subject.change(text, first), text)]
+            readings = [run.read(ids, part) for ids in (subject.change(text, first), text)]
             seen = Comparison("the second document sees the first", *readings)
-            looked_at = (
-                "logits of a second document after all tokens of the first in its row were changed; position_ids"
-            )
             return compare(subject, run.model, [seen], looked_at, path=call.name)
     except Exception as error:
         return inapplicable(str(error))
@@ -225,14 +217,13 @@ def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-    ids, length, half = subject.ids, subject.length, subject.length // 2
-    with torch.no_grad(), mode(subject.model, training=False):
-        step = open_cache(subject, subject.model)
-        whole = Reading.from_run(partial(subject.logits, ids), Part(ROWS, length))
-        comparisons = compare_pieces("token by token", whole, ids, list(range(length + 1)), step)
+    length, half = subject.length, subject.length // 2
+    with running(subject, PLAIN[0]) as run, torch.no_grad(), mode(subject.model, training=False):
+        step, whole = open_cache(subject, subject.model), run.read(subject.ids)
+        comparisons = compare_pieces("token by token", whole, subject.ids, range(length + 1), step)
         if not subject.has_state:
-            for bounds in ([0, half, length], [0, 1, length - 2, length]):
-                comparisons += compare_pieces("in pieces", whole, ids, bounds, step)
+            for bounds in ((0, half, length), (0, 1, length - 2, length)):
+                comparisons += compare_pieces("in pieces", whole, subject.ids, bounds, step)
             if subject.translates or not subject.fixed:
                 with contextlib.suppress(CannotRun):
                     comparisons.append(compare_beams(subject, whole, step))
@@ -241,16 +232,17 @@ def decoding(subject: Subject) -> Finding:
         return compare(subject, subject.model, comparisons, looked_at)
 
 
-def compare_pieces(name: str, whole: Reading, ids: Tensor, bounds: list[int], step: Step) -> list[Comparison]:
+def compare_pieces(name: str, whole: Reading, ids: Tensor, bounds: Sequence[int], step: Step) -> list[Comparison]:
     """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
-    comparisons = []
-    for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
+    comparisons, pieces = [], read_pieces(ids, bounds, step)[0]
+    for number, logits in enumerate(pieces):
         start, end = bounds[number : number + 2]
         before = partial(read_pieces, ids, bounds[: number + 1], step)
-        piece = Part(ROWS, end - start, past=start)
-        reading = Reading(logits, piece, partial(read_next, step, ids[:, start:end]), before)
-        expected = whole.with_part(replace(whole.part, start=start, end=end))
-        comparisons.append(Comparison(name, reading, expected))
+        reading = Reading(
+            logits, Part(ROWS, end - start, past=start), partial(read_next, step, ids[:, start:end]), before
+        )
+        part = replace(whole.part, start=start, end=end)
+        comparisons.append(Comparison(name, reading, whole.with_part(part)))
     return comparisons
 
 
@@ -270,4 +262,5 @@ def compare_beams(subject: Subject, whole: Reading, step: Step) -> Comparison:
         return step(subject.ids[ORDER, half : half + 1], state)[0]
 
     reading = Reading(read(*choose_rows()), Part(ROWS, 1, past=half), read, choose_rows)
-    return Comparison("as beams", reading, whole.with_part(Part(ROWS, subject.length, half, half + 1, chosen=ORDER)))
+    part = replace(whole.part, start=half, end=half + 1, chosen=ORDER)
+    return Comparison("as beams", reading, whole.with_part(part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.copies import duplicate, find_dtype, mode, move_copy
+from fullrank.checking.layers import Part, Reading
 from fullrank.checking.subject import ROWS, Subject, take_turns
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, find_cache, logits_in, read_arguments, stand_in
@@ -161,6 +162,14 @@ class Run:
         self.mask = subject.masks()[call.mask] if call.mask else None
         self.step = open_cache(subject, model) if call.cache else None
 
+    def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
+        """The logits of texts, of some of their positions, and how to read them again. part: what is looked at."""
+
+        def read_again() -> Tensor:
+            return self(ids)[:, positions]
+
+        return Reading(read_again(), part or Part(len(ids), ids.shape[1]), read_again)
+
     def __call__(self, ids: Tensor) -> Tensor:
         call, subject, parts = self.call, self.subject, list[Tensor]()
         with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
@@ -220,7 +229,7 @@ def scale_copy(model: Any) -> Any:
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
-def read_pieces(ids: Tensor, bounds: list[int], step: Step) -> tuple[list[Tensor], Any]:
+def read_pieces(ids: Tensor, bounds: Sequence[int], step: Step) -> tuple[list[Tensor], Any]:
     """Logits of the pieces of a text, each read after the state that the one before left, and the last state."""
     pieces, state = [], None
     for start, end in itertools.pairwise(bounds):

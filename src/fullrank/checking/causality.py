@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +13,8 @@ from torch import Tensor, nn
 
 from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call, CannotRun, Run, running
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
-from fullrank.checking.layers import (
-    Part,
-    Place,
-    Reading,
-    find_layer_by_compiler,
-    find_layers,
-    find_layers_by_gradient,
-    observe,
-)
-from fullrank.checking.report import Finding, allow, divide_by_size, find_worst, inapplicable, judge, largest
+from fullrank.checking.layers import Part, Place, find_layer_by_compiler, find_layers, find_layers_by_gradient, observe
+from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.errors import one_line
 
@@ -79,32 +69,27 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
     with running(subject, call) as run:
         rows = len(subject.ids)
-        times = 1 if call.compiled else math.ceil(len(cuts) / rows)
-        texts = subject.ids.repeat(times, *[1] * (subject.ids.dim() - 1))  # read at once, with a cut in each
-        logits = run(texts)
-        if bool(logits.isnan().any()):
-            raise FloatingPointError("logits are NaN")
-        divide = divide_by_size(logits)
-        logits = divide(logits)
-
-        def read(ids: Tensor) -> Tensor:
-            return divide(run(ids))
-
-        shares = measure_cuts(subject, read, texts, logits, cuts)
-        if not shares:
+        texts = torch.cat([subject.ids] * (1 if call.compiled else math.ceil(len(cuts) / rows)))
+        search = Search(subject, run, texts)
+        shares = dict[int, float]()
+        for start in range(0, len(cuts), len(texts)):
+            some = cuts[start : start + len(texts)]
+            shares |= zip(some, search.move(some), strict=True)
+        if not search.is_moved:
             return inapplicable(NOTHING_MOVES)
-        cut = find_worst(shares)
+        worst = rank_differences(shares)
+        cut = worst[0]
         if dtype.itemsize == 2:  # one rounding may choose another expert: a leak is seen from several cuts
-            cut = sorted(shares, key=lambda one: shares[one])[-min(3, len(shares))]
+            cut = worst[:3][-1]
         if not math.isfinite(shares[cut]) and not call.is_plain:
             return inapplicable(f"{call.name}: logits are not finite")
         if not shares[cut] <= limit:
-            again = largest(read(texts), logits)
+            again = search.roll(0)
             if again > limit:
                 remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
                 return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
-            if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
-                noise = largest(read(texts.roll(rows, 0)).roll(-rows, 0), logits)
+            if not (call.training or call.mask):
+                noise = search.roll(rows)
                 if noise > limit:
                     limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
@@ -112,7 +97,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
             return finding
         if call.is_plain or call.cache or call.training not in subject.leaking:
             if not (call.mask or subject.fixed or call.compiled):
-                cut = find_cut_of_a_text(subject, call, read, cut, limit)
+                cut = search.find_cut_of_a_text(cut, limit)
             if not cut:
                 remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
                 return replace(finding, verdict="passes", difference=0.0, remark=remark)
@@ -124,32 +109,38 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
     return replace(finding, leaks=leaks, remark=leaks)
 
 
-def measure_cuts(
-    subject: Subject, read: Callable[[Tensor], Tensor], texts: Tensor, logits: Tensor, cuts: list[int]
-) -> dict[int, float]:
-    """The largest change of logits before each cut; nothing where no logits change anywhere."""
-    shares, is_moved = dict[int, float](), False
-    for start in range(0, len(cuts), len(texts)):
-        some = cuts[start : start + len(texts)]
-        changed = read(subject.change_from(some, texts))
-        is_moved = is_moved or not torch.equal(changed, logits)
-        for row, cut in enumerate(some):
-            shares[cut] = largest(changed[row, :cut], logits[row, :cut])
-    return shares if is_moved else {}
+class Search:
+    """A run whose logits of some texts are known, and how far they move with other tokens or in other rows."""
 
+    def __init__(self, subject: Subject, run: Run, texts: Tensor) -> None:
+        logits = run(texts)
+        if bool(logits.isnan().any()):
+            raise FloatingPointError("logits are NaN")
+        self.subject, self.run, self.texts, self.is_moved = subject, run, texts, False
+        self.divide = divide_by_size(logits)
+        self.logits = self.divide(logits)
 
-def find_cut_of_a_text(subject: Subject, call: Call, read: Callable[[Tensor], Tensor], cut: int, least: float) -> int:
-    """A cut before which some text alone sees later tokens, and no other row of its batch is changed; 0 where there is none."""
-    ids, length = subject.ids, subject.length
-    # an expert drops entries in the order of its tokens, and so does its dropout
-    with WithoutDropout() if call.training else ExitStack():
-        logits = read(ids)
-        for one in dict.fromkeys((cut, *spread(length, 6))):
-            for row in range(len(ids)):
-                texts = subject.change_from([length] * row + [one], ids)
-                if largest(read(texts)[row, :one], logits[row, :one]) > least:
-                    return one
-    return 0
+    def move(self, cuts: list[int]) -> list[float]:
+        """The largest change of logits before the cut of each row, where tokens from there on are changed."""
+        changed = self.divide(self.run(self.subject.change_from(cuts, self.texts)))
+        self.is_moved = self.is_moved or not torch.equal(changed, self.logits)
+        return [largest(changed[row, :cut], self.logits[row, :cut]) for row, cut in enumerate(cuts)]
+
+    def roll(self, rows: int) -> float:
+        """The largest change of logits where each text is read some rows further down."""
+        return largest(self.divide(self.run(self.texts.roll(rows, 0))).roll(-rows, 0), self.logits)
+
+    def find_cut_of_a_text(self, cut: int, least: float) -> int:
+        """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""
+        length = self.subject.length
+        # an expert drops entries in the order of its tokens, and so does its dropout
+        with WithoutDropout() if self.run.call.training else nullcontext():
+            alone = Search(self.subject, self.run, self.subject.ids)
+            for one in (cut, *spread(length, 6)):
+                for row in range(len(alone.texts)):
+                    if alone.move([length] * row + [one])[row] > least:
+                        return one
+        return 0
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
@@ -165,15 +156,11 @@ def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> t
     if call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
         changed[:, stop:] = texts[:, stop:]
+    find, rows = find_layers, 1 if call.rows == 1 else len(texts)
     if call.compiled:  # nobody looks into compiled code
-        run = Run(subject, call, subject.model)
-    part = Part(1 if call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
-
-    def read(ids: Tensor) -> Tensor:
-        return run(ids)[:, start:stop]
-
-    right, wrong = (Reading.from_run(partial(read, ids), part) for ids in (texts, changed))
-    find = find_layer_by_compiler if call.compiled else find_layers
+        find, run = find_layer_by_compiler, Run(subject, call, subject.model)
+    part = Part(rows, stop - start, 0, cut - start, past=start)
+    right, wrong = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
     return find(run.model, right, wrong, least)
 
 
@@ -190,35 +177,34 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
     with mode(model, training=training), torch.enable_grad():
         trace = observe(model, lambda: subject.logits(ids, model=model), view_alone)
         leaves = trace.find_embeddings(ids) if subject.reads_tokens else [ids]
-        logits = trace.logits
-        if not leaves or not logits.requires_grad:
+        if not leaves or not trace.logits.requires_grad:
             return inapplicable("no gradient of embeddings reaches the logits")
         generator = torch.Generator().manual_seed(3)
-        weighted = logits * torch.randn(logits.shape, dtype=torch.float64, generator=generator).to(logits)
+        weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
+        weighted = trace.logits * weights.to(trace.logits)
         cuts, after, whole = choose_cuts(subject, 12), dict[int, float](), 0.0
         for cut in cuts:
             value = weighted[:, :cut].sum()
             gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)
-            after[cut] = 0.0
-            for gradient in gradients:
-                by_row = gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1)
-                whole = max(whole, float(by_row.abs().max()))
-                after[cut] = max(after[cut], float(by_row[:, cut:].abs().max()))
+            by_row = [one if one.shape[:2] == ids.shape[:2] else one.transpose(0, 1) for one in gradients]
+            whole = max(whole, *(float(one.abs().max()) for one in by_row))
+            after[cut] = max(float(one[:, cut:].abs().max()) for one in by_row)
         if whole == 0.0:
             return inapplicable("no gradient reaches the embeddings")
-        worst = find_worst(after)
+        worst = rank_differences(after)[0]
         path, leaks = PLAIN[training].name, describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
         finding = judge(looked_at, after[worst] / whole, limit, f"{reason}: the largest gradient", path=path)
         if finding.verdict == "passes":
             return finding
-        layers: tuple[str, ...] = ()
+        finding = replace(finding, remark=leaks, leaks=leaks)
         if training not in subject.leaking:
             part = Part(len(ids), subject.length, worst)
             with suppress(Exception):  # a leak is a leak, even one that nobody can explain
                 layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), part, limit * whole)
-        return replace(finding, remark=leaks, leaks=leaks, layers=layers)
+                finding = replace(finding, layers=layers)
+        return finding
 
 
 def view_alone(place: Place, tensors: list[Tensor]) -> list[Tensor] | None:

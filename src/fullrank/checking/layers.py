@@ -84,10 +84,6 @@ class Reading:
     read: Callable[..., Tensor]
     before: Callable[[], tuple[Any, ...]] = tuple
 
-    @classmethod
-    def from_run(cls, read: Callable[[], Tensor], part: Part) -> Reading:
-        return cls(read(), part, read)
-
     @property
     def logits(self) -> Tensor:
         return self.part.select(self.whole)
