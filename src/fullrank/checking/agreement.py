@@ -114,7 +114,7 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
         from fullrank.checking.definition import build_without_chance  # it imports a compiler
 
         subject = replace(subject, model=build_without_chance(subject))
-    ids, call, comparisons = subject.long_ids, PLAIN[training], list[Comparison]()
+    ids, call, comparisons = subject.texts, PLAIN[training], list[Comparison]()
     size = ids.shape[1]
     # the length that no size of the model equals comes first: layers are recognised by it
     powers = (1 << i for i in reversed(range(size.bit_length())))

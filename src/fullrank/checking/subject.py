@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,7 +29,6 @@ LARGE = 20_000_000  # parameters of a model that reads shorter texts
 SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
 _SHORTER = (31, 17, 7)  # tokens, for a model that does not say how few it reads
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-Kind = Literal["fullrank", "translator", "hugging_face", "module"]
 MaskForm = Callable[[Tensor], Tensor]
 MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
     lambda mask: mask,
@@ -43,22 +43,21 @@ class Subject:
     """A model under test, with its texts.
 
     model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
-    ids (3, N): random tokens, or vectors (3, N, E) of a model that reads these; long_ids: the same texts with more tokens,
-    as many as the model reads. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for
-    the first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with
-    a cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a
-    mask of padding. first_position: the position id of the first token; None where positions cannot be given. pads_left: a
-    text that is padded on the left equals the text alone. selects: only logits of `words` are computed.
+    texts (3, M): random tokens, or vectors (3, M, E) of a model that reads these; length: tokens of them that are read, fewer
+    than the model can read. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the
+    first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a
+    cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask
+    of padding. first_position: the position id of the first token; None where positions cannot be given. pads_left: a text
+    that is padded on the left equals the text alone. selects: only logits of `words` are computed.
     leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
     model: Any
     own: Any
-    kind: Kind
     vocab_size: int
-    ids: Tensor
+    texts: Tensor
+    length: int = 0
     dtype: torch.dtype = torch.float64
-    long_ids: Tensor = field(default_factory=lambda: torch.zeros(ROWS, 0))
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
@@ -68,6 +67,15 @@ class Subject:
     pads_left: bool = False
     selects: bool = False
     leaking: set[bool] = field(default_factory=set)
+
+    @property
+    def kind(self) -> Literal["fullrank", "translator", "hugging_face", "module"]:
+        if isinstance(self.model, LanguageModel):
+            return "fullrank"
+        if isinstance(self.model, Translator):
+            return "translator"
+        is_of_hugging_face = hasattr(self.model, "save_pretrained") and hasattr(self.model, "get_input_embeddings")
+        return "hugging_face" if is_of_hugging_face else "module"
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """Output of the model for rows of ids; rows of the fixed inputs and of a mask (3, N) take turns."""
@@ -92,13 +100,6 @@ class Subject:
         """Logits that are compared (B, N, V): of a large vocabulary those of `words`."""
         with OnlyWords(self.words, self.vocab_size) if self.selects else contextlib.nullcontext():
             return self.select(self.all_logits(ids, mask, **options))
-
-    def try_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor | None:
-        """`logits`, or None where the model cannot be called so."""
-        try:
-            return self.logits(ids, mask, **options)
-        except Exception:
-            return None
 
     def select(self, logits: Tensor) -> Tensor:
         """Logits of `words` among those of all words, or these as they are."""
@@ -150,16 +151,16 @@ class Subject:
         mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
         texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
         texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special]
-        return replace(self, ids=torch.stack(texts))
+        return replace(self, texts=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
         """With the first tokens of its texts."""
-        ids = self.ids if length <= self.length else self.long_ids
-        return replace(self, ids=ids[:, :length].contiguous())
+        return replace(self, length=length)
 
-    @property
-    def length(self) -> int:
-        return self.ids.shape[1]
+    @functools.cached_property
+    def ids(self) -> Tensor:
+        """The texts (3, N), or (3, N, E), that are read."""
+        return self.texts[:, : self.length].contiguous()
 
     @property
     def even(self) -> int:
@@ -169,7 +170,7 @@ class Subject:
     @property
     def lengths(self) -> list[int]:
         """Tokens of the texts that are read: some, a power of two, and twice as many."""
-        return list(dict.fromkeys((self.length, self.even, min(2 * self.even, self.long_ids.shape[1]))))
+        return list(dict.fromkeys((self.length, self.even, min(2 * self.even, self.texts.shape[1]))))
 
     @property
     def reads_tokens(self) -> bool:
@@ -210,7 +211,7 @@ class Subject:
         inside = self.model._modules.get("model")
         if self.kind != "hugging_face" or not isinstance(inside, LanguageModel):
             return self
-        return replace(self, model=inside, own=self.own.model, kind="fullrank")
+        return replace(self, model=inside, own=self.own.model)
 
     @functools.cached_property
     def single(self) -> Subject | None:
@@ -266,7 +267,7 @@ class Subject:
 
 def take_turns(value: Any, count: int) -> Any:
     """`count` rows, which are the three of `value` in turn; an input that has not one for each text as it is."""
-    if count == ROWS or not isinstance(value, Tensor) or value.dim() == 0 or len(value) != ROWS:
+    if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != ROWS:
         return value
     return value[torch.arange(count, device=value.device) % ROWS]
 
@@ -306,10 +307,11 @@ def open_subject(
     if inputs is not None and length is not None:
         raise InputError(f"length: {length}, but the example inputs have a length of their own; give one of the two")
     device = next((tensor.device for tensor in list_tensors(model)), torch.device("cpu"))
-    ids = torch.zeros(ROWS, 0, dtype=torch.int64, device=device)
-    subject = Subject(model, model, find_kind(model), vocab_size or find_vocab_size(model), ids, step=step)
+    texts = torch.zeros(ROWS, 0, dtype=torch.int64, device=device)
+    subject = Subject(model, model, vocab_size or find_vocab_size(model), texts, step=step)
     if inputs is None:
-        subject = prepare_texts(subject, sequence, length)
+        subject = add_texts(subject, sequence, choose_length(subject, length))
+        subject = prepare(subject, () if length else _SHORTER)
     else:
         subject = prepare(add_example(subject, inputs, sequence))
     with torch.no_grad(), mode(subject.model, training=False):
@@ -319,16 +321,9 @@ def open_subject(
             subject = select_words(subject, can_cut=length is None and inputs is None)
         subject = replace(subject, mask_form=find_mask_form(subject))
         subject = replace(subject, first_position=find_first_position(subject))
-        return replace(subject, pads_left=equals_when_padded_left(subject), long_ids=lengthen_texts(subject))
-
-
-def find_kind(model: nn.Module) -> Kind:
-    if isinstance(model, LanguageModel):
-        return "fullrank"
-    if isinstance(model, Translator):
-        return "translator"
-    is_of_hugging_face = hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings")
-    return "hugging_face" if is_of_hugging_face else "module"
+        if subject.texts.is_cuda or not equals(lambda: subject.logits(subject.texts)):
+            subject = replace(subject, texts=subject.ids)
+        return replace(subject, pads_left=equals_when_padded_left(subject))
 
 
 def find_vocab_size(model: nn.Module) -> int:
@@ -336,15 +331,6 @@ def find_vocab_size(model: nn.Module) -> int:
     size = getattr(text_config(model), "vocab_size", None)
     tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
     return size if isinstance(size, int) else next(tables, 0)
-
-
-def prepare_texts(subject: Subject, sequence: str | None, length: int | None) -> Subject:
-    """`prepare` with random texts; shorter ones are tried too, since a model may have a longest text and not say it."""
-    first = choose_length(subject, length)
-    for count in [first, *(n for n in _SHORTER if n < first and length is None)]:
-        with contextlib.suppress(InputError):
-            return prepare(add_texts(subject, sequence, count))
-    return prepare(add_texts(subject, sequence, first))  # which says why
 
 
 def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
@@ -363,21 +349,23 @@ def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> in
 
 
 def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
-    """With random tokens; a model of two sequences gets random sources, too."""
+    """With random tokens, more than are read; a model of two sequences gets random sources, too."""
     model = subject.own
     if subject.vocab_size < 2:
         name = type(model).__name__
         raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
-    ids = subject.draw_tokens(length, SEED)
+    subject = replace(subject, length=length, sequence=sequence or "")
+    texts = subject.draw_tokens(2 * subject.even + 3, SEED)
     if subject.kind == "module":  # which may take token 0 for padding
-        ids[-1, -max(1, length // 4) :] = 0
+        texts[-1, length - max(1, length // 4) : length] = 0
     if not subject.translates and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return replace(subject, ids=ids, sequence=sequence or "")
+        return replace(subject, texts=texts)
     count, words = max(1, length - 2), subject.vocab_size
     if subject.translates:
         count, words = min(count, model.max_source_length or length), model.encoder.config.vocab_size
-    sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(ids.device))
-    return replace(subject, ids=ids, fixed={"input_ids": sources}, sequence=sequence or "decoder_input_ids")
+    sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(texts.device))
+    fixed, name = {"input_ids": sources}, sequence or "decoder_input_ids"
+    return replace(subject, texts=texts[:, :length], fixed=fixed, sequence=name)
 
 
 def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
@@ -393,54 +381,76 @@ def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
             f"with 3 or more positions in inputs: {', '.join(tensors) or 'there is none'}; inputs: a dict of tensors by "
             f"argument ({', '.join(names)}), a tuple of them, or a tensor"
         )
-    ids: Tensor = example.pop(name)
-    if not ids.is_floating_point() and subject.vocab_size < 2:
+    texts: Tensor = example.pop(name)
+    if not texts.is_floating_point() and subject.vocab_size < 2:
         raise InputError(f"{type(subject.own).__name__} does not say how many token ids it knows; give vocab_size")
-    device, rows = subject.ids.device, torch.arange(ROWS) % len(ids)
+    device, rows = subject.texts.device, torch.arange(ROWS) % len(texts)
     for other, value in example.items():
         if isinstance(value, Tensor):
-            example[other] = (value[rows] if value.dim() and len(value) == len(ids) else value).to(device)
-    size = max(2, subject.vocab_size)
-    return replace(subject, ids=ids[rows].to(device), fixed=example, sequence=name, has_example=True, vocab_size=size)
+            example[other] = (value[rows] if value.dim() and len(value) == len(texts) else value).to(device)
+    subject = replace(subject, texts=texts[rows].to(device), length=texts.shape[1], has_example=True)
+    return replace(subject, fixed=example, sequence=name, vocab_size=max(2, subject.vocab_size))
 
 
-def prepare(subject: Subject) -> Subject:
-    """With a moved copy in double precision, or as the model was given where that fails.
+def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
+    """With a moved copy in double precision, or as the model was given where that fails: some constants are fp32 for good.
 
-    Some constants are fp32 for good, and some implementations of experts lack double precision: a plain one is tried then.
+    shorter: lengths of texts that are tried, too, since a model may have a longest text and not say it.
     """
-    own, name, ids = subject.own, type(subject.own).__name__, subject.ids
+    own, name = subject.own, type(subject.own).__name__
     error: Exception | None = None
-    has_experts = hasattr(own, "set_experts_implementation")
-    attempts = ["double", *["double, plain experts"] * has_experts] if subject.parameters <= DOUBLE_UP_TO else []
-    for attempt in (*attempts, "as given"):
-        model, is_double = move_copy(own), "double" in attempt
+    can_be_double = subject.parameters <= DOUBLE_UP_TO
+    lengths = [subject.length, *(length for length in shorter if length < subject.length)]
+    for length, is_double in itertools.product(lengths, (True, False) if can_be_double else (False,)):
+        tried = subject.with_length(length)
+        model = move_copy(own)
         try:
-            if "experts" in attempt:
-                model.set_experts_implementation("eager")
-            model = model.double() if is_double else model
+            if is_double:
+                use_plain_experts(model)
+                model = model.double()
             with torch.no_grad(), mode(model, training=False):
-                logits = subject.all_logits(ids, model=model)
+                logits = tried.all_logits(tried.ids, model=model)
         except Exception as reason:
             error = error or reason
             continue
         if is_double and bool(logits.isnan().any()):
             continue
-        if logits.dim() != 3 or logits.shape[:2] != ids.shape[:2]:
-            raise InputError(f"{name}: logits must be (B, N, V) = {(*ids.shape[:2], 'V')}, given {tuple(logits.shape)}")
+        if logits.dim() != 3 or logits.shape[:2] != tried.ids.shape[:2]:
+            shape = (*tried.ids.shape[:2], "V")
+            raise InputError(f"{name}: logits must be (B, N, V) = {shape}, given {tuple(logits.shape)}")
         dtype = find_dtype(own)
         is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
-        return replace(subject, model=model, dtype=logits.dtype if is_wide else dtype)
+        return replace(tried, model=model, dtype=logits.dtype if is_wide else dtype)
     raise InputError(
         f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error or Exception())}; "
         "a model that needs other inputs is checked with inputs={...}, examples by argument; length= gives other texts"
     ) from error
 
 
+def use_plain_experts(model: Any) -> None:
+    """Have experts computed plainly, as some implementations lack double precision."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+
+
+def equals(read: Callable[[], Tensor], expected: Tensor | None = None) -> bool:
+    """The model can be read so, and gives these logits, up to rounding in whatever type."""
+    try:
+        logits = read()
+    except Exception:
+        return False
+    return expected is None or agree(logits, expected)
+
+
+def agree(logits: Tensor, expected: Tensor) -> bool:
+    """They are equal up to rounding in whatever type."""
+    return logits.shape == expected.shape and bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
+
+
 def select_words(subject: Subject, can_cut: bool) -> Subject:
     """With logits of some words only, which is faster, where they are the same; else with shorter texts, if they can be cut."""
     selecting = replace(subject, selects=True)
-    if agree(selecting.try_logits(subject.ids), subject.logits(subject.ids)):
+    if equals(lambda: selecting.logits(subject.ids), subject.logits(subject.ids)):
         return selecting
     return subject.with_length(choose_length(subject, None, SHORT - 4)) if can_cut else subject
 
@@ -468,8 +478,6 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
     later ones; else the first one that the model takes. None where it refuses all.
     """
-    if subject.ours:
-        return MASKS[0]
     if subject.mask_name not in read_arguments(subject.model):
         return None
     if subject.kind != "module":
@@ -477,36 +485,29 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     example, ids, ones = subject.fixed.get(subject.mask_name), subject.ids, subject.masks()["ones"]
     if isinstance(example, Tensor) and example.shape[:2] != ids.shape[:2]:
         return None  # a square one
-    hidden, taken = ones.clone(), list[MaskForm]()
+    hidden, other, logits = ones.clone(), ids.clone(), subject.logits(ids)
     hidden[:, 0] = 0
-    other = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
+    other[:, 0] = ids.roll(1, 0)[:, 0]
+    taken = list[MaskForm]()
     for form in MASKS:
         tried = replace(subject, mask_form=form)
         with contextlib.suppress(Exception):
-            logits = tried.logits(ids, ones)
+            with_ones = tried.logits(ids, ones)
             taken.append(form)
             is_hidden = agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:])
-            if is_hidden and agree(logits, tried.logits(ids)):
+            if is_hidden and agree(with_ones, logits):
                 return form
     return next(iter(taken), None)
 
 
-def agree(logits: Tensor | None, expected: Tensor | None) -> bool:
-    """Both are known, and equal up to rounding in whatever type."""
-    if logits is None or expected is None or logits.shape != expected.shape:
-        return False
-    return bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
-
-
 def find_first_position(subject: Subject) -> int | None:
     """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
-    arguments = read_arguments(subject.model)
-    if subject.ours or subject.sequence.startswith("decoder_") or "position_ids" not in arguments:
+    if subject.sequence.startswith("decoder_") or "position_ids" not in read_arguments(subject.model):
         return None
-    logits, places = subject.logits(subject.ids), torch.arange(subject.length, device=subject.ids.device)
+    logits = subject.logits(subject.ids)
     for first in range(4):  # RoBERTa counts from padding on
-        given = (places + first).expand(ROWS, -1)
-        if agree(subject.try_logits(subject.ids, position_ids=given), logits):
+        places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
+        if equals(functools.partial(subject.logits, subject.ids, position_ids=places), logits):
             return first
     return None
 
@@ -518,17 +519,7 @@ def equals_when_padded_left(subject: Subject) -> bool:
     if subject.mask_form is None or subject.has_state or not subject.reads_tokens:
         return False
     start = subject.length // 3
-    real = torch.arange(subject.length, device=subject.ids.device) >= start
+    real = (torch.arange(subject.length, device=subject.ids.device) >= start).long().expand(ROWS, -1)
     with contextlib.suppress(Exception):
-        padded = subject.logits(subject.ids, real.long().expand(ROWS, -1))
-        return agree(padded[:, start:], subject.logits(subject.ids[:, start:]))
+        return agree(subject.logits(subject.ids, real)[:, start:], subject.logits(subject.ids[:, start:]))
     return False
-
-
-def lengthen_texts(subject: Subject) -> Tensor:
-    """The texts and more tokens, or no more than before where the model cannot read them."""
-    ids = subject.ids
-    if subject.fixed or ids.is_cuda or not subject.reads_tokens:
-        return ids
-    longer = torch.cat((ids, subject.draw_tokens(2 * subject.even + 3 - subject.length, 21)), 1)
-    return ids if subject.try_logits(longer) is None else longer
