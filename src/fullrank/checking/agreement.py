@@ -16,14 +16,13 @@ from torch import Tensor
 from fullrank.checking.calls import (
     NOTHING_MOVES,
     PLAIN,
+    CacheStep,
     Call,
     CannotRun,
     Run,
     Step,
     list_calls,
-    open_cache,
     read_pieces,
-    reorder_cache,
     running,
 )
 from fullrank.checking.copies import InDouble, WithoutDropout, list_tensors, mode
@@ -219,7 +218,7 @@ def decoding(subject: Subject) -> Finding:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
     length, half = subject.length, subject.length // 2
     with running(subject, PLAIN[0]) as run, torch.no_grad(), mode(subject.model, training=False):
-        step, whole = open_cache(subject, subject.model), run.read(subject.ids)
+        step, whole = CacheStep(subject, subject.model), run.read(subject.ids)
         comparisons = compare_pieces("token by token", whole, subject.ids, range(length + 1), step)
         if not subject.has_state:
             for bounds in ((0, half, length), (0, 1, length - 2, length)):
@@ -234,29 +233,27 @@ def decoding(subject: Subject) -> Finding:
 
 def compare_pieces(name: str, whole: Reading, ids: Tensor, bounds: Sequence[int], step: Step) -> list[Comparison]:
     """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
-    comparisons, pieces = [], read_pieces(ids, bounds, step)[0]
-    for number, logits in enumerate(pieces):
+    comparisons = []
+    for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
         start, end = bounds[number : number + 2]
         before = partial(read_pieces, ids, bounds[: number + 1], step)
-        reading = Reading(
-            logits, Part(ROWS, end - start, past=start), partial(read_next, step, ids[:, start:end]), before
-        )
-        part = replace(whole.part, start=start, end=end)
+        piece, part = ids[:, start:end], replace(whole.part, start=start, end=end)
+
+        def read(pieces_before: list[Tensor], state: Any, piece: Tensor = piece) -> Tensor:
+            return step(piece, state)[0]
+
+        reading = Reading(logits, Part(ROWS, end - start, past=start), read, before)
         comparisons.append(Comparison(name, reading, whole.with_part(part)))
     return comparisons
 
 
-def read_next(step: Step, ids: Tensor, logits_before: list[Tensor], state: Any) -> Tensor:
-    return step(ids, state)[0]
-
-
-def compare_beams(subject: Subject, whole: Reading, step: Step) -> Comparison:
+def compare_beams(subject: Subject, whole: Reading, step: CacheStep) -> Comparison:
     """A token after the cache of the first half, rows of which were chosen anew."""
     half = subject.length // 2
 
     def choose_rows() -> tuple[Any]:
         _, state = read_pieces(subject.ids, [0, half], step)
-        return (reorder_cache(subject.model, state, torch.tensor(ORDER, device=subject.ids.device)),)
+        return (step.reorder(state, torch.tensor(ORDER, device=subject.ids.device)),)
 
     def read(state: Any) -> Tensor:
         return step(subject.ids[ORDER, half : half + 1], state)[0]

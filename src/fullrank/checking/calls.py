@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -118,22 +117,18 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
 
 
 def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
-    """Calls by the implementations of attention that a model of Hugging Face does not use by itself."""
-    own, calls = find_implementation(subject.model), list[Call]()
+    """Calls by the implementations of attention that a model of Hugging Face, or one that switches alike, does not use now."""
+    own, calls = getattr(getattr(subject.model, "config", None), "_attn_implementation", None), list[Call]()
+    if not isinstance(own, str) or not hasattr(subject.model, "set_attn_implementation"):
+        return []
     for name in IMPLEMENTATIONS:
-        if own and name != own:
+        if name != own:
             call = Call(name, attention=name, rare=name == FLEX)
             calls.append(call)
             with suppress(CannotRun), attend_by(subject.model, name):
                 calls.append(call.in_training())
                 calls += [replace(call, name=f"{name}, {masks[mask]}", mask=mask) for mask in masks]
     return calls
-
-
-def find_implementation(model: Any) -> str:
-    """The implementation of attention that a model of Hugging Face, or one that switches alike, uses now; else empty."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return name if isinstance(name, str) and hasattr(model, "set_attn_implementation") else ""
 
 
 @contextmanager
@@ -160,7 +155,7 @@ class Run:
     def __init__(self, subject: Subject, call: Call, model: Any) -> None:
         self.subject, self.call, self.model = subject, call, model
         self.mask = subject.masks()[call.mask] if call.mask else None
-        self.step = open_cache(subject, model) if call.cache else None
+        self.step = CacheStep(subject, model) if call.cache else None
 
     def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
         """The logits of texts, of some of their positions, and how to read them again. part: what is looked at."""
@@ -238,67 +233,59 @@ def read_pieces(ids: Tensor, bounds: Sequence[int], step: Step) -> tuple[list[Te
     return pieces, state
 
 
-def open_cache(subject: Subject, model: Any) -> Step:
-    """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
+class CacheStep:
+    """Reads tokens after a state, None at first: gives logits and the next state. CannotRun for a model without a cache."""
 
-    Raises CannotRun where the model has no cache.
-    """
-    if subject.sees_future:
-        raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
-    if subject.kind == "fullrank" and model.config.memory_start == "zeros":
-        raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
-    if subject.step is not None:
-        return partial(step_module, subject, model)
-    if subject.ours:
-        return partial(step_own, subject, model)
-    arguments = read_arguments(model)
-    has_others = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
-    name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
-    out = subject.call(subject.ids[:, :1], model=model, use_cache=True) if name else None
-    if out is None or find_cache(out, name) is None:
-        raise CannotRun(f"the model returns no {name}" if name else "forward takes no cache, and no step=... was given")
-    return partial(step_hugging_face, subject, model, name)
+    def __init__(self, subject: Subject, model: Any) -> None:
+        self.subject, self.model, self.name = subject, model, ""
+        if subject.sees_future:
+            raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
+        if subject.kind == "fullrank" and model.config.memory_start == "zeros":
+            raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
+        if subject.step is None and not subject.ours:
+            arguments = read_arguments(model)
+            has_others = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+            self.name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
+            if not self.name:
+                raise CannotRun("forward takes no cache, and no step=... was given")
+            if find_cache(subject.call(subject.ids[:, :1], model=model, use_cache=True), self.name) is None:
+                raise CannotRun(f"the model returns no {self.name}")
 
+    def __call__(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        subject, model = self.subject, self.model
+        if subject.step is not None:
+            with stand_in([subject.own], [model]):
+                logits, state = subject.step(ids, state)
+            return subject.select(logits), state
+        if subject.ours:
+            cache, decoder = state or self.begin(len(ids))
+            out = decoder(ids, cache=cache, attention_mask=None)
+            return subject.select(out.logits), (out.cache, decoder)
+        cache, seen = state or (None, 0)
+        options: dict[str, Any] = {self.name: cache, "use_cache": True}
+        if subject.first_position is not None:  # as `generate` gives them
+            places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
+            options["position_ids"] = places.expand(len(ids), -1)
+        out = subject.call(ids, model=model, **options)
+        return subject.select(logits_in(out)), (find_cache(out, self.name), seen + ids.shape[1])
 
-def step_hugging_face(subject: Subject, model: Any, name: str, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """A step of a model that takes and returns its cache by `name`. state: the cache, and the tokens in it."""
-    cache, seen = state or (None, 0)
-    options: dict[str, Any] = {name: cache, "use_cache": True}
-    if subject.first_position is not None:  # as `generate` gives them
-        places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
-        options["position_ids"] = places.expand(len(ids), -1)
-    out = subject.call(ids, model=model, **options)
-    return subject.select(logits_in(out)), (find_cache(out, name), seen + ids.shape[1])
-
-
-def step_module(subject: Subject, model: Any, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-    """The step of a user, which reads a copy of the model in its place."""
-    assert subject.step is not None
-    with stand_in([subject.own], [model]):
-        logits, cache = subject.step(ids, cache)
-    return subject.select(logits), cache
-
-
-def step_own(subject: Subject, model: Any, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """A step of a model of ours. state: its cache, and the decoder."""
-    if state is None:
-        decoder = model.of_source(model.encode(subject.fixed["input_ids"])) if subject.translates else model
+    def begin(self, rows: int) -> tuple[Any, Any]:
+        """An empty cache of a model of ours, and its decoder."""
+        sources = self.subject.fixed.get("input_ids")
+        decoder = self.model if sources is None else self.model.of_source(self.model.encode(sources))
         cache = decoder.new_cache()
-        if subject.translates and len(ids) != ROWS:
-            cache = cache.reorder(torch.arange(len(ids), device=ids.device) % ROWS)
-        state = (cache, decoder)
-    out = state[1](ids, cache=state[0], attention_mask=None)
-    return subject.select(out.logits), (out.cache, state[1])
+        if sources is not None and rows != ROWS:
+            cache = cache.reorder(torch.arange(rows, device=sources.device) % ROWS)
+        return cache, decoder
 
-
-def reorder_cache(model: Any, state: Any, order: Tensor) -> Any:
-    """The state of a step after rows were chosen, as beam search does; CannotRun for a cache that cannot."""
-    cache: Any = state[0] if isinstance(state, tuple) and state else None
-    if hasattr(cache, "reorder"):  # of ours
-        return cache.reorder(order), *state[1:]
-    if hasattr(cache, "reorder_cache"):  # of Hugging Face
-        cache.reorder_cache(order)
-        return state
-    if not hasattr(model, "_reorder_cache"):
-        raise CannotRun("its cache cannot choose rows")
-    return model._reorder_cache(cache, order), *state[1:]
+    def reorder(self, state: Any, order: Tensor) -> Any:
+        """The state after rows were chosen, as beam search does; CannotRun for a cache that cannot."""
+        cache: Any = state[0] if isinstance(state, tuple) and state else None
+        if hasattr(cache, "reorder"):  # of ours
+            return cache.reorder(order), *state[1:]
+        if hasattr(cache, "reorder_cache"):  # of Hugging Face
+            cache.reorder_cache(order)
+            return state
+        if not hasattr(self.model, "_reorder_cache"):
+            raise CannotRun("its cache cannot choose rows")
+        return self.model._reorder_cache(cache, order), *state[1:]

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.calls import read_pieces
+from fullrank.checking.agreement import Comparison, compare, compare_pieces
+from fullrank.checking.calls import PLAIN, running
 from fullrank.checking.copies import duplicate, mode
-from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, judge_worst, largest
+from fullrank.checking.report import Finding, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
@@ -62,17 +63,15 @@ def memory(subject: Subject) -> Finding:
         out = model(ids, memory)
         return out.logits.detach(), out.memory
 
-    shares = dict[str, float]()
-    with mode(model, training=False), mode(whole, training=False):
-        with torch.no_grad():
-            expected = whole(subject.ids).logits
-        divide = divide_by_size(expected)
+    subject, comparisons = replace(subject, model=whole), list[Comparison]()
+    with running(subject, PLAIN[0]) as run, mode(model, training=False):
+        expected = run.read(subject.ids)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
+            name = f"cut at {cuts}{', keys cached' * cached}"
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                logits = torch.cat(read_pieces(subject.ids, [0, *cuts, length], step)[0], 1)
-            shares[f"cut at {cuts}{', keys cached' * cached}"] = largest(divide(logits), divide(expected))
+                comparisons += compare_pieces(name, expected, subject.ids, (0, *cuts, length), step)
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
-    return judge_worst(looked_at, shares, *allow(subject.dtype))
+    return compare(subject, model, comparisons, looked_at)
 
 
 def check_plain_start(subject: Subject) -> Finding:
@@ -111,17 +110,17 @@ def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
 
 def compare_start(subject: Subject, mixes: list[Any], *models: Any) -> Finding:
     """Logits of a model beside those of the same without mixing."""
-    mixed = [mix for mix in mixes if stage_name(mix) != "none"]
-    if not mixed:
+    names = [stage_name(mix) for mix in mixes if stage_name(mix) != "none"]
+    if not names:
         return inapplicable("no mixing: it is plain attention")
-    for mix in mixed:
+    for mix in mixes:
         if not starts_plain(mix):
             return inapplicable(f"'{stage_name(mix)}' mixing does not start as plain attention, by its definition")
     with torch.no_grad(), kernel("reference"):
         logits, expected = (subject.logits(subject.ids, model=model) for model in models)
     figure = largest(logits, expected) / max(1.0, float(expected.abs().max()))
-    names = ", ".join(dict.fromkeys(map(stage_name, mixed)))
-    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {names}), kernel reference"
+    shown = ", ".join(dict.fromkeys(names))
+    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {shown}), kernel reference"
     return judge(looked_at, figure, 0.0, "bit for bit through one kernel")
 
 
@@ -159,13 +158,15 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
             if key.startswith("gradient"):
                 allowed = steepest * of_gradients
             shares[f"{key} ({name})"] = largest(computed[key], tensor) / allowed
+    looked_at = (
+        f"{', '.join(ran)} beside reference: logits, losses, gradients of parameters, as shares of what is allowed"
+    )
     reason = (
         f"logits and losses within {of_outputs:g} of max(1, largest), gradients within {of_gradients:g} of the largest"
     )
-    looked_at = (
-        f"{', '.join(ran)} beside reference: logits, losses, gradients of all parameters, as shares of what is allowed"
-    )
-    return judge_worst(looked_at, shares, 1.0, reason)
+    worst = rank_differences(shares)[0]
+    remark = "" if shares[worst] <= 1.0 else f"worst: {worst}"
+    return judge(looked_at, shares[worst], 1.0, reason, remark=remark)
 
 
 def build_without_chance(subject: Subject) -> Any:

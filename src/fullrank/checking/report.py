@@ -199,13 +199,6 @@ def largest(values: Tensor, expected: Tensor) -> float:
     return worst
 
 
-def judge_worst(looked_at: str, shares: Mapping[str, float], limit: float, reason: str) -> Finding:
-    """Finding of several differences, by name; where the largest is not allowed, its name is the remark."""
-    worst = rank_differences(shares)[0]
-    remark = "" if shares[worst] <= limit else f"worst: {worst}"
-    return judge(looked_at, shares[worst], limit, reason, remark=remark)
-
-
 def rank_differences(shares: Mapping[Key, float]) -> list[Key]:
     """The keys of differences, the largest first, and before it those that are NaN."""
     return sorted(shares, key=lambda key: (math.isnan(shares[key]), shares[key]), reverse=True)
