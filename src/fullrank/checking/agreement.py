@@ -182,7 +182,7 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
         return inapplicable("vectors are not packed")
     if subject.first_position is None:
         return inapplicable("forward takes no position_ids that could begin again at a document")
-    calls = [call for call in list_calls(subject, quick=quick) if call.is_plain or (call.attention and not call.mask)]
+    calls = [call for call in list_calls(subject, quick=quick) if call in PLAIN or (call.attention and not call.mask)]
     findings = [look_into_document(subject, call) for call in calls]
     known = [one for one in findings if math.isfinite(one.difference or 0.0) and one.verdict != "not applicable"]
     if all(finding.verdict == "fails" for finding in known):
@@ -223,7 +223,7 @@ def decoding(subject: Subject) -> Finding:
         if not subject.has_state:
             for bounds in ((0, half, length), (0, 1, length - 2, length)):
                 comparisons += compare_pieces("in pieces", whole, subject.ids, bounds, step)
-            if subject.translates or not subject.fixed:
+            if subject.kind == "translator" or not subject.fixed:
                 with contextlib.suppress(CannotRun):
                     comparisons.append(compare_beams(subject, whole, step))
         names = ", ".join(dict.fromkeys(one.name for one in comparisons))

@@ -64,11 +64,6 @@ class Call:
     cuts: int = ALL
     rare: bool = False
 
-    @property
-    def is_plain(self) -> bool:
-        """Evaluation or training as everybody does it, which every model has to offer."""
-        return self in PLAIN
-
     def in_training(self) -> Call:
         return replace(self, training=True, name=f"{self.name}, training")
 
@@ -81,7 +76,7 @@ class Call:
         return subject.with_special_tokens() if self.special else subject
 
 
-PLAIN = (Call("evaluation"), Call("training", training=True))
+PLAIN = (Call("evaluation"), Call("training", training=True))  # as everybody does it, which every model has to offer
 
 
 def list_calls(subject: Subject, *, quick: bool) -> list[Call]:

@@ -45,14 +45,14 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
     try:
         subject = call.choose_texts(subject)
         if not call.gradients:
-            return find_leak(subject, call, choose_cuts(subject, call.cuts, 6 if call.is_plain else 3))
+            return find_leak(subject, call, choose_cuts(subject, call.cuts, 6 if call in PLAIN else 3))
         for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
             finding = find_leak(subject, replace(call, seed=seed), [cut])
             if finding.verdict == "fails":
                 break
         return finding
     except Exception as error:
-        if call.is_plain or isinstance(error, CannotRun):
+        if call in PLAIN or isinstance(error, CannotRun):
             raise
         raise CannotRun(f"it cannot be run so: {type(error).__name__}: {one_line(error)}") from error
 
@@ -81,7 +81,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         cut = worst[0]
         if dtype.itemsize == 2:  # one rounding may choose another expert: a leak is seen from several cuts
             cut = worst[:3][-1]
-        if not math.isfinite(shares[cut]) and not call.is_plain:
+        if not math.isfinite(shares[cut]) and call not in PLAIN:
             return inapplicable(f"{call.name}: logits are not finite")
         if not shares[cut] <= limit:
             again = search.roll(0)
@@ -95,7 +95,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
         if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
-        if call.is_plain or call.cache or call.training not in subject.leaking:
+        if call in PLAIN or call.cache or call.training not in subject.leaking:
             if not (call.mask or subject.fixed or call.compiled):
                 cut = search.find_cut_of_a_text(cut, limit)
             if not cut:
@@ -103,7 +103,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
                 return replace(finding, verdict="passes", difference=0.0, remark=remark)
             with suppress(Exception):  # a leak is a leak, even one that nobody can explain
                 finding = replace(finding, layers=name_leaking_layers(subject, run, cut, limit))
-    if call.is_plain:
+    if call in PLAIN:
         subject.leaking.add(call.training)
     leaks = describe_cut(subject, cut)
     return replace(finding, leaks=leaks, remark=leaks)

@@ -76,23 +76,38 @@ def memory(subject: Subject) -> Finding:
 
 def check_plain_start(subject: Subject) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    if subject.injected:
-        return compare_start(subject.with_length(min(SHORT, subject.length)), *build_injected(subject))
-    subject = subject.core.with_length(min(SHORT, subject.length))
-    config: ModelConfig = subject.own.config
-    parts = [config]
-    if subject.translates:
-        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
-    attentions = [attention for part in parts for attention in part.attentions]
-    mixes = [attention.mix for attention in attentions if isinstance(attention, WeightedConfig)]
+    subject = subject if subject.injected else subject.core
+    subject = subject.with_length(min(SHORT, subject.length))
+    mixes, *models = build_injected(subject) if subject.injected else build_fresh(subject)
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
+    names = [stage_name(mix) for mix in mixes if stage_name(mix) != "none"]
+    if not names:
+        return inapplicable("no mixing: it is plain attention")
+    for mix in mixes:
+        if not starts_plain(mix):
+            return inapplicable(f"'{stage_name(mix)}' mixing does not start as plain attention, by its definition")
+    with torch.no_grad(), kernel("reference"):
+        logits, expected = (subject.logits(subject.ids, model=model) for model in models)
+    figure = largest(logits, expected) / max(1.0, float(expected.abs().max()))
+    shown = ", ".join(dict.fromkeys(names))
+    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {shown}), kernel reference"
+    return judge(looked_at, figure, 0.0, "bit for bit through one kernel")
+
+
+def build_fresh(subject: Subject) -> tuple[list[Any], Any, Any]:
+    """The mixings of a model of ours, a fresh one, and the same without mixing."""
+    config: ModelConfig = subject.own.config
+    parts = [config]
+    if subject.kind == "translator":
+        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
+    attentions = [attention for part in parts for attention in part.attentions]
     models = []
     for one in (config, change_attention(config, mix="none")):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             models.append(type(subject.model)(one).to(subject.ids.device).eval())
-    return compare_start(subject, mixes, *models)
+    return [attention.mix for attention in attentions if isinstance(attention, WeightedConfig)], models[0], models[1]
 
 
 def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
@@ -106,22 +121,6 @@ def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
     if stage_name(settings["normalize"]) != "softmax":
         plain = inject(plain, **settings | {"mix": "none"})
     return [settings["mix"]], mixed, plain
-
-
-def compare_start(subject: Subject, mixes: list[Any], *models: Any) -> Finding:
-    """Logits of a model beside those of the same without mixing."""
-    names = [stage_name(mix) for mix in mixes if stage_name(mix) != "none"]
-    if not names:
-        return inapplicable("no mixing: it is plain attention")
-    for mix in mixes:
-        if not starts_plain(mix):
-            return inapplicable(f"'{stage_name(mix)}' mixing does not start as plain attention, by its definition")
-    with torch.no_grad(), kernel("reference"):
-        logits, expected = (subject.logits(subject.ids, model=model) for model in models)
-    figure = largest(logits, expected) / max(1.0, float(expected.abs().max()))
-    shown = ", ".join(dict.fromkeys(names))
-    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {shown}), kernel reference"
-    return judge(looked_at, figure, 0.0, "bit for bit through one kernel")
 
 
 # the library's promise across kernels, for outputs and gradients: gradients are sums over all tokens of products of outputs
@@ -178,7 +177,7 @@ def build_without_chance(subject: Subject) -> Any:
 
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     """Logits, losses and the gradients of these, by name."""
-    texts = (subject.fixed["input_ids"], subject.ids) if subject.translates else (subject.ids,)
+    texts = (subject.fixed["input_ids"], subject.ids) if subject.kind == "translator" else (subject.ids,)
     targets, is_ours = subject.draw_tokens(subject.length, 6), subject.kind != "hugging_face"
     weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
     computed, losses = dict[str, Tensor](), dict[str, Tensor]()
@@ -189,7 +188,7 @@ def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
         else:
             nll = nn.functional.cross_entropy(computed["logits"].mT, targets, reduction="none")
         losses["nll"] = (nll * weights).sum()
-        if is_ours and not subject.translates:
+        if subject.kind == "fullrank":
             for side, mask in subject.masks().items():
                 padded = subject.all_logits(subject.ids, mask, model=model)
                 computed[f"logits, padded, {side}"] = padded[mask.bool()]

@@ -65,7 +65,7 @@ class Part:
                 return tensor.narrow(dims[0], self.start, past + end - self.start)
             if dims:
                 return None
-        least = 2 if is_float(tensor) else 1  # a float (B, E) may be a summary of a text, token ids are none
+        least = 2 if tensor.is_floating_point() else 1  # a float (B, E) may be a summary of a text, token ids are none
         if tensor.dim() > least and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
             return tensor[:, self.start : end]
         has_positions = tensor.dim() > 0 and (least == 1 or tensor.numel() > self.rows * shape[-1])
@@ -107,16 +107,6 @@ class Trace:
     callers: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
-    def select_innermost(self, calls: list[ModuleCall]) -> list[ModuleCall]:
-        """Select the calls inside which no other of these calls is made."""
-        outer = set[ModuleCall | None]()
-        for call in calls:
-            caller = self.callers[call]
-            while caller is not None:
-                outer.add(caller)
-                caller = self.callers[caller]
-        return [call for call in calls if call not in outer]
-
     def find_embeddings(self, ids: Tensor) -> list[Tensor]:
         """Outputs (B, N, E) of the innermost modules that are given ids (B, N), or turned ones."""
         found = dict[ModuleCall, Tensor]()
@@ -125,7 +115,12 @@ class Trace:
                 is_text = torch.equal(given, ids) or torch.equal(given, ids.mT)
                 if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == given.shape:
                     found[call] = output
-        return [found[call] for call in self.select_innermost(list(found))]
+        return [found[call] for call in select_innermost(list(found))]
+
+
+def select_innermost(calls: list[ModuleCall]) -> list[ModuleCall]:
+    """Select the calls of modules inside which none of the others is."""
+    return [call for call in calls if not any(name.startswith(f"{call[0]}.") for name, _ in calls)]
 
 
 def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: None) -> Trace:
@@ -165,15 +160,11 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
     return trace
 
 
-def is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 def are_apart(tensor: Tensor, expected: Tensor) -> bool:
     """They differ by more than rounding."""
     if tensor.shape != expected.shape or tensor.numel() == 0:
         return False
-    if not is_float(tensor):
+    if not tensor.is_floating_point():
         return not torch.equal(tensor, expected)
     size = max(float(expected.abs().max()), 1e-30)
     rounds = torch.finfo(tensor.dtype).eps * (100 if tensor.dtype.itemsize > 2 else 2)
@@ -248,7 +239,7 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: flo
         return not reached.isdisjoint(map(id, trace.tensors[*call, side]))
 
     guilty = [call for call in trace.callers if is_reached(call, "in") and not is_reached(call, "out")]
-    names = [name for name, _ in trace.select_innermost(guilty)]
+    names = [name for name, _ in select_innermost(guilty)]
     return tuple(dict.fromkeys(names[:MOST_LAYERS])) or (OWN_FORWARD,)
 
 

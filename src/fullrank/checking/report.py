@@ -63,9 +63,6 @@ class Report:
     needed: str = "future"
 
     def __repr__(self) -> str:
-        return f"<Report of {self.description.get('model', 'a model')}: {self.verdict}>"
-
-    def __str__(self) -> str:
         wide = max((len(finding.check) for finding in self.findings), default=0)
         lines = [f"{self.description.get('model', 'a model')}: {self.counts}"]
         for finding in self.findings:

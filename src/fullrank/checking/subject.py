@@ -182,10 +182,6 @@ class Subject:
         return sum(parameter.numel() for parameter in self.own.parameters())
 
     @property
-    def translates(self) -> bool:
-        return self.kind == "translator"
-
-    @property
     def ours(self) -> bool:
         """Made of our parts, in double precision throughout."""
         return self.kind in ("fullrank", "translator")
@@ -358,10 +354,10 @@ def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
     texts = subject.draw_tokens(2 * subject.even + 3, SEED)
     if subject.kind == "module":  # which may take token 0 for padding
         texts[-1, length - max(1, length // 4) : length] = 0
-    if not subject.translates and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if subject.kind != "translator" and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return replace(subject, texts=texts)
     count, words = max(1, length - 2), subject.vocab_size
-    if subject.translates:
+    if subject.kind == "translator":
         count, words = min(count, model.max_source_length or length), model.encoder.config.vocab_size
     sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(texts.device))
     fixed, name = {"input_ids": sources}, sequence or "decoder_input_ids"
@@ -406,7 +402,8 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
         model = move_copy(own)
         try:
             if is_double:
-                use_plain_experts(model)
+                if hasattr(model, "set_experts_implementation"):  # some lack double precision
+                    model.set_experts_implementation("eager")
                 model = model.double()
             with torch.no_grad(), mode(model, training=False):
                 logits = tried.all_logits(tried.ids, model=model)
@@ -425,12 +422,6 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
         f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error or Exception())}; "
         "a model that needs other inputs is checked with inputs={...}, examples by argument; length= gives other texts"
     ) from error
-
-
-def use_plain_experts(model: Any) -> None:
-    """Have experts computed plainly, as some implementations lack double precision."""
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
 
 
 def equals(read: Callable[[], Tensor], expected: Tensor | None = None) -> bool:
