@@ -184,17 +184,16 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
         return inapplicable("forward takes no position_ids that could begin again at a document")
     calls = [call for call in list_calls(subject, quick=quick) if call in PLAIN or (call.attention and not call.mask)]
     findings = [look_into_document(subject, call) for call in calls]
-    known = [one for one in findings if math.isfinite(one.difference or 0.0) and one.verdict != "not applicable"]
+    known = [one for one in findings if one.difference is not None and math.isfinite(one.difference)]
     if all(finding.verdict == "fails" for finding in known):
         return inapplicable("position_ids that begin again do not separate documents in this model")
     worst = max(known, key=lambda finding: finding.difference or 0.0)
-    remark = worst.remark
     if worst.verdict == "fails":
-        remark = f"{worst.path}: {remark.removeprefix('worst: ')}"
+        remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
-    if subject.mask_form is not None and look_into_document(subject, Call("", mask="ones")).verdict == "fails":
-        remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
-    return replace(worst, remark=remark)
+    if subject.mask_form is None or look_into_document(subject, Call("", mask="ones")).verdict != "fails":
+        return worst
+    return replace(worst, remark=f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none")
 
 
 def look_into_document(subject: Subject, call: Call) -> Finding:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fullrank.checking.copies import duplicate, find_dtype, mode, move_copy
 from fullrank.checking.layers import Part, Reading
-from fullrank.checking.subject import ROWS, Subject, take_turns
+from fullrank.checking.subject import ROWS, Subject, fit_rows
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, find_cache, logits_in, read_arguments, stand_in
 
@@ -166,7 +166,7 @@ class Run:
             if self.step is not None:
                 return torch.cat(read_pieces(ids, [0, subject.length // 2, subject.length], self.step)[0], 1)
             for rows in ids.split(1 if call.rows == 1 else len(ids)):
-                mask = None if self.mask is None else take_turns(self.mask, len(rows))
+                mask = fit_rows(self.mask, len(rows), subject.dtype)
                 options = subject.choose_positions(mask, packed=call.packed)
                 logits = subject.logits(rows, mask, model=self.model, **options).detach()
                 parts.append(logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0))

@@ -80,17 +80,15 @@ class Subject:
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """Output of the model for rows of ids; rows of the fixed inputs and of a mask (3, N) take turns."""
         model = self.model if model is None else model
-        inputs = {name: take_turns(value, len(ids)) for name, value in self.fixed.items()}
+        inputs = dict(self.fixed)
         if mask is not None:
-            inputs[self.mask_name] = (self.mask_form or MASKS[0])(take_turns(mask, len(ids)))
+            inputs[self.mask_name] = (self.mask_form or MASKS[0])(mask)
         if "use_cache" in read_arguments(self.model):
             inputs["use_cache"] = False
-        inputs |= options
-        if self.sequence:
-            inputs[self.sequence] = ids
         dtype = find_dtype(model)
-        inputs = {name: convert(value, dtype) for name, value in inputs.items()}
-        return model(**inputs) if self.sequence else model(convert(ids, dtype), **inputs)
+        inputs = {name: fit_rows(value, len(ids), dtype) for name, value in (inputs | options).items()}
+        ids = fit_rows(ids, len(ids), dtype)
+        return model(**inputs, **{self.sequence: ids}) if self.sequence else model(ids, **inputs)
 
     def all_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Logits (B, N, V)."""
@@ -261,16 +259,13 @@ class Subject:
         return {"position_ids": places + self.first_position}
 
 
-def take_turns(value: Any, count: int) -> Any:
-    """`count` rows, which are the three of `value` in turn; an input that has not one for each text as it is."""
-    if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != ROWS:
+def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
+    """`count` rows, which are the three of `value` in turn, vectors in this type; an input of another form as it is."""
+    if not isinstance(value, Tensor):
         return value
-    return value[torch.arange(count, device=value.device) % ROWS]
-
-
-def convert(value: Any, dtype: torch.dtype) -> Any:
-    """Vectors in the type of the model; token ids and others as they are."""
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    if value.dim() and len(value) == ROWS != count:
+        value = value[torch.arange(count, device=value.device) % ROWS]
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
