@@ -149,7 +149,15 @@ class Run:
 
     def __init__(self, subject: Subject, call: Call, model: Any) -> None:
         self.subject, self.call, self.model = subject, call, model
-        self.mask = subject.masks()[call.mask] if call.mask else None
+        self.mask, self.positions = None, None
+        places = torch.arange(subject.length, device=subject.ids.device)[None]
+        if call.packed:
+            half = subject.length // 2
+            self.positions = torch.where(places < half, places, places - half)
+        if call.mask:
+            self.mask = subject.masks()[call.mask]
+            if not bool(self.mask.all()):
+                self.positions = (self.mask.cumsum(1) - 1).clamp_min(0)
         self.step = CacheStep(subject, model) if call.cache else None
 
     def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
@@ -166,10 +174,14 @@ class Run:
             if self.step is not None:
                 return torch.cat(read_pieces(ids, [0, subject.length // 2, subject.length], self.step)[0], 1)
             for rows in ids.split(1 if call.rows == 1 else len(ids)):
-                mask = fit_rows(self.mask, len(rows), subject.dtype)
-                options = subject.choose_positions(mask, packed=call.packed)
-                logits = subject.logits(rows, mask, model=self.model, **options).detach()
-                parts.append(logits if mask is None else logits.masked_fill(~mask.bool()[..., None], 0.0))
+                options = {}
+                if self.positions is not None and subject.first_position is not None:  # which it does not count itself
+                    options["position_ids"] = self.positions + subject.first_position
+                logits = subject.logits(rows, self.mask, model=self.model, **options).detach()
+                if self.mask is not None:
+                    hidden = fit_rows(self.mask, len(rows), subject.dtype) == 0
+                    logits = logits.masked_fill(hidden[..., None], 0.0)
+                parts.append(logits)
         return torch.cat(parts)
 
 

@@ -84,12 +84,12 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         if not math.isfinite(shares[cut]) and call not in PLAIN:
             return inapplicable(f"{call.name}: logits are not finite")
         if not shares[cut] <= limit:
-            again = search.roll(0)
+            again = largest(search.read(texts), search.logits)
             if again > limit:
                 remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
                 return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
             if not (call.training or call.mask):
-                noise = search.roll(rows)
+                noise = largest(search.logits.roll(rows, 0), search.logits)  # each text stands in several rows
                 if noise > limit:
                     limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
         finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
@@ -110,7 +110,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
 
 
 class Search:
-    """A run whose logits of some texts are known, and how far they move with other tokens or in other rows."""
+    """A run whose logits of some texts are known, and how far they move with other tokens."""
 
     def __init__(self, subject: Subject, run: Run, texts: Tensor) -> None:
         logits = run(texts)
@@ -120,15 +120,14 @@ class Search:
         self.divide = divide_by_size(logits)
         self.logits = self.divide(logits)
 
+    def read(self, texts: Tensor) -> Tensor:
+        return self.divide(self.run(texts))
+
     def move(self, cuts: list[int]) -> list[float]:
         """The largest change of logits before the cut of each row, where tokens from there on are changed."""
-        changed = self.divide(self.run(self.subject.change_from(cuts, self.texts)))
+        changed = self.read(self.subject.change_from(cuts, self.texts))
         self.is_moved = self.is_moved or not torch.equal(changed, self.logits)
         return [largest(changed[row, :cut], self.logits[row, :cut]) for row, cut in enumerate(cuts)]
-
-    def roll(self, rows: int) -> float:
-        """The largest change of logits where each text is read some rows further down."""
-        return largest(self.divide(self.run(self.texts.roll(rows, 0))).roll(-rows, 0), self.logits)
 
     def find_cut_of_a_text(self, cut: int, least: float) -> int:
         """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""

@@ -71,8 +71,7 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
-        if any(module.training != training for module in attributes):
-            model.train(training)
+        model.train(training)
         for module, before in attributes.items():
             for name, value in before.items():
                 if name not in _OF_EVERY_MODULE and isinstance(value, _CHANGING):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fullrank.core.errors import count_things
 
-Key = TypeVar("Key")
 # for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
 # rounding moves far smaller.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -196,6 +195,6 @@ def largest(values: Tensor, expected: Tensor) -> float:
     return worst
 
 
-def rank_differences(shares: Mapping[Key, float]) -> list[Key]:
+def rank_differences(shares: Mapping[Any, float]) -> list[Any]:
     """The keys of differences, the largest first, and before it those that are NaN."""
     return sorted(shares, key=lambda key: (math.isnan(shares[key]), shares[key]), reverse=True)

@@ -238,8 +238,6 @@ class Scorer:
     def read_numbers(self, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             self.unit = max(self.unit, allow(value.dtype)[0])
-        if isinstance(value, bool | str | bytes):
-            raise TypeError("no numbers")
         return torch.as_tensor(value).detach().cpu().double()
 
     def total(self, text: Any) -> float:
@@ -255,10 +253,9 @@ class Scorer:
         return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
 
     def each(self, text: Any) -> Tensor:
+        """Scores per token; none where the text has but a total."""
         each = self.read(text).each
-        if each is None:
-            raise InputError(f"score: returned a total of a text of {len(text)} tokens, and nll per token of others")
-        return each
+        return torch.zeros(0) if each is None else each
 
     def allowed(self, *figures: Tensor) -> float:
         """The error that rounding may cause in sums of these."""
@@ -286,43 +283,44 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
     positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
     faults, silent, sums, moved = list[str](), list[int](), dict[int, float](), {0: 0.0}
-    if whole.each is not None:
-        faults = compare_lengths(scorer, base)
-        if scorer.skipped not in (0, 1):
-            unmatched = inapplicable("not tested: there is not one score for each token; mend that first")
-            return {SUM: unmatched, ONCE: count_faults(faults, "texts of several lengths"), LATER: unmatched}
-    for n in (n for n in positions if n >= (scorer.skipped or 0)):
-        if whole.each is None:
+    each = whole.each
+    if each is not None:
+        surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
+        if surplus in ({0}, {-1}):
+            scorer.skipped = -surplus.pop()
+        else:  # not one score for each token: only totals can be compared
+            each, allowed = None, scorer.allowed(torch.tensor([whole.total]))
+    skipped = scorer.skipped or 0
+    for n in (n for n in positions if n >= skipped):
+        if each is None:
             own = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
         else:
-            place = n - (scorer.skipped or 0)
             rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
-            own, moved[n] = rows[:, place], largest(rows[:, :place], whole.each[:place].expand(size, -1))
+            place = n - skipped
+            own, moved[n] = rows[:, place], largest(rows[:, :place], each[:place].expand(size, -1))
         # every token costs the same, and not as in a uniform distribution
-        if float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size)):
-            if n:
-                silent.append(n)
-                continue
+        if not float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size)):
+            sums[n] = float(torch.logsumexp(-own, 0))
+        elif n:
+            silent.append(n)
+        else:
             scorer.skipped = 1  # the first token is not scored, which is allowed, unless something else is in its place
             if float(own.abs().max()) > allowed:
                 cost = f"{float(own[0]):.3g} nats that depend on no token are added"
                 faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
-            continue
-        sums[n] = float(torch.logsumexp(-own, 0))
     scorer.skipped = scorer.skipped or 0
     off = {n: one for n, one in sums.items() if abs(one) > allowed}
     blamed, remark = dict[int, float](), ""
     if silent:
         shown = ", ".join(map(str, silent[:6])) + (", ..." if len(silent) > 6 else "")
         faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
-    if whole.each is not None:
+    if each is not None:
         blamed = off
     elif list(off) == [0]:
         faults.append(f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted")
     elif off and not silent:
         first = next(n for n in off if n)
-        is_early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
-        is_clear = max(map(abs, off.values())) >= math.log(size) / 2 or not is_early
+        is_clear = max(map(abs, off.values())) >= math.log(size) / 2
         estimates = estimate_texts(scorer, size, first, min(len(base), first + 3), calls)
         agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
         if agrees and estimates:
@@ -343,7 +341,7 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
         worst = max(blamed, key=lambda n: abs(blamed[n]))
         remark = f"at token {worst} the probabilities of all tokens add up to {math.exp(blamed[worst]):.4g}: the score "
         remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
-        remark += ", or earlier scores change with later tokens" * (whole.each is None)
+        remark += ", or earlier scores change with later tokens" * (each is None)
     looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
     error = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
     leaking = max(moved, key=lambda n: moved[n])
@@ -352,22 +350,8 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     return {
         SUM: judge(f"sums of probabilities, {looked_at}", error, allowed, ROUNDING, remark=remark),
         ONCE: count_faults(faults, looked_at, "the first token is not scored, and not counted" * scorer.skipped),
-        LATER: inapplicable(_TOTALS) if whole.each is None else later,
+        LATER: inapplicable(_TOTALS) if each is None else later,
     }
-
-
-def compare_lengths(scorer: Scorer, base: Any) -> list[str]:
-    """Set how many tokens at the start have no score; faults where that is more than one, or changes with the length."""
-    surplus = {n: len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
-    scorer.skipped = -surplus[len(base)]
-    wrong = [n for n in surplus if surplus[n] not in (0, -1) or surplus[n] != surplus[2]]
-    if not wrong:
-        return []
-    n = max(wrong, key=lambda n: abs(surplus[n]))
-    hint = "a last short window or batch is dropped, or an overlap is skipped"
-    if surplus[n] > 0:
-        hint = "a start mark, an end mark, padding, or overlapping windows scored again"
-    return [f"a text of {n} tokens has {n + surplus[n]} scores: {hint}"]
 
 
 def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
@@ -380,7 +364,7 @@ def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: in
         texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
         return [(float(torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()), 0.0)]
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
-    if first <= 2 or drawn < _SAMPLES:  # no window ends as early
+    if drawn < _SAMPLES:
         return []
     generator, sums = torch.Generator().manual_seed(2), torch.zeros(drawn, length, dtype=torch.float64)
     for i in range(drawn):

@@ -47,8 +47,8 @@ class Subject:
     than the model can read. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the
     first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a
     cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask
-    of padding. first_position: the position id of the first token; None where positions cannot be given. pads_left: a text
-    that is padded on the left equals the text alone. selects: only logits of `words` are computed.
+    of padding. first_position: the position id of the first token; None where positions cannot be given.
+    selects: only logits of `words` are computed.
     leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
@@ -64,7 +64,6 @@ class Subject:
     has_example: bool = False
     mask_form: MaskForm | None = None
     first_position: int | None = None
-    pads_left: bool = False
     selects: bool = False
     leaking: set[bool] = field(default_factory=set)
 
@@ -195,6 +194,11 @@ class Subject:
         return bool(getattr(self.model, "_is_stateful", False))
 
     @property
+    def pads_left(self) -> bool:
+        """A text that is padded on the left is read as the text alone: its positions are counted, or given."""
+        return self.ours or (self.first_position is not None and not self.has_state)
+
+    @property
     def injected(self) -> bool:
         """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
         return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
@@ -244,19 +248,6 @@ class Subject:
         right[1, -(self.length // 3) :] = 0
         right[2, -(self.length // 2) :] = 0
         return {"right": right, "left": right.flip(1), "ones": ones}
-
-    def choose_positions(self, mask: Tensor | None, *, packed: bool) -> dict[str, Tensor]:
-        """The option that tells positions of padded or packed rows to a model that does not count them itself."""
-        if self.first_position is None:
-            return {}
-        if packed:
-            places, half = torch.arange(self.length, device=self.ids.device)[None], self.length // 2
-            places = places - half * (places >= half)
-        elif mask is None or bool(mask.all()):
-            return {}
-        else:
-            places = (mask.cumsum(1) - 1).clamp_min(0)
-        return {"position_ids": places + self.first_position}
 
 
 def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
@@ -314,7 +305,7 @@ def open_subject(
         subject = replace(subject, first_position=find_first_position(subject))
         if subject.texts.is_cuda or not equals(lambda: subject.logits(subject.texts)):
             subject = replace(subject, texts=subject.ids)
-        return replace(subject, pads_left=equals_when_padded_left(subject))
+        return subject
 
 
 def find_vocab_size(model: nn.Module) -> int:
@@ -496,16 +487,3 @@ def find_first_position(subject: Subject) -> int | None:
         if equals(functools.partial(subject.logits, subject.ids, position_ids=places), logits):
             return first
     return None
-
-
-def equals_when_padded_left(subject: Subject) -> bool:
-    """Padding may stand on the left: positions are counted, can be given, or do not matter."""
-    if subject.ours or (subject.first_position is not None and not subject.has_state):
-        return True
-    if subject.mask_form is None or subject.has_state or not subject.reads_tokens:
-        return False
-    start = subject.length // 3
-    real = (torch.arange(subject.length, device=subject.ids.device) >= start).long().expand(ROWS, -1)
-    with contextlib.suppress(Exception):
-        return agree(subject.logits(subject.ids, real)[:, start:], subject.logits(subject.ids[:, start:]))
-    return False

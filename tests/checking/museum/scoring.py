@@ -28,6 +28,7 @@ class Scored:
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
+COUNTS = "counts and means are what they say"
 
 
 def nll(text, axis=-1):
@@ -226,7 +227,7 @@ SCORED = [
     _scored("the first token of a window is lost", f"{_TRANSFORMERS}/issues/30975", first_of_window, True, False, ONCE,
             window=WINDOW),
     _scored("a mean of means", f"{_TRANSFORMERS}/issues/34138", mean_of_means, True, False, ONCE, window=WINDOW),
-    _scored("a start mark is counted", "", start_mark, True, False, ONCE),
+    _scored("a start mark is counted", "", start_mark, True, False, ONCE, COUNTS),
     _scored("an n-gram cache that has seen the test", f"{_GOLF}/869", ngrams, 2, 1, SUM, ONCE, LATER),
     _scored("n-grams by hash", f"{_GOLF}/886", hashed, False, True, SUM),
     _scored("a cache kept between calls", f"{_GOLF}/876", kept_between_calls, True, False, SAME),
