@@ -25,7 +25,7 @@ from fullrank.checking.calls import (
     read_pieces,
     running,
 )
-from fullrank.checking.copies import InDouble, WithoutDropout, list_tensors, mode
+from fullrank.checking.copies import InDouble, WithoutDropout, build_without_chance, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import ROWS, Subject, agree
@@ -110,9 +110,7 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
 def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
     if training and subject.ours:
-        from fullrank.checking.definition import build_without_chance  # it imports a compiler
-
-        subject = replace(subject, model=build_without_chance(subject))
+        subject = replace(subject, model=build_without_chance(subject.model))
     ids, call, comparisons = subject.texts, PLAIN[training], list[Comparison]()
     size = ids.shape[1]
     # the length that no size of the model equals comes first: layers are recognised by it

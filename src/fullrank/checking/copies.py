@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from fullrank.core.config import DropoutConfig, ModelConfig
 from fullrank.core.errors import InputError
 
 
@@ -100,6 +102,35 @@ def copy_generator(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.clone_state()
     return copy.deepcopy(value) if isinstance(value, _GENERATORS) else value
+
+
+def rebuild(model: Any, config: ModelConfig) -> Any:
+    """A model of ours of another configuration with the same parameters."""
+    parameter = next(model.parameters())
+    rebuilt = type(model)(config).to(parameter.device, parameter.dtype)
+    rebuilt.load_state_dict(model.state_dict())
+    return rebuilt
+
+
+def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """`config` with the attention of every place changed."""
+
+    def change(part: Any) -> Any:
+        return part and part.with_known(**changes)
+
+    encoder, decoder = config.encoder, config.decoder
+    if encoder is not None:
+        encoder = replace(encoder, attention=change(encoder.attention))
+    if decoder is not None:
+        decoder = replace(decoder, attention=change(decoder.attention), cross=change(decoder.cross))
+    return config.with_attention(change, encoder=encoder, decoder=decoder)
+
+
+def build_without_chance(model: Any) -> Any:
+    """A copy of a model of ours without dropout and permutations: different kernels draw different random numbers."""
+    config = change_attention(model.config, cross_head=0.0)
+    output = config.output.with_known(latent_dropout=0.0, tail_dropout=0.0)
+    return rebuild(model, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
 
 
 class WithoutDropout(TorchFunctionMode):

@@ -13,34 +13,13 @@ from torch import Tensor, nn
 
 from fullrank.checking.agreement import Comparison, compare, compare_pieces
 from fullrank.checking.calls import PLAIN, running
-from fullrank.checking.copies import duplicate, mode
+from fullrank.checking.copies import build_without_chance, change_attention, duplicate, mode, rebuild
 from fullrank.checking.report import Finding, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import SHORT, Subject
-from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
+from fullrank.core.config import ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.stages import starts_plain
 from fullrank.kernels import NAMES, kernel
-
-
-def rebuild(subject: Subject, config: ModelConfig) -> Any:
-    """A model of ours of another configuration with the same parameters."""
-    model = type(subject.model)(config).to(subject.ids.device, next(subject.model.parameters()).dtype)
-    model.load_state_dict(subject.model.state_dict())
-    return model
-
-
-def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """`config` with the attention of every place changed."""
-
-    def change(part: Any) -> Any:
-        return part and part.with_known(**changes)
-
-    encoder, decoder = config.encoder, config.decoder
-    if encoder is not None:
-        encoder = replace(encoder, attention=change(encoder.attention))
-    if decoder is not None:
-        decoder = replace(decoder, attention=change(decoder.attention), cross=change(decoder.cross))
-    return config.with_attention(change, encoder=encoder, decoder=decoder)
 
 
 def memory(subject: Subject) -> Finding:
@@ -55,9 +34,11 @@ def memory(subject: Subject) -> Finding:
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
     length, without = subject.length, with_memory(config, 0)  # it begins empty, and all before a segment is seen
-    model, whole = rebuild(subject, with_memory(without, length)), rebuild(subject, without)
+    model, whole = rebuild(subject.model, with_memory(without, length)), rebuild(subject.model, without)
     if config.same_length:  # each token sees as many, wherever segments end
-        model = whole = rebuild(subject, with_memory(without, min(config.memory_length, length // 2), same_length=True))
+        model = whole = rebuild(
+            subject.model, with_memory(without, min(config.memory_length, length // 2), same_length=True)
+        )
 
     def step(ids: Tensor, memory: Any) -> tuple[Tensor, Any]:
         out = model(ids, memory)
@@ -136,7 +117,7 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
             return inapplicable("the model cannot compute in double precision")
         model, of_outputs, of_gradients = duplicate(subject.model).requires_grad_().to(dtype), 1e-5, 1e-5
     else:
-        model = build_without_chance(subject).to(dtype)
+        model = build_without_chance(subject.model).to(dtype)
     with kernel("reference"):
         expected = compute_all(subject, model)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
@@ -166,13 +147,6 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
     worst = rank_differences(shares)[0]
     remark = "" if shares[worst] <= 1.0 else f"worst: {worst}"
     return judge(looked_at, shares[worst], 1.0, reason, remark=remark)
-
-
-def build_without_chance(subject: Subject) -> Any:
-    """The model of ours without dropout and permutations: different kernels draw different random numbers."""
-    config = change_attention(subject.model.config, cross_head=0.0)
-    output = config.output.with_known(latent_dropout=0.0, tail_dropout=0.0)
-    return rebuild(subject, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
 
 
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
