@@ -197,12 +197,13 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
 def look_into_document(subject: Subject, call: Call) -> Finding:
     """Change all tokens of the first of two documents in a row."""
     text, half = subject.ids[:1], subject.length // 2
-    first = torch.arange(subject.length, device=text.device)[None] < half
+    places = torch.arange(subject.length, device=text.device)[None]
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     try:
-        with running(subject, replace(call, packed=True)) as run:
+        with running(subject, call) as run:
+            run.positions = torch.where(places < half, places, places - half)
             part = Part(1, subject.length, half)
-            readings = [run.read(ids, part) for ids in (subject.change(text, first), text)]
+            readings = [run.read(ids, part) for ids in (subject.change(text, places < half), text)]
             seen = Comparison("the second document sees the first", *readings)
             return compare(subject, run.model, [seen], looked_at, path=call.name)
     except Exception as error:

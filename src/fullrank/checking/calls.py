@@ -40,10 +40,9 @@ class Call:
 
     length: tokens of a text, 0 for those of the subject. rows: texts in a batch, 3 or 1. special: tokens are special and
     repeated ones. dtype: of the parameters, where it is another one than that of the check; autocast: that of products.
-    mask: the side of the padding, or ones. packed: positions begin again at a second document, in the middle.
-    attention: an implementation of attention of Hugging Face. cache, scaled, compiled: a text in two pieces, larger
-    parameters, compiled code. gradients: they are wanted.
-    seed: of the random numbers. cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
+    mask: the side of the padding, or ones. attention: an implementation of attention of Hugging Face. cache, scaled, compiled:
+    a text in two pieces, larger parameters, compiled code. gradients: they are wanted. seed: of the random numbers.
+    cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Call:
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     mask: str = ""
-    packed: bool = False
     attention: str = ""
     cache: bool = False
     scaled: bool = False
@@ -131,14 +129,15 @@ def attend_by(model: Any, name: str) -> Iterator[None]:
     """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
     before = [(one, one._attn_implementation) for one in configs if hasattr(one, "_attn_implementation")]
-    with ExitStack() as stack:
-        for config, implementation in before:
-            stack.callback(setattr, config, "_attn_implementation", implementation)
+    try:
         try:
             model.set_attn_implementation(name)
         except Exception as error:
             raise CannotRun(f"it has no {name}: {one_line(error, 160)}") from error
         yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
 
 
 class Run:
@@ -150,10 +149,6 @@ class Run:
     def __init__(self, subject: Subject, call: Call, model: Any) -> None:
         self.subject, self.call, self.model = subject, call, model
         self.mask, self.positions = None, None
-        places = torch.arange(subject.length, device=subject.ids.device)[None]
-        if call.packed:
-            half = subject.length // 2
-            self.positions = torch.where(places < half, places, places - half)
         if call.mask:
             self.mask = subject.masks()[call.mask]
             if not bool(self.mask.all()):
