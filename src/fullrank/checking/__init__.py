@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -128,10 +127,7 @@ def run_guarded(run: Check, subject: Subject, title: str = "") -> Finding:
         if subject.has_example and title.startswith(_OTHER_LENGTHS):
             return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)
-    difference = finding.difference or 0.0
-    if difference <= _SHOWS or subject.single is None:
+    if (finding.difference or 0.0) <= _SHOWS or subject.single is None:
         return finding
     other = run_guarded(run, subject.single, title)
-    if not math.isfinite(difference):
-        return finding if other.difference is None else other
     return replace(other, remark=_DOUBLE_ONLY) if other.verdict == "passes" else finding

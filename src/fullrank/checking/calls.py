@@ -65,14 +65,6 @@ class Call:
     def in_training(self) -> Call:
         return replace(self, training=True, name=f"{self.name}, training")
 
-    def choose_texts(self, subject: Subject) -> Subject:
-        """The subject with the texts of this call."""
-        if self.compiled or self.attention:  # a compiler may not see which words are selected
-            subject = replace(subject, selects=False)
-        if self.length:
-            subject = subject.with_length(self.length)
-        return subject.with_special_tokens() if self.special else subject
-
 
 PLAIN = (Call("evaluation"), Call("training", training=True))  # as everybody does it, which every model has to offer
 

@@ -43,7 +43,12 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
     if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
     try:
-        subject = call.choose_texts(subject)
+        if call.compiled or call.attention:  # a compiler may not see which words are selected
+            subject = replace(subject, selects=False)
+        if call.length:
+            subject = subject.with_length(call.length)
+        if call.special:
+            subject = subject.with_special_tokens()
         if not call.gradients:
             return find_leak(subject, call, choose_cuts(subject, call.cuts, 6 if call in PLAIN else 3))
         for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
@@ -102,7 +107,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
                 remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
                 return replace(finding, verdict="passes", difference=0.0, remark=remark)
             with suppress(Exception):  # a leak is a leak, even one that nobody can explain
-                finding = replace(finding, layers=name_leaking_layers(subject, run, cut, limit))
+                finding = replace(finding, layers=search.name_layers(cut, limit))
     if call in PLAIN:
         subject.leaking.add(call.training)
     leaks = describe_cut(subject, cut)
@@ -141,26 +146,26 @@ class Search:
                         return one
         return 0
 
+    def name_layers(self, cut: int, least: float) -> tuple[str, ...]:
+        """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
+        subject, run, call = self.subject, self.run, self.run.call
+        texts, start, stop = subject.ids, 0, subject.length
+        changed = subject.change_from([cut] * len(texts), texts)
+        if call.cache:
+            start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
+            changed[:, stop:] = texts[:, stop:]
+        find, rows = find_layers, 1 if call.rows == 1 else len(texts)
+        if call.compiled:  # nobody looks into compiled code
+            find, run = find_layer_by_compiler, Run(subject, call, subject.model)
+        part = Part(rows, stop - start, 0, cut - start, past=start)
+        right, wrong = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
+        return find(run.model, right, wrong, least)
+
 
 def describe_cut(subject: Subject, cut: int) -> str:
     """Which positions see which tokens, and the key of the configuration that wants it so."""
     purpose = f"; {subject.sees_future} leaves the mask out" if subject.sees_future else ""
     return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
-
-
-def name_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
-    """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
-    texts, call, start, stop = subject.ids, run.call, 0, subject.length
-    changed = subject.change_from([cut] * len(texts), texts)
-    if call.cache:
-        start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-        changed[:, stop:] = texts[:, stop:]
-    find, rows = find_layers, 1 if call.rows == 1 else len(texts)
-    if call.compiled:  # nobody looks into compiled code
-        find, run = find_layer_by_compiler, Run(subject, call, subject.model)
-    part = Part(rows, stop - start, 0, cut - start, past=start)
-    right, wrong = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
-    return find(run.model, right, wrong, least)
 
 
 def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
