@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +18,8 @@ from torch.utils import _pytree
 
 from fullrank.core.config import DropoutConfig, ModelConfig
 from fullrank.core.errors import InputError
+
+np: Any = sys.modules.get("numpy")  # torch imports it where there is one
 
 
 def duplicate(model: nn.Module) -> Any:
@@ -68,11 +70,13 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
     """
     attributes, copies = {module: dict(vars(module)) for module in model.modules()}, dict[int, Any]()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    state, state_of_numpy = random.getstate(), np.random.get_state()
+    states = [(random.setstate, random.getstate())]
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed)
+        if np is not None:
+            states.append((np.random.set_state, np.random.get_state()))
+            np.random.seed(seed)
         model.train(training)
         for module, before in attributes.items():
             for name, value in before.items():
@@ -83,8 +87,8 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(state)
-            np.random.set_state(state_of_numpy)
+            for restore, state in states:
+                restore(state)
             for module, before in attributes.items():
                 vars(module).clear()
                 vars(module).update(before)
@@ -93,7 +97,9 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_GENERATORS: tuple[type, ...] = (random.Random, torch.Generator)
+if np is not None:
+    _GENERATORS += (np.random.Generator, np.random.RandomState)
 _CHANGING = (list, dict, *_GENERATORS)
 
 
