@@ -138,12 +138,8 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
             if key.startswith("gradient"):
                 allowed = steepest * of_gradients
             shares[f"{key} ({name})"] = largest(computed[key], tensor) / allowed
-    looked_at = (
-        f"{', '.join(ran)} beside reference: logits, losses, gradients of parameters, as shares of what is allowed"
-    )
-    reason = (
-        f"logits and losses within {of_outputs:g} of max(1, largest), gradients within {of_gradients:g} of the largest"
-    )
+    looked_at = f"{', '.join(ran)} beside reference: logits, losses and all gradients, as shares of what is allowed"
+    reason = f"logits and losses within {of_outputs:g} of max(1, largest), gradients {of_gradients:g} of the largest"
     worst = rank_differences(shares)[0]
     remark = "" if shares[worst] <= 1.0 else f"worst: {worst}"
     return judge(looked_at, shares[worst], 1.0, reason, remark=remark)

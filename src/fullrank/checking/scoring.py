@@ -111,9 +111,7 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if difference <= allowed:
         scorer.noise = difference
     else:
-        remark = (
-            "random numbers (windows drawn at random, dropout), or something is kept between calls, such as a cache"
-        )
+        remark = "random numbers (windows drawn at random, dropout), or a state kept between calls"
     looked_at = f"{len(texts)} texts, each scored again after the others, in nats"
     return judge(looked_at, difference, allowed, ROUNDING, remark=remark)
 
