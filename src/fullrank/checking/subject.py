@@ -384,8 +384,9 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
     can_be_double = subject.parameters <= DOUBLE_UP_TO
     lengths = [subject.length, *(length for length in shorter if length < subject.length)]
     for length, is_double in itertools.product(lengths, (True, False) if can_be_double else (False,)):
-        tried = subject.with_length(length)
-        model = move_copy(own)
+        tried, model = subject.with_length(length), move_copy(own)
+        if not subject.has_example:  # sources, which may be too long, too
+            tried = replace(tried, fixed={name: value[:, :length] for name, value in subject.fixed.items()})
         try:
             if is_double:
                 if hasattr(model, "set_experts_implementation"):  # some lack double precision
