@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import types
 
 import leaky_models as leaky
 import pytest
@@ -112,6 +113,26 @@ def test_a_model_that_reads_short_texts_only():
     assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, only="future, prefix").passes  # it is found
     with pytest.raises(InputError, match="40 tokens raised IndexError"):
         fr.check(Short(), vocab_size=leaky.VOCABULARY, length=40)
+
+
+def test_two_sequences_that_are_short_both():
+    class Short(nn.Module):
+        """Twenty positions for each, which it does not say."""
+
+        def __init__(self):
+            super().__init__()
+            self.config = types.SimpleNamespace(is_encoder_decoder=True)
+            self.words, self.places, self.out = nn.Embedding(30, 8), nn.Embedding(20, 8), nn.Linear(8, 30)
+
+        def embed(self, ids):
+            return self.words(ids) + self.places(torch.arange(ids.shape[1]))
+
+        def forward(self, input_ids, decoder_input_ids):
+            source = self.embed(input_ids).mean(1, keepdim=True)
+            return self.out(self.embed(decoder_input_ids) + source)
+
+    report = fr.check(Short(), quick=True, only="future, by perturbation, evaluation")
+    assert (report.verdict, report.description["length"]) == ("passes", 17)
 
 
 def test_large_models_are_checked_in_single_precision(monkeypatch):
