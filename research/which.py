@@ -153,7 +153,11 @@ def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> s
     if counted is not None:
         words[-1] += f" of {int(counted['tokens']):,} tokens"
         words.append(f"4-grams {float(counted[ngrams.LINE]):.1f}")
-    words += [f"{side.row} {md.show(fmean(side.figures.values()))}", f"seeds {md.show_seeds(comparison.seeds)}"]
+    words.append(f"{side.row} {md.show(fmean(side.figures.values()))}")
+    if comparison.seeds:
+        words.append(f"seeds {md.show_seeds(comparison.seeds)}")
+    else:
+        words.append("no shared seed yet")
     return ", ".join(words)
 
 

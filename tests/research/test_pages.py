@@ -1,6 +1,7 @@
 """Pages made from a ledger: those of this repository are up to date, and a made-up one is told in full."""
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from made_rows import RECIPE, make_rows
@@ -11,6 +12,7 @@ from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
 from research.pages import write_pages
+from research.which import describe_runs
 
 
 @pytest.fixture
@@ -45,6 +47,14 @@ def test_a_changed_ledger_changes_the_pages(folder):
         write_pages(folder, folder, check=True)
     assert write_pages(folder, folder) == ["mixhead.md", "leaderboard.md", "README.md"]
     assert "**open**: fewer than 3 seeds" in (folder / "mixhead.md").read_text()
+
+
+def test_a_comparison_without_a_shared_seed_is_said_so():
+    run = {"parameters": 10, "corpus": "ptb", "tokens_seen": 0}
+    side = SimpleNamespace(row="plain", runs={1: run}, figures={1: 157.5})
+    comparison = SimpleNamespace(than=side, seeds=())
+    verdict = SimpleNamespace(claim=SimpleNamespace(recipe="best/mixers"), comparison=comparison)
+    assert describe_runs(verdict, {}) == "`best/mixers`: 10 parameters, ptb, plain 157.5, no shared seed yet"
 
 
 def test_what_would_decide_can_be_trained():
