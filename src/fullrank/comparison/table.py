@@ -30,10 +30,12 @@ def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> It
     seeds = [Column("seeds", "n")] if any(len(row.runs) > 1 for row in group.rows) else []
     tables[0] = [*seeds, *tables[0], *_declare_further(group)]
     title = _name_group(group, has_title)
-    for columns in (*tables, [*_declare_costs(group)]):
+    costs = [*_declare_costs(group)]
+    for columns in (*tables, costs):
         grid = build_grid(Table("row", tuple(columns), title), shown)
         title = ""
-        yield dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
+        rows = [_mark_row(cells, group, has_badge=columns is not costs) for cells in grid.rows]
+        yield dataclasses.replace(grid, rows=rows)
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -106,8 +108,10 @@ def _declare_costs(group: Group) -> Iterator[Column]:
     yield Column("wall_seconds_mean", "seconds", format=",.0f", page_only=True)
 
 
-def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
+def _mark_row(cells: Sequence[Cell], group: Group, *, has_badge: bool) -> Sequence[Cell]:
     row = next(row for row in group.rows if row.name == cells[0].text)
+    if not has_badge:
+        return [dataclasses.replace(cells[0], slot=row.slot), *cells[1:]]
     badges = ["slice"] if row.first.is_slice else []
     if row.is_apart(group.measure):
         badges.append("not next-token")
