@@ -9,7 +9,7 @@ from made_runs import CORPUS, ENVIRONMENT, make_pairs_of_seeds, make_run, print_
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import build_page
 from fullrank.records import Lines, Record, Table, declaration_to_dict
-from fullrank.render.blocks import Facts, Grid
+from fullrank.render.blocks import Facts, Figure, Grid, Legend
 from fullrank.render.page import write_page
 
 
@@ -50,6 +50,24 @@ def test_every_section_and_figure_is_there(page):
     assert {"Validation perplexity", "Training loss", "Learning rate", "Speed"} <= {*titles}
     assert not re.search(r'(?:src|href)="(?!#)', page)
     assert "<script" not in page
+
+
+def test_a_badge_stands_in_the_first_table_alone(tmp_path):
+    run = make_run(tmp_path / "run", corpus={**CORPUS, "is_slice": True})
+    grids = [block for block in build_page(build_report([run])).sections[0].blocks if isinstance(block, Grid)]
+    assert [grid.rows[0][0].badge for grid in grids] == ["slice", ""]
+
+
+def test_rows_have_the_colours_of_their_curves_in_analyses(runs):
+    sections = {section.title: list(section.blocks) for section in build_page(build_report(runs)).sections}
+    colours = {}
+    for title in ("Curves", "Analyses"):
+        (legend,) = [block for block in sections[title] if isinstance(block, Legend)]
+        colours[title] = {name.partition(",")[0]: slot for slot, name in legend.names}
+    assert colours["Analyses"].items() <= colours["Curves"].items()
+    (figure,) = [block for block in sections["Analyses"] if isinstance(block, Figure)]
+    for slot in colours["Analyses"].values():
+        assert f"var(--series-{slot})" in figure.svg
 
 
 def test_an_engine_that_was_not_recorded_is_no_difference(tmp_path):

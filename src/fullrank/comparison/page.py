@@ -258,15 +258,20 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
 
 def _build_analyses(compared: Comparison) -> Iterator[Block]:
     analyses: dict[str, dict[str, Any]] = {}
+    slots = {}
     for row in compared.all_rows:
         for run in row.runs:
             model = row.name if len(row.runs) == 1 else f"{row.name}, seed {run.seed}"
+            if run.analyses:
+                slots[model] = row.slot
             for analysis in run.analyses:
                 shown = analyses.setdefault(analysis["measurement"], {**analysis, "records": []})
                 shown["records"] += [record.with_labels(model=model) for record in analysis["records"]]
+    if len(slots) > 1:
+        yield blocks.Legend([(slot, model) for model, slot in slots.items()])
     for name, shown in analyses.items():
         yield Paragraph(f"{name}: {shown['text']}, segments of {shown['segment_length']} tokens.")
-        yield from build_blocks(shown["tables"], shown["plots"], shown["records"])
+        yield from build_blocks(shown["tables"], shown["plots"], shown["records"], slots)
 
 
 def _build_parameters(compared: Comparison) -> Iterator[Block]:

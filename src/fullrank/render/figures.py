@@ -249,7 +249,7 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
                 label=label,
             )
     _, names = axes.get_legend_handles_labels()
-    if not slots and len(names) > 1:  # with slots the page has a legend
+    if len(names) > 1 and not slots.keys() >= set(names):  # the page has a legend of the slots
         axes.legend()
 
 

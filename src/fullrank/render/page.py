@@ -69,10 +69,15 @@ def build_figure(
 _MOST_LINES = 20  # of a table of a measurement that stands open on the page
 
 
-def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
-    """Figures and tables of a measurement's records; a long table is folded."""
+def build_blocks(
+    tables: tuple[Table, ...],
+    plots: tuple[Plot, ...],
+    records: list[Record],
+    slots: Slots | None = None,
+) -> list[Block]:
+    """Figures and tables of a measurement's records; a long table is folded. slots: colours of series by name."""
     shown = [plot for plot in plots if find_points(plot, records)]
-    blocks: list[Block] = [build_figure(plot, records, wide=True) for plot in shown]
+    blocks: list[Block] = [build_figure(plot, records, slots, wide=True) for plot in shown]
     for table in tables:
         grid = build_grid(table, records)
         lines = len(grid.rows)
