@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.config.finetune import GLUE
 from fullrank.config.load import build_any
+from fullrank.core.errors import InputError
 from fullrank.data.padded_batches import ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
@@ -42,6 +43,12 @@ def settings(place, name="glue/cola", encoder="encoder", **train):
         "data": {"name": name, "dir": str(place / "glue"), "max_length": 32},
         "train": {"batch_size": 8, "epochs": 2, "learning_rate": 1e-3, "mixing_learning_rate": 1e-2, **train},
     }
+
+
+def test_too_few_tokens_for_a_text(place):
+    model = load_pretrained(build_any(settings(place)).model, "classification", num_labels=2)
+    with pytest.raises(InputError, match=r"^data\.max_length: at least 3, of which 2 are special .* given 2$"):
+        encode(model, [("one sentence",)], 2)
 
 
 def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):

@@ -158,9 +158,18 @@ class GlueBenchmark:
 
 
 def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int | None) -> Encoded:
-    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first."""
+    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
+
+    InputError where `max_length` leaves no room for a text.
+    """
     sides = [list(side) for side in zip(*texts, strict=True)]
     tokenizer = pretrained.tokenizer
+    special = tokenizer.num_special_tokens_to_add(pair=len(sides) == 2)
+    least = special + len(sides)
+    if max_length is not None and max_length < least:
+        raise InputError(
+            f"data.max_length: at least {least}, of which {special} are special tokens of this encoder, given {max_length}"
+        )
     encoded = tokenizer(*sides, truncation="longest_first", max_length=max_length, return_attention_mask=True)
     names = [name for name in encoded if name in ("input_ids", "token_type_ids", "attention_mask")]
     return Encoded({name: encoded[name] for name in names}, padding_of(tokenizer))
