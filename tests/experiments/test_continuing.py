@@ -106,6 +106,10 @@ def test_what_the_weights_do_not_fit(home, short, tmp_path):
     raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"hidden_size": 16}}
     with pytest.raises(InputError, match="embedding"):
         trained(tmp_path / "wide", raw)
+    raw = begun_from(home, short, tmp_path, steps=3)
+    raw["data"]["tokens"] = "byte"
+    with pytest.raises(InputError, match=r"^data\.tokens: .* has 'word', given 'byte'"):
+        start_from_run(Resolved(build(raw), "mine", stated=raw))
     raw = begun_from(home, short, tmp_path, steps=3, objective="masked")
     with pytest.raises(InputError, match=r"^train\.start"):
         start_from_run(Resolved(build(raw), "mine", stated=raw))

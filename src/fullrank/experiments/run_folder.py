@@ -138,6 +138,12 @@ def start_from_run(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[R
         )
     data = {"tokens": load_tokenizer(folder).kind, "min_count": None, "max_vocabulary": None}
     data |= {key: getattr(other.data, key) for key in ("lowercase", "sos")}
+    ours = config.to_dict()["data"]
+    for key in resolved.stated.get("data") or {}:
+        if key in data and ours[key] not in (data[key], getattr(other.data, key)):
+            raise InputError(
+                f"data.{key}: the vocabulary of {folder} (train.start) has {data[key]!r}, given {ours[key]!r}; leave it out"
+            )
     model = merge(other.to_dict()["model"], resolved.stated.get("model") or {})
     raw = merge(resolved.stated, {"data": data, "model": model})
     return dataclasses.replace(resolved, config=build(raw), stated=raw)
