@@ -69,6 +69,8 @@ def write_configuration(
     """
     if not 0 < minutes < math.inf:
         raise InputError(f"--minutes: a positive number, given {minutes:g}")
+    if task == "translation" and tokens in ("character", "byte"):
+        raise InputError(f"--tokens: word or bpe for --task translation, given {tokens}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
     has_pairs, seconds = task == "translation", 60 * minutes
