@@ -168,7 +168,7 @@ def test_a_text_ends_before_its_first_stop_string(runs, name):
     (free,) = lm.generate_until(asked(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)
     assert len(free) > 4
     stop = free[3:5]
-    settings = {"until": ["never", stop], "max_gen_toks": 12}
+    settings = {"until": ["never", "", stop], "max_gen_toks": 12, "top_k": 0}
     (cut,) = lm.generate_until(asked(("the dogs", settings)), disable_tqdm=True)
     assert cut == free[: free.index(stop)]
 

@@ -172,12 +172,14 @@ def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[list[
     options = dict(settings)
     until = options.pop("until", None) or []
     options["max_new_tokens"] = int(options.pop("max_gen_toks", None) or max_gen_toks)
+    options["top_k"] = options.get("top_k") or None  # 0: all tokens, as for transformers
     draws = options.pop("do_sample", None)
     if draws is False:
         options["temperature"] = 0.0
     elif draws is None:
         options.setdefault("temperature", 0.0)
-    return [until] if isinstance(until, str) else until, options
+    stops = [until] if isinstance(until, str) else until
+    return [stop for stop in stops if stop], options
 
 
 def main() -> None:
