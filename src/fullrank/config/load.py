@@ -115,7 +115,10 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     where = str(folder / recipe.extends) if folder and is_beside else recipe.extends
     if where in below:
         raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
-    parent = load(where, (*below, where))
+    try:
+        parent = load(where, (*below, where))
+    except InputError as error:
+        raise InputError(f"{name}: extends: {recipe.extends}: {error}") from error
     scales: dict[Scale, Settings | None] = {}
     for scale in SCALES:
         if scale in parent.scales or scale in recipe.scales:
