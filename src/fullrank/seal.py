@@ -115,9 +115,9 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         try:
             trained = read_record(path).run
             break
-        except DamagedError:
+        except DamagedError as damage:
             if checkpoint is not None:
-                raise
+                raise InputError(f"{damage}; take another checkpoint or train again") from damage
     else:
         return
     if not trained:

@@ -97,6 +97,12 @@ def test_what_may_change(run):
     assert nll(moved) == before
 
 
+def test_a_damaged_checkpoint_says_what_to_do(run):
+    (run / "checkpoints/best/checkpoint.json").write_text("{")
+    with pytest.raises(InputError, match=r"best is damaged: .*; take another checkpoint or train again$"):
+        nll(run)
+
+
 def test_changed_text_is_refused_by_a_resume_and_may_go(run):
     source = run.parent / "train.txt"
     text = source.read_text(encoding="utf-8")
