@@ -86,8 +86,10 @@ def build_command(measurement: Measurement) -> Any:
     parameters = inspect.signature(command).parameters
     shared = [parameter for name, parameter in parameters.items() if name not in ("options", "texts")]
     texts = parameters["texts"].replace(default=measurement.texts)
-    own = [p.replace(annotation=_option_type(name, p.annotation)) for name, p in measurement.options.items()]
-    set_parameters(command, [*shared, texts, *own])
+    options = []
+    for name, parameter in measurement.options.items():
+        options.append(parameter.replace(annotation=_option_type(name, parameter.annotation)))
+    set_parameters(command, [*shared, texts, *options])
     command.__doc__ = measurement.help
     verbs = typer.Typer(add_completion=False, rich_markup_mode="rich")
     verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(command)

@@ -464,8 +464,8 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        left = import_modules([word for word in words if word != "--debug"])
-        status = load()(left, prog_name="fullrank", standalone_mode=False)
+        other_words = import_modules([word for word in words if word != "--debug"])
+        status = load()(other_words, prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told
         sys.exit(status)
     except KeyboardInterrupt:
@@ -485,11 +485,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def import_modules(words: Sequence[str]) -> list[str]:
-    """Import the modules that `--import MODULE` and `--import=MODULE` name; the other words of the command line."""
+    """Import the modules of `--import MODULE` and `--import=MODULE`; return the other words of the command line."""
     parser = argparse.ArgumentParser("fullrank", "fullrank ... --import MODULE", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
-    given, left = parser.parse_known_args(words)
-    for name in given.modules:
+    imports, other_words = parser.parse_known_args(words)
+    for name in imports.modules:
         try:
             import_plugin(name)
         except FullRankError:
@@ -499,7 +499,7 @@ def import_modules(words: Sequence[str]) -> list[str]:
                 f"--import {name}: cannot be imported ({type(error).__name__}: {one_line(error)}); name a module that is "
                 "installed or in the working directory, as my_module for my_module.py"
             ) from error
-    return left
+    return other_words
 
 
 def import_options() -> list[str]:

@@ -293,12 +293,13 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
         # a fact that is not recorded is no difference
-        known = dict.fromkeys(values if key in configured else filter(None, values))
-        if len(known) > 1:
+        compared_values = values if key in configured else filter(None, values)
+        distinct = dict.fromkeys(compared_values)
+        if len(distinct) > 1:
             cells = [Cell(value, strong=value != values[0]) for value in values]
             different.append([Cell(key), *cells])
         elif key not in configured:
-            shared += [(key, value) for value in known]
+            shared += [(key, value) for value in distinct]
     if different:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
