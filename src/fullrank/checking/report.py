@@ -120,7 +120,7 @@ class Report:
             return f"Sees later tokens {where}.{layer} {leaks[0].upper()}{leaks[1:]}."
         if self.failures:
             is_unseen = bool(looked) and not any(finding.check.startswith("future") for finding in self.failures)
-            return f"{'No later token is seen, but ' * is_unseen}{self.counts}."
+            return f"{'No later token is seen. ' * is_unseen}{self.counts}."
         modes = "" if self.description.get("modes", True) else "modes were not tried, as a function has none; "
         where = f"on {len(passed)} code paths, in {self.description.get('texts')}; {modes}"
         return f"{f'No leak found {where}' if looked else ''}{self.counts}."
