@@ -160,6 +160,19 @@ def test_threads(relative, batch, scoring):
             assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), f"{threads} threads"
 
 
+@pytest.mark.parametrize(("changed", "relative"), [(15, True), (16, False)])
+def test_sees_nothing_ahead(relative, changed):
+    """Other keys and values later on change nothing before them, to the last bit."""
+    problem = call(fr.Layout.of(64), "B", relative=relative)
+    with torch.no_grad():
+        before = attend(problem)
+        problem.keys[:, :, changed:] += 3
+        problem.values[:, :, changed:] -= 5
+        after = attend(problem)
+    assert torch.equal(before[:, :, :changed], after[:, :, :changed])
+    assert not torch.equal(before[:, :, changed], after[:, :, changed])
+
+
 @pytest.mark.parametrize("mixing", ["none", "B"])
 def test_no_weights_are_kept(mixing):
     """Nothing of N M numbers, for inputs of which none has as many."""

@@ -84,6 +84,16 @@ def test_large_scores_do_not_overflow():
         check(problem, attend(problem), 1e-4 if DEVICE == "cpu" else 2e-3)
 
 
+def test_no_look_ahead():
+    problem = fp32(of(18), "B")
+    with torch.no_grad():
+        before = attend(problem)
+        problem.keys[:, :, 15:] = problem.values[:, :, 15:] = 100.0
+        after = attend(problem)
+    assert torch.equal(before[:, :, :15], after[:, :, :15])
+    assert not torch.equal(before[:, :, 15:], after[:, :, 15:])
+
+
 def shown_mask(problem):
     """The factors of dropout, read off values that are one-hot; keys at most as many as a head is large."""
     keys, size = problem.keys.shape[2:]
