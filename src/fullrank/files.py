@@ -263,10 +263,15 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_UniqueKeys` would read as numbers."""
+
+
 # YAML 1.1 takes 1e-3 for a word; people, and YAML 1.2, take it for a number
-_UniqueKeys.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+for _kind in (_UniqueKeys, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -278,6 +283,12 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
         raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def format_yaml(value: Any, **options: Any) -> str:
+    """Plain objects as YAML that `parse_yaml` reads back, keys in their order; options: those of `yaml.dump`."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
+    return text
 
 
 # -- text in pieces, processes, and folders of the cache ---------------------------------------------------------------

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -17,7 +16,7 @@ from fullrank.config.load import finetunes, is_of_task, read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
-from fullrank.files import no_room, out_of_memory, read_json, remove_leftovers
+from fullrank.files import format_yaml, no_room, out_of_memory, read_json, remove_leftovers
 from fullrank.forward import load_tensors
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
@@ -51,7 +50,7 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
 def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     """Write `model.safetensors` and `config.yaml` into `folder`; each file appears whole or not at all."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    text = yaml.safe_dump({"model": config.to_dict()}, sort_keys=False)
+    text = format_yaml({"model": config.to_dict()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder, "saving")

@@ -61,7 +61,7 @@ OTHERS = {
     "model.initializer": ["fairseq", "pytorch"],
     "data.lowercase": [True],
     "data.max_tokens": [None, 10**9],
-    "data.dir": ["日本: #", "yes", "12", "~"],
+    "data.dir": ["日本: #", "yes", "12", "~", "1e3"],
     "train.learning_rate": [1e-9, 1e9, 1],
     "train.betas": [[0.5, 0.75]],
     "train.max_grad_norm": [None, 0.5],

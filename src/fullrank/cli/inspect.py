@@ -114,14 +114,13 @@ def show_recipe(
     json: Json = False,
 ) -> None:
     """One recipe: what it is, its rows with the paper's figures, and its settings."""
-    import yaml
-
     from fullrank.config.load import load
+    from fullrank.files import format_yaml
 
     recipe = load(name)
     content = {key: getattr(recipe, key) for key in ("name", "table", "paper", "notes", "rows", "base", "scales")}
     content["rows"] = {name: row.list_stated() for name, row in recipe.rows.items()}
-    tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
+    tell(content, format_yaml(content, width=110).splitlines(), json=json)
 
 
 @verb("fullrank config show mixhead/table1-vanilla --row b train.steps=100", name="show", group=config)

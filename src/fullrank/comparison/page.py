@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import yaml
-
 from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
 from fullrank.comparison.runs import PERPLEXITY, TRANSLATION, Run, integer
 from fullrank.comparison.table import build_tables, drop_labels, find_curves
@@ -18,6 +16,7 @@ from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, count_things
+from fullrank.files import format_yaml
 from fullrank.records import Column, Table
 from fullrank.render import blocks
 from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
@@ -304,7 +303,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
     for row in rows:
-        text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        text = format_yaml(dict(row.first.config), default_flow_style=None)
         yield Details(f"Resolved configuration of {row.name}", [blocks.Code(text)])
 
 

@@ -28,13 +28,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-import yaml
-
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, hints_of, key
-from fullrank.files import parse_yaml, read_text
+from fullrank.files import format_yaml, parse_yaml, read_text
 from fullrank.plugins import import_plugin
 
 Settings = dict[str, Any]
@@ -423,7 +421,7 @@ def build(raw: Mapping[str, Any]) -> RunConfig:
 
 def to_yaml(config: Section) -> str:
     """A configuration as YAML, every value stated, in the order of the schema."""
-    return yaml.safe_dump(config.to_dict(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)
+    return format_yaml(config.to_dict(), default_flow_style=None, width=100)
 
 
 def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from fullrank.config.run import SIZES, DataConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import files_of
-from fullrank.files import open_text, visible, write_text
+from fullrank.files import format_yaml, open_text, visible, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.run import Trial
@@ -188,7 +186,7 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
     for section, keys in values.items():
         stated = {}
         for key, value in keys.items():
-            line: str = yaml.safe_dump({key: value}, default_flow_style=True, allow_unicode=True, width=10_000)
+            line = format_yaml({key: value}, default_flow_style=True, width=10_000)
             stated[key] = line.strip()[1:-1]
         width = min(max(map(len, stated.values())), 44)
         lines.append(f"{section}:")

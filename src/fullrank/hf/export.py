@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 import transformers
-import yaml
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, PackageLoader
 from safetensors.torch import save_file
@@ -30,7 +29,7 @@ from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 from fullrank.data import load_tokenizer
-from fullrank.files import no_room, remove_leftovers, write_json
+from fullrank.files import format_yaml, no_room, remove_leftovers, write_json
 from fullrank.forward import load_tensors
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
@@ -228,7 +227,7 @@ def _make_card(
         loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     # each string on one line, so that no text ends the block of code
-    write_yaml = partial(yaml.safe_dump, sort_keys=False, width=float("inf"), allow_unicode=True)
+    write_yaml = partial(format_yaml, width=float("inf"))
     environment.filters |= {"show": _show, "yaml": write_yaml}
     return environment.get_template("card.md").render(
         title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, result=result,
