@@ -260,7 +260,7 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
     slots = {}
     for row in compared.all_rows:
         for run in row.runs:
-            model = row.name if len(row.runs) == 1 else f"{row.name}, seed {run.seed}"
+            model = row.curve_name if len(row.runs) == 1 else f"{row.curve_name}, seed {run.seed}"
             if run.analyses:
                 slots[model] = row.slot
             for analysis in run.analyses:
