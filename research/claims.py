@@ -230,10 +230,11 @@ def tried_rates(rows: Sequence[Row], settings: Mapping[str, Any], usual: float, 
     others = {key: value for key, value in settings.items() if key != RATE}
     tried: dict[float, list[float]] = {}
     for row in rows:
-        stated, figure = row["settings"] or {}, figure_of(row, claim.figure)
-        if figure is not None and {key: value for key, value in stated.items() if key != RATE} == others:
-            perplexity = row.get("final.valid.perplexity")
-            tried.setdefault(stated.get(RATE, usual), []).append(sign * figure if perplexity is None else perplexity)
+        stated, figure, cost = row["settings"] or {}, figure_of(row, claim.figure), row.get("final.valid.perplexity")
+        if cost is None and figure is not None:
+            cost = sign * figure
+        if cost is not None and {key: value for key, value in stated.items() if key != RATE} == others:
+            tried.setdefault(stated.get(RATE, usual), []).append(cost)
     return {rate: fmean(figures) for rate, figures in sorted(tried.items())}
 
 
