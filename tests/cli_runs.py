@@ -79,7 +79,7 @@ def called(*words):
 
 
 def succeeds(*words):
-    """What a command prints that ends well."""
+    """Run a command that has to succeed; return what it prints."""
     code, out, said = called(*words)
     assert code == 0, said
     return out

@@ -4,7 +4,7 @@ import torch
 
 
 def close(given, expected, message="", tolerance=1e-10):
-    """Of one shape, and within `tolerance` of the largest number, or of 1."""
+    """Assert that two values have one shape and differ by at most `tolerance`, relative to the largest number or to 1."""
     given, expected = torch.as_tensor(given).detach(), torch.as_tensor(expected).detach()
     assert given.shape == expected.shape, (message, given.shape, expected.shape)
     off, scale = float((given - expected).abs().max()), max(1.0, float(expected.abs().max()))
@@ -12,13 +12,13 @@ def close(given, expected, message="", tolerance=1e-10):
 
 
 def all_close(given, expected, tolerance):
-    """Each tensor of one dictionary and that of the other."""
+    """Compare each tensor of one dictionary with that of the other."""
     for name, tensor in expected.items():
         close(given[name], tensor, name, tolerance)
 
 
 def agree(found, expected, leaves, tolerance=1e-9):
-    """Values, and the gradients of a random cotangent with respect to the named leaves, in the dtype of each."""
+    """Compare values, and gradients of a random cotangent with respect to the named leaves, in the dtype of each."""
     close(found, expected, "the output", tolerance)
     cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     ours, theirs = (

@@ -50,7 +50,7 @@ def check(raw):
 
 @pytest.mark.parametrize("case", CONFIGURATIONS, ids=[str(case["config"]) for case in CONFIGURATIONS])
 def test_configurations(case):
-    """Of each one line, which begins with its key."""
+    """Every fault is one line, which begins with its key."""
     with pytest.raises(InputError) as caught:
         check(case["config"])
     (line,) = str(caught.value).splitlines()

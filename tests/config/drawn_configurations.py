@@ -91,7 +91,7 @@ def drawn(draw, place, values):
 
 
 def accepted(place, seed, count, values=VALUES):
-    """Those that are accepted, of `count` drawn ones."""
+    """Draw `count` configurations and yield the accepted ones."""
     draw = random.Random(seed)
     for _ in range(count):
         settings = drawn(draw, place, values)
