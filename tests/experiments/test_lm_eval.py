@@ -171,6 +171,8 @@ def test_a_text_ends_before_its_first_stop_string(runs, name):
     settings = {"until": ["never", "", stop], "max_gen_toks": 12, "top_k": 0}
     (cut,) = lm.generate_until(asked(("the dogs", settings)), disable_tqdm=True)
     assert cut == free[: free.index(stop)]
+    with pytest.raises(InputError, match=r"generation settings num_beams: known are until, .*top_p"):
+        lm.generate_until(asked(("the dogs", {"num_beams": 4})), disable_tqdm=True)
 
 
 @pytest.mark.parametrize(

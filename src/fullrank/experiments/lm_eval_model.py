@@ -32,6 +32,7 @@ from fullrank.kernels import kernel
 from fullrank.models import open_model
 
 _log = logging.getLogger(__name__)
+_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class FullRankLM(TemplateLM):
@@ -167,8 +168,10 @@ def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[list[
     """The strings that end a text, and the generation settings of a task as options of `write`.
 
     until: a string or several; max_gen_toks, do_sample, and options of `sample`. `<eos>` ends a line, not a text: it ends one
-    where `until` holds a newline.
+    where `until` holds a newline. Raises InputError for other settings.
     """
+    if unknown := [key for key in settings if key not in _SETTINGS]:
+        raise InputError(f"generation settings {', '.join(unknown)}: known are {', '.join(_SETTINGS)}")
     options = dict(settings)
     until = options.pop("until", None) or []
     options["max_new_tokens"] = int(options.pop("max_gen_toks", None) or max_gen_toks)
