@@ -453,6 +453,8 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
         if kinds:
             given = f"given {value!r} with '{cls.kind}'"
             return f"{path}: goes with {' or '.join(sorted(kinds))}, {given}; leave it out or change {key}.kind"
+    if any(section.KEY == cls.KEY and name in hints_of(section) for section in _SECTIONS):
+        return f"{path}: a key of another task, given {value!r}; leave it out"
     known = [*iterate_keys(cls, key)]
     if cls.KEY:
         known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
