@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from research import LEDGER, build
 from research.ledger import Row, add_runs, differences, identity_of, is_committed, read_ledger, setting_of
 
 NICENESS = 10
+LONGEST_SETTINGS = 90  # letters in the name of a folder; file systems allow 255 bytes in all
 LAST_LINES = 6  # that are shown of a training that failed
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -109,8 +111,10 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
 
 
 def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
-    """The usual folder with settings in its name: `b-small-learning_rate=0.002-seed1`."""
+    """The usual folder with settings in its name: `b-small-learning_rate=0.002-seed1`, or a checksum of many settings."""
     words = "".join(f"{name.rpartition('.')[2]}={value}-" for name, value in settings.items())
+    if len(words) > LONGEST_SETTINGS:
+        words = f"{zlib.crc32(words.encode()):08x}-"
     return usual.with_name(usual.name.removesuffix(f"seed{seed}") + re.sub(r"[^\w.+=-]+", "_", words) + f"seed{seed}")
 
 

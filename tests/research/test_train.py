@@ -39,6 +39,25 @@ def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_fo
     ]
 
 
+def test_many_settings_make_a_folders_name_no_longer_than_file_systems_allow():
+    dropout = {
+        f"model.dropout.{name}": 0.1
+        for name in ("words", "embedding", "projection", "attention", "activation", "residual")
+    }
+    entries = [
+        Entry(
+            table="best/mixers",
+            rows=["plain"],
+            scale="small",
+            set=dropout | {rate: 2e-3},
+        )
+        for rate in ("train.learning_rate", "train.min_learning_rate")
+    ]
+    first, second = (training.folder.name for training in plan_trainings(entries, None, Path("here"), []))
+    assert first != second
+    assert max(len(first), len(second)) < 100
+
+
 def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path):
     entry = Entry(table=TABLE, rows=["plain", "b"], seeds=[1, 2], scale="small", set=RATE)
     columns = {"recipe": TABLE, "settings": RATE}
