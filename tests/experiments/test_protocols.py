@@ -19,6 +19,7 @@ from fullrank.experiments.measure import (
     final_protocol,
     measure,
     validation_protocol,
+    warn_of_length,
 )
 from moving import moved
 
@@ -184,3 +185,19 @@ def test_the_temperature_of_a_protocol():
         protocol(temperature=0)
     with pytest.raises(InputError, match=r"^eval.temperature: goes with `model.output.normalize: softmax`"):
         final_protocol(configuration({"eval": {"temperature": 2}, "model": {"output": {"normalize": "sigsoftmax"}}}))
+
+
+@pytest.mark.parametrize(
+    ("train", "settings", "warned"),
+    [
+        ({"segment_length": 20}, {"context": 12, "stride": 8}, False),
+        ({"segment_length": 20}, {"context": 12, "stride": 9}, True),
+        ({"segment_length": 20}, {"segment_length": 40}, True),
+        ({"segment_length": 20, "context": 20, "order": "contiguous"}, {"segment_length": 40}, False),
+    ],
+)
+def test_a_text_read_in_more_tokens_than_a_model_is_trained_on_is_warned_of(train, settings, warned):
+    config = configuration({"data": {"name": "builtin"}, "train": train, "eval": settings})
+    lines: list[str] = []
+    warn_of_length(config, final_protocol(config), lines.append)
+    assert [f"trained on {train['segment_length']} " in line for line in lines] == [True] * warned

@@ -252,7 +252,7 @@ def _choose_model(size: str, dropout: float, corpus: Any) -> Iterator[Rule]:
     else:
         yield "model.hidden_act", "swiglu", "learns more from the same text at the same cost"
         yield "model.intermediate_size", 8 * round(width / 3), "8/3 of hidden_size: three matrices as large as two of 4"
-    yield "model.position", "rotary", "learns fastest, and reads on past the trained length"
+    yield "model.position", "rotary", "learns fastest; reads no further than the trained length"
     if entries > 4000 and not corpus.has_pairs:
         adaptive = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
         yield "model.input", adaptive, "above 4,000 entries: rare ones get shorter vectors"

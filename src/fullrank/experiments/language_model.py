@@ -50,6 +50,7 @@ from fullrank.experiments.measure import (
     final_protocol,
     measure,
     validation_protocol,
+    warn_of_length,
 )
 from fullrank.experiments.task import (
     Parts,
@@ -261,6 +262,7 @@ class LanguageModelTask(TextTask):
         if corpus is None:
             tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
             corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        warn_of_length(config, self.protocol(config), say)
         return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
 
     def protocol(self, config: RunConfig, split: str = "test") -> Any:

@@ -162,6 +162,15 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
+def warn_of_length(
+    config: RunConfig, protocol: EvaluationProtocol | MaskedProtocol, say: Callable[[str], None]
+) -> None:
+    """Say so where more tokens are read at once than a training reads: positions beyond that may mean nothing to a model."""
+    read, trained = protocol.segment_length, config.train.segment_length + config.train.context
+    if read > trained and not (isinstance(protocol, EvaluationProtocol) and protocol.memory_length):
+        say(f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further")
+
+
 def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:
     """context and stride, None where no window slides; one that is not given is what is left of the segment."""
     context, stride = evaluation.context, evaluation.stride

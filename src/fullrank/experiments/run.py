@@ -31,7 +31,7 @@ from fullrank.core.registry import lookup
 from fullrank.core.translator import Translator
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
-from fullrank.experiments.measure import change_evaluation
+from fullrank.experiments.measure import change_evaluation, warn_of_length
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -270,17 +270,15 @@ def evaluate(
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
         figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
-    settings = dataclasses.asdict(protocol)
-    read, trained = settings.get("segment_length", 0), config.train.segment_length
-    if read > trained and not settings.get("memory_length"):
-        say(f"warning: segments of {read} tokens, but the model was trained on {trained} and may not go further")
+    if not config.translates:
+        warn_of_length(config, protocol, say)
     return {
         "run": str(folder),
         "split": split,
         **figures,
         **({"remark": config.remark} if config.masks else {}),
         "protocol": protocol.in_words(),
-        "protocol_settings": settings,
+        "protocol_settings": dataclasses.asdict(protocol),
         "checkpoint": checkpoint,
         "corpus": corpus.label,
         "kernel": kernel_name,
