@@ -265,91 +265,157 @@ def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding
     return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
 
 
+@dataclass
+class VocabularySums:
+    """What a text says with every token of the vocabulary in turn at some of its positions.
+
+    logs: log of the sum of the probabilities of all tokens, by position. silent: positions where all tokens cost the same.
+    moved: largest change of an earlier score by another token at a position. faults: what is counted and should not be.
+    """
+
+    logs: dict[int, float] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
+    moved: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why sums are not one: at positions `blamed` probabilities do not add up, or a fault, or no fault by the remark."""
+
+    blamed: Mapping[int, float] = field(default_factory=dict)
+    fault: str = ""
+    remark: str = ""
+    undecided: str = ""
+
+
 def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
     """The findings of sums over the vocabulary, position by position."""
     whole, names = scorer.read(base), (SUM, ONCE, LATER)
-    allowed = scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each)
-    why = "the scores are rounded too coarsely; return them in fp32" if allowed > _COARSE else ""
+    total = torch.tensor([whole.total])
+    allowed = scorer.allowed(total if whole.each is None else whole.each)
+    why = ""
     if size is None:
         why = "texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
     elif size > calls:
         why = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
+    elif allowed > _COARSE:
+        why = "the scores are rounded too coarsely; return them in fp32"
     if size is None or why:
         return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
-    near = [m * window + i for m in (1, 2) for i in (-1, 0, 1)]
-    powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
-    wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
-    positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
-    faults, silent, sums, moved = list[str](), list[int](), dict[int, float](), {0: 0.0}
     each = whole.each
-    if each is not None:
-        surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
-        if surplus in ({0}, {-1}):
-            scorer.skipped = -surplus.pop()
-        else:  # not one score for each token: only totals can be compared
-            each, allowed = None, scorer.allowed(torch.tensor([whole.total]))
-    skipped = scorer.skipped or 0
-    for n in (n for n in positions if n >= skipped):
-        if each is None:
-            own = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
-        else:
-            rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
-            place = n - skipped
-            own, moved[n] = rows[:, place], largest(rows[:, :place], each[:place].expand(size, -1))
-        # every token costs the same, and not as in a uniform distribution
-        if not float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size)):
-            sums[n] = float(torch.logsumexp(-own, 0))
-        elif n:
-            silent.append(n)
-        else:
-            scorer.skipped = 1  # the first token is not scored, which is allowed, unless something else is in its place
-            if float(own.abs().max()) > allowed:
-                cost = f"{float(own[0]):.3g} nats that depend on no token are added"
-                faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
-    scorer.skipped = scorer.skipped or 0
-    off = {n: one for n, one in sums.items() if abs(one) > allowed}
-    blamed, remark = dict[int, float](), ""
-    if silent:
-        shown = ", ".join(map(str, silent[:6])) + (", ..." if len(silent) > 6 else "")
-        faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
-    if each is not None:
-        blamed = off
-    elif list(off) == [0]:
-        faults.append(f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted")
-    elif off and not silent:
-        first = next(n for n in off if n)
-        is_clear = max(map(abs, off.values())) >= math.log(size) / 2
-        estimates = estimate_texts(scorer, size, first, min(len(base), first + 3), calls)
-        agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
-        if agrees and estimates:
-            remark = f"{_REREAD}; over texts drawn from the scores the sum over all texts is "
-            remark += f"{estimates[-1][0]:.2f} ± {estimates[-1][1]:.2f}"
-        elif agrees and not is_clear and not faults:
-            why = f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
-            return dict.fromkeys(names, inapplicable(why))
-        elif any(0 < n < first for n in sums):
-            over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
-            faults.append(
-                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
-                "means; if the text is cut at places that depend on its length, return nll per token"
-            )
-        else:
-            blamed = off
+    if each is not None and not has_score_of_each_token(scorer, base):
+        each, allowed = None, scorer.allowed(total)
+    positions = choose_positions(len(base), window, calls // size)
+    sums = read_sums(scorer, base, each, size, positions, allowed)
+    off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
+    explained = (
+        Explanation(off) if each is not None else explain_totals(scorer, sums, off, size, len(base), calls, allowed)
+    )
+    if explained.undecided:
+        return dict.fromkeys(names, inapplicable(explained.undecided))
+    faults, remark, blamed = sums.faults, explained.remark, explained.blamed
+    if explained.fault:
+        faults = [*faults, explained.fault]
     if blamed:
         worst = max(blamed, key=lambda n: abs(blamed[n]))
         remark = f"at token {worst} the probabilities of all tokens add up to {math.exp(blamed[worst]):.4g}: the score "
         remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
         remark += ", or earlier scores change with later tokens" * (each is None)
     looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
-    error = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
-    leaking = max(moved, key=lambda n: moved[n])
-    leak = f"another token {leaking} changes the scores of tokens before it" if moved[leaking] > allowed else ""
-    later = judge(f"scores before a token that is changed, {looked_at}", moved[leaking], allowed, ROUNDING, remark=leak)
+    error = max((abs(math.expm1(log)) for n, log in sums.logs.items() if n in blamed or n not in off), default=0.0)
+    moving = max(sums.moved, key=lambda n: sums.moved[n])
+    moved = sums.moved[moving]
+    leak = f"another token {moving} changes the scores of tokens before it" if moved > allowed else ""
+    later = judge(f"scores before a token that is changed, {looked_at}", moved, allowed, ROUNDING, remark=leak)
     return {
         SUM: judge(f"sums of probabilities, {looked_at}", error, allowed, ROUNDING, remark=remark),
-        ONCE: count_faults(faults, looked_at, "the first token is not scored, and not counted" * scorer.skipped),
+        ONCE: count_faults(
+            faults, looked_at, "the first token is not scored, and not counted" if scorer.skipped else ""
+        ),
         LATER: inapplicable(_TOTALS) if each is None else later,
     }
+
+
+def has_score_of_each_token(scorer: Scorer, base: Any) -> bool:
+    """Whether every text has one score for each token, or for each but the first; sets `scorer.skipped`."""
+    surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
+    if surplus not in ({0}, {-1}):
+        return False
+    scorer.skipped = -surplus.pop()
+    return True
+
+
+def choose_positions(length: int, window: int, count: int) -> list[int]:
+    """At most `count` positions of a text: its ends, those around borders of windows and powers of two, then the rest."""
+    borders = [times * window + i for times in (1, 2) for i in (-1, 0, 1)]
+    powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
+    wanted = dict.fromkeys([1, length - 1, 0, 2, *borders, 3, *powers, *range(length)])
+    return sorted([n for n in wanted if 0 <= n < length][:count])
+
+
+def read_sums(
+    scorer: Scorer, base: Any, each: Tensor | None, size: int, positions: Sequence[int], allowed: float
+) -> VocabularySums:
+    """Read a text with every token at these positions. each: its scores per token; without them totals are compared."""
+    sums = VocabularySums()
+    skipped = scorer.skipped or 0
+    for n in (n for n in positions if n >= skipped):
+        if each is None:
+            costs = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
+        else:
+            rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
+            place = n - skipped
+            costs = rows[:, place]
+            sums.moved[n] = largest(rows[:, :place], each[:place].expand(size, -1))
+        # every token costs the same, and not as in a uniform distribution
+        if not float(costs.max() - costs.min()) <= allowed < abs(float(costs[0]) - math.log(size)):
+            sums.logs[n] = float(torch.logsumexp(-costs, 0))
+        elif n:
+            sums.silent.append(n)
+        else:
+            scorer.skipped = 1  # the first token is not scored, which is allowed, unless something else is in its place
+            if float(costs.abs().max()) > allowed:
+                cost = f"{float(costs[0]):.3g} nats that depend on no token are added"
+                sums.faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
+    scorer.skipped = scorer.skipped or 0
+    if sums.silent:
+        shown = ", ".join(map(str, sums.silent[:6])) + (", ..." if len(sums.silent) > 6 else "")
+        sums.faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
+    return sums
+
+
+def explain_totals(
+    scorer: Scorer, sums: VocabularySums, off: Mapping[int, float], size: int, length: int, calls: int, allowed: float
+) -> Explanation:
+    """Why sums of totals are `off` one: a constant, windows that read further back, tokens scored twice, or no distribution."""
+    if list(off) == [0]:
+        return Explanation(
+            fault=f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted"
+        )
+    if not off or sums.silent:
+        return Explanation()
+    first = next(n for n in off if n)
+    estimates = estimate_texts(scorer, size, first, min(length, first + 3), calls)
+    agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
+    if agrees and estimates:
+        mean, error = estimates[-1]
+        return Explanation(
+            remark=f"{_REREAD}; over texts drawn from the scores the sum over all texts is {mean:.2f} ± {error:.2f}"
+        )
+    is_clear = max(map(abs, off.values())) >= math.log(size) / 2
+    if agrees and not is_clear and not sums.faults:
+        why = (
+            f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
+        )
+        return Explanation(undecided=why)
+    if any(0 < n < first for n in sums.logs):
+        over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
+        return Explanation(
+            fault=f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
+            "means; if the text is cut at places that depend on its length, return nll per token"
+        )
+    return Explanation(off)
 
 
 def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
