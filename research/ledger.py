@@ -52,7 +52,7 @@ MACHINE = (
     "transformers",
 )
 COLUMNS = (
-    *("run", "recipe", "row", "scale", "seed", "settings", "trained_as", "teacher", "corpus", "vocabulary"),
+    *("run", "recipe", "row", "scale", "seed", "settings", "teacher", "corpus", "vocabulary"),
     *("tokens_seen", "steps", "parameters", "ms_per_step", "wall_seconds", *MACHINE, "date"),
     *("unigram.test", "signature", "next_token"),
 )
@@ -226,14 +226,13 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that result.json states. texts: checksums of the run's texts, by split."""
-    corpus, origin = result.get("corpus") or {}, result.get("training") or {}  # origin: of a row that shares a training
-    machine = origin.get("environment") or result["environment"]
+    corpus = result.get("corpus") or {}
+    machine = result["environment"]
     checksums = result.get("sha256") or corpus.get("sha256") or texts
     columns: dict[str, Any] = {
         **{column: result.get(column) for column in CONTENTS},
         **{column: join(machine.get(column)) for column in MACHINE},
         "recipe": short_name(result["recipe"]),
-        "trained_as": f"{short_name(origin['recipe'])} {origin.get('row')}" if origin else None,
         "teacher": (result.get("parts") or {}).get("distill", {}).get("name"),
         "corpus": corpus.get("label") or result.get("task"),
         "vocabulary": (corpus.get("fingerprint") or "")[:16],

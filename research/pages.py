@@ -192,8 +192,6 @@ def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, 
     first, settings = group[0], group[0]["settings"]
     changed = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
     changed = "not recorded" if settings is None else md.prose(changed)
-    if first["trained_as"]:
-        changed += f" (trained as {first['trained_as']})"
     measured = []
     for split in SPLITS:
         for measure in list(figures_of(first, split))[:1]:

@@ -28,7 +28,7 @@ _FACTS = (
     "protocol", "checkpoint", "recipe", "scale", "paper", "kernel", "steps", "tokens_seen",
 )  # fmt: skip
 _RUN_KEYS = (
-    "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
+    "recipe", "scale", "protocol", "protocols", "checkpoint", "examples", "slice", "sha256", "steps",
     "epochs", "environment", "paper",
 )  # fmt: skip
 
@@ -137,11 +137,6 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
         yield f"Every model was checked {when}."
     if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
-    for row in compared.rows:
-        for run in row.runs:
-            if trained := run.get_mapping("training"):
-                origin = " ".join(str(trained[key]) for key in ("recipe", "row") if trained.get(key))
-                yield f"{row.name}, seed {run.seed}: one training with {origin} ({trained.get('folder')}), measured anew."
 
 
 # -- page and JSON -----------------------------------------------------------------------------------------------------

@@ -142,7 +142,6 @@ def prepare_run(
         check_sources(prepared.corpus, folder)
     identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
     identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **prepared.identity}
-    identity["training"] = recorded.get("training")  # the run whose training an earlier version took over
     if isinstance(config, RunConfig) and config.train.parts:
         identity["parts"] = recorded.get("parts") or {
             name: lookup("training_part", name).identify(identity, **settings)
@@ -196,7 +195,7 @@ def fit_run(
         if until is not None:
             return {}
         result = {
-            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel", "training")},
+            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
             "seed": options.seed,
             "ms_per_step": done.ms_per_step,
             **parts.result(done),
