@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,23 +55,11 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     before norms, rotation and scale; without a submodule the one that the attention function gets.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
-    WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
-    if not registry.lookup("mix", stage_name(mix)).injectable:
-        raise InputError(
-            f"inject: mix '{stage_name(mix)}' is more than a matrix of mixed weights and would change a trained model; give "
-            "'position_wise', 'position_independent' or 'low_rank', or train it from scratch"
-        )
     mixture = None if output is None else mixture_settings(output)
     attends = _changes_weights(mix, normalize) or bool(cross_head)
-    if not attends and mixture is None:
-        raise InputError(
-            "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
-        )
-    if find_injected_parts(model):
-        raise InputError(
-            f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
-        )
-    describe_classes(model, interface or {})
+    _check_request(model, mix, normalize, cross_head, changes=attends or mixture is not None)
+    interface = interface or {}
+    describe_classes(model, interface)
     chosen = choose_modules(model, layers) if attends else {}
     stages = {}
     with torch.random.fork_rng(devices=[]):
@@ -84,34 +72,75 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         attach_mixture(find_vocabulary_layer(model), mixture)
         model.register_forward_pre_hook(check_mixture)
     for name, injected in stages.items():
-        chosen[name].fullrank = injected
-        chosen[name].register_forward_pre_hook(prepare)
-        if injected.projection is not None:
-            chosen[name].register_forward_hook(let_go)
+        _attach_stages(chosen[name], injected)
     _copy_configs(model)
-    for module in attention_modules(model).values() if attends else ():
-        vars(module)[FORMER] = module.config._attn_implementation
-    foreign = [
-        part for part in chosen.values()
-        if type(part).__name__ in (interface or {}) or not type(part).__module__.startswith("transformers.")
-    ]  # fmt: skip
+    if attends:
+        for module in attention_modules(model).values():
+            vars(module)[FORMER] = module.config._attn_implementation
     settings = {
         "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
-        "output": mixture, "interface": {name: {**fields} for name, fields in (interface or {}).items()} or None,
-        "query": "projected" if all(find_projection(part)[0] for part in foreign) else "given",
+        "output": mixture, "interface": {name: {**fields} for name, fields in interface.items()} or None,
+        "query": _name_query(chosen.values(), interface),
     }  # fmt: skip
+    _record_settings(model, settings, attends)
+    if attends and layers is None:
+        _warn_of_unknown_modules(model)
+    return model
+
+
+def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: float, changes: bool) -> None:
+    """InputError for what cannot be injected, or changes nothing; ConfigError for unknown words."""
+    WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
+    if not registry.lookup("mix", stage_name(mix)).injectable:
+        raise InputError(
+            f"inject: mix '{stage_name(mix)}' is more than a matrix of mixed weights and would change a trained model; give "
+            "'position_wise', 'position_independent' or 'low_rank', or train it from scratch"
+        )
+    if not changes:
+        raise InputError(
+            "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
+        )
+    if find_injected_parts(model):
+        raise InputError(
+            f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
+        )
+
+
+def _attach_stages(module: nn.Module, stages: Injected) -> None:
+    """Put the stages into a module of attention, with the hooks by which they get its query."""
+    module.fullrank = stages
+    module.register_forward_pre_hook(prepare)
+    if stages.projection is not None:
+        module.register_forward_hook(let_go)
+
+
+def _name_query(modules: Iterable[nn.Module], interface: Mapping[str, Any]) -> str:
+    """Which query is read: of classes that are not transformers' own the projected one only where it is found in all."""
+    foreign = [
+        module
+        for module in modules
+        if type(module).__name__ in interface or not type(module).__module__.startswith("transformers.")
+    ]
+    return "projected" if all(find_projection(module)[0] for module in foreign) else "given"
+
+
+def _record_settings(model: nn.Module, settings: Mapping[str, Any], attends: bool) -> None:
+    """Write what was injected into the configurations, and remember the implementations of attention that they named."""
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
         if former is not None and attends:
             config._attn_implementation_internal = MIXED
         config.fullrank, config.attn_implementation = settings, LOADED_BY
-    if attends and layers is None and (unknown := unknown_modules(model)):
+
+
+def _warn_of_unknown_modules(model: nn.Module) -> None:
+    unknown = unknown_modules(model)
+    if unknown:
         warnings.warn(
             f"{type(model).__name__}: {len(unknown)} attention modules are off the attention interface and stay as they are: "
             f"{', '.join(unknown[:3])}; give the others as `layers` to inject without this warning",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return model
 
 
 def _changes_weights(mix: Stage, normalize: Stage) -> bool:
