@@ -5,13 +5,8 @@ import math
 import pytest
 import torch
 
-from fullrank.core.stages import (
-    AverageHeads,
-    HeadSize,
-    PositionIndependentMixing,
-    PositionWiseMixing,
-    RandomMixing,
-)
+from fullrank.core.mixers import AverageHeads, RandomMixing
+from fullrank.core.stages import HeadSize, PositionIndependentMixing, PositionWiseMixing
 
 H, D = 3, 6
 SIZE, LARGE = HeadSize(H, D, 7, 32), HeadSize(100, 4, 8, 8)

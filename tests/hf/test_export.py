@@ -23,7 +23,7 @@ from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.errors import InputError
 from fullrank.core.registry import register, unregister
-from fullrank.core.stages import AverageHeads
+from fullrank.core.mixers import AverageHeads
 from fullrank.data import build_words
 from fullrank.hf.export import code_files, export_run
 from moving import moved

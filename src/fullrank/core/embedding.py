@@ -137,7 +137,8 @@ class Rotary(nn.Module):
         (x_i, x_{i+D/2}) -> rotated by the angle a_i = p * theta^(-2i/D),   i < D/2
         = (x_i cos a_i - x_{i+D/2} sin a_i,   x_{i+D/2} cos a_i + x_i sin a_i)
 
-    heads (B, H, N, D), positions (N,) or (B, N) -> (B, H, N, D). A score of rotated query and key depends on distance only.
+    heads (B, H, N, D), positions (M,) or (B, M), the last N of which are theirs -> (B, H, N, D). A score of rotated query and
+    key depends on distance only.
     rotation: the tables of the last positions of a text, if they are known.
     """
 

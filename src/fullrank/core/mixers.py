@@ -1,4 +1,4 @@
-"""Mixers of the heads' maps beside those of Mixhead, one class each.
+"""Mixers of the heads' maps beside Mixhead A and B, one class each.
 
 mix_scores  S' = mix_scores(S)            before the mask and the softmax; a matrix runs in C++, the definition computes others
 mix         P' = mix(P)                   weights; a matrix runs in every kernel (`core/stages.py`)
@@ -20,7 +20,7 @@ from .draws import draw_apart
 from .kinds import DynamicOptions, LowRankMixingOptions, MultiTokenOptions
 from .layout import Layout
 from .registry import register
-from .stages import Heads, HeadSize, Mixing, mix_heads, multiply
+from .stages import Heads, HeadSize, Mixing, fill_with_normal, mix_heads, multiply
 
 
 def draw_for(layer: int, parameter: Tensor, std: float) -> None:
@@ -178,6 +178,48 @@ class Composition(nn.Module):
         return of_notes + rank * heads**2 + of_map * keys
 
 
+@register("mix", "random")
+class RandomMixing(Mixing):
+    """Mixhead_rand: a fixed matrix with normally distributed entries, never trained (Mixhead §4.4.2, Table 7).
+
+        P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, 1/H)
+
+    `mixing` (H, H) is a buffer. The paper gives no scale; this one keeps the size of the output of H heads with unrelated
+    weights. The released code divides each column by its sum instead, which can be near zero.
+    """
+
+    needs = ()
+    starts_plain = False
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.mixing: Tensor
+        self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
+        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
+            self.draw()
+
+    def draw(self) -> None:
+        fill_with_normal(self.mixing, len(self.mixing) ** -0.5)
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        return self.mixing
+
+
+@register("mix", "average")
+class AverageHeads(Mixing):
+    """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
+
+    needs = ()
+    starts_plain = False
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        heads = self.size.num_heads
+        shape = (heads, heads)
+        if query is None:  # 1/H exactly, whatever dtype the weights have
+            return torch.full(shape, 1 / heads, dtype=torch.float64, device="cpu")
+        return query.new_full(shape, 1 / heads)
+
+
 @register("mix", "low_rank")
 class LowRankMixing(Mixing):
     """Identity and a learned matrix of rank R (virtual head attention, PaddlePaddle/PaddleFleet pull request 1620: postmix).
@@ -193,7 +235,6 @@ class LowRankMixing(Mixing):
 
     def __init__(self, config: LowRankMixingOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.layer = size.layer
         shape = (size.num_heads, config.rank)
         self.left = nn.Parameter(torch.empty(shape))
         self.right = nn.Parameter(torch.zeros(shape))
@@ -201,15 +242,12 @@ class LowRankMixing(Mixing):
 
     def draw(self) -> None:
         rank = self.left.shape[1]
-        draw_for(self.layer, self.left, rank**-0.5)
+        draw_for(self.size.layer, self.left, rank**-0.5)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         product = self.left @ self.right.mT
         identity = torch.eye(len(product)).to(product)
         return identity + product
-
-    def multiply_adds(self, keys: float) -> float:
-        return len(self.left) ** 2 * keys
 
 
 @register("mix", "differential")
@@ -231,7 +269,6 @@ class DifferentialMixing(Mixing):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.layer = size.layer
         self.pairs = size.num_heads // 2
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * size.layer)
         self.vectors = nn.Parameter(torch.empty(4, size.head_dim))
@@ -239,7 +276,7 @@ class DifferentialMixing(Mixing):
         self.draw()
 
     def draw(self) -> None:
-        draw_for(self.layer, self.vectors, 0.1)
+        draw_for(self.size.layer, self.vectors, 0.1)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         q_1, k_1, q_2, k_2 = self.vectors
@@ -250,9 +287,6 @@ class DifferentialMixing(Mixing):
         column = torch.stack((one, -share))
         pair = column[:, None].expand(2, 2)
         return torch.block_diag(*[pair] * self.pairs)
-
-    def multiply_adds(self, keys: float) -> float:
-        return (2 * self.pairs) ** 2 * keys
 
     def finish(self, out: Tensor) -> Tensor:
         pairs = out.unflatten(1, (self.pairs, 2))

@@ -36,7 +36,7 @@ class XLRelative(Score):
     Config = RelativeOptions
 
     def __init__(self, config: RelativeOptions, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.scale = size.head_dim**-0.5
         self.clamp_length, self.as_published = config.clamp_length, config.as_published
         self.reason = "no engine knows relative scores as_published" if config.as_published else None
@@ -79,7 +79,7 @@ class DenseSynthesizer(Score):
     Config = DenseSynthesizerOptions
 
     def __init__(self, config: DenseSynthesizerOptions, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.idle = ("keys",) if config.keep_key_projection else ()
         self.max_length: int = size.max_length
         self.to_positions = nn.Linear(size.head_dim, size.max_length)
@@ -110,7 +110,7 @@ class RandomSynthesizer(Score):
     needs = ()
 
     def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.max_length: int = size.max_length
         self.logits = nn.Parameter(torch.randn(size.num_heads, size.max_length, size.max_length))
 

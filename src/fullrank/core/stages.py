@@ -24,6 +24,7 @@ from .registry import register
 class AttentionStage(nn.Module):
     """Base of the stages of attention, built from `(config, size)`; config: the stage's `Config`, None without one.
 
+    size: the heads that it is built for.
     starts_plain: attention is plain before training, if no option says otherwise.
     no_weight_decay: decay would pull parameters towards zero, not towards plain attention.
     reason: why no engine computes attention with this stage; None if engines do.
@@ -36,6 +37,7 @@ class AttentionStage(nn.Module):
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
+        self.size: Any = size
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,14 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return norm
 
 
+QUERY, KEY, VALUE = range(3)  # parts of what is projected
+
+
 @register("mix_qkv", "none")
 class ProjectedMixing(AttentionStage):
     """Contract of a mixing of projected heads, before norms, rotation, scores and cache.
 
-    query (B, H, N, D), key and value (B, H, M, D) are mapped one by one. With `pseudo_heads` P > 1 they become
+    Queries (B, H, N, D), keys and values (B, H, M, D) are mapped part by part. With `pseudo_heads` P > 1 they become
     (B, H, N, P, D), P tokens at each position: `expand` lays these side by side for attention, `collapse` joins its outputs.
     This class leaves heads as they are.
     """
@@ -130,17 +135,12 @@ class ProjectedMixing(AttentionStage):
     no_weight_decay = True
     pseudo_heads: int = 1
 
-    def map_query(self, query: Tensor) -> Tensor:
-        return query
-
-    def map_key(self, key: Tensor) -> Tensor:
-        return key
-
-    def map_value(self, value: Tensor) -> Tensor:
-        return value
+    def map_heads(self, heads: Tensor, part: int) -> Tensor:
+        """Map all heads of a part: QUERY, KEY or VALUE."""
+        return heads
 
     def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-        """Rotate P tokens at each position (B, H, N, P, D)."""
+        """Rotate P tokens at each position (B, H, N, P, D), the last ones of `positions`."""
         raise NotImplementedError(f"{type(self).__name__} has one token at each position")
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
@@ -253,27 +253,30 @@ class Projection(nn.Module):
         return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-        query = None if self.query is None else self.mix_qkv.map_query(self.split(self.dropout(self.query(x))))
-        scored = query if self.query_norm is None else self.query_norm(query)
-        if self.rotary is None or scored is None:
-            return query, scored
-        return query, self._rotate(scored, layout.query_positions, layout)
+        if self.query is None:
+            return None, None
+        query = self._make_heads(self.query, x, QUERY)
+        return query, self._norm_and_rotate(query, self.query_norm, layout.query_positions, layout)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
         """Keys and values of source (B, M, E), the last ones of `layout`."""
         keys: Tensor | None = None
         if self.key is not None and self.reads_keys:
-            keys = self.mix_qkv.map_key(self.split(self.dropout(self.key(source))))
-        values = self.mix_qkv.map_value(self.split(self.dropout(self.value(source))))
-        if self.key_norm is not None:
-            keys = self.key_norm(keys)
-        if self.rotary is not None and keys is not None:
-            keys = self._rotate(keys, layout.key_positions[..., layout.shape[1] - source.shape[1] :], layout)
-        # P tokens at a position are one key in a cache
-        return None if keys is None else keys.flatten(3), values.flatten(3)
+            mapped = self._make_heads(self.key, source, KEY)
+            rotated = self._norm_and_rotate(mapped, self.key_norm, layout.key_positions, layout)
+            keys = rotated.flatten(3)  # P tokens at a position are one key in a cache
+        values = self._make_heads(self.value, source, VALUE)
+        return keys, values.flatten(3)
 
-    def _rotate(self, heads: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        assert self.rotary is not None
+    def _make_heads(self, layer: nn.Linear, x: Tensor, part: int) -> Tensor:
+        heads = self.split(self.dropout(layer(x)))
+        return self.mix_qkv.map_heads(heads, part)
+
+    def _norm_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: Tensor, layout: Layout) -> Tensor:
+        if norm is not None:
+            heads = norm(heads)
+        if self.rotary is None:
+            return heads
         if self.mix_qkv.pseudo_heads > 1:
             return self.mix_qkv.rotate(heads, positions, self.rotary)
         return self.rotary(heads, positions, layout.rotation)
@@ -375,7 +378,7 @@ class DotProduct(Score):
     Config = DotProductOptions
 
     def __init__(self, config: DotProductOptions | None, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         scale = None if config is None else config.scale
         self.scale = size.head_dim**-0.5 if scale is None else scale
 
@@ -480,9 +483,9 @@ class Mixing(AttentionStage):
         return out
 
     def multiply_adds(self, keys: float) -> float:
-        """Multiply-adds of a query that sees so many keys."""
-        matrix = self.matrix(None)
-        return 0.0 if matrix is None else matrix.numel() * keys
+        """Multiply-adds of a query that sees so many keys: those of a matrix."""
+        heads: int = self.size.num_heads
+        return heads**2 * keys
 
     @property
     def learned(self) -> bool:
@@ -504,7 +507,8 @@ def to_default_device(matrix: Tensor) -> Tensor:
     return matrix.to(torch.get_default_device())
 
 
-def _normal(matrix: Tensor, std: float) -> None:
+def fill_with_normal(matrix: Tensor, std: float) -> None:
+    """Fill with N(0, std^2), from the CPU's random numbers."""
     with torch.no_grad():
         matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
 
@@ -528,7 +532,7 @@ class LearnedMixing(Mixing):
 
     def draw(self) -> None:
         if self.start == "random":
-            _normal(self.mixing, len(self.mixing) ** -0.5)
+            fill_with_normal(self.mixing, len(self.mixing) ** -0.5)
 
 
 @register("mix_scores", "none")
@@ -540,6 +544,9 @@ class KeepHeads(Mixing):
 
     def matrix(self, query: Tensor | None) -> None:
         return None
+
+    def multiply_adds(self, keys: float) -> float:
+        return 0.0
 
 
 @register("mix_scores", "talking_heads")
@@ -591,48 +598,3 @@ class PositionWiseMixing(LearnedMixing):
     def multiply_adds(self, keys: float) -> float:
         of_matrix = self.from_query.numel() * len(self.mixing)
         return of_matrix + super().multiply_adds(keys)
-
-
-@register("mix", "random")
-class RandomMixing(Mixing):
-    """Mixhead_rand: a fixed matrix with normally distributed entries, never trained (Mixhead §4.4.2, Table 7).
-
-        P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, 1/H)
-
-    `mixing` (H, H) is a buffer. The paper gives no scale; this one keeps the size of the output of H heads with unrelated
-    weights. The released code divides each column by its sum instead, which can be near zero.
-    """
-
-    needs = ()
-    starts_plain = False
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__(config, size)
-        self.mixing: Tensor
-        self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
-        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
-            self.draw()
-
-    def draw(self) -> None:
-        _normal(self.mixing, len(self.mixing) ** -0.5)
-
-    def matrix(self, query: Tensor | None) -> Tensor:
-        return self.mixing
-
-
-@register("mix", "average")
-class AverageHeads(Mixing):
-    """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
-
-    needs = ()
-    starts_plain = False
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__(config, size)
-        self.num_heads = size.num_heads
-
-    def matrix(self, query: Tensor | None) -> Tensor:
-        size = (self.num_heads, self.num_heads)
-        if query is None:  # 1/H exactly, whatever dtype the weights have
-            return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
-        return query.new_full(size, 1 / self.num_heads)

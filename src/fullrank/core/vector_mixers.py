@@ -19,7 +19,7 @@ from .embedding import Rotary
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
+from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
 
 register("gate", "none")(None)
 
@@ -43,25 +43,19 @@ class KnockingHeads(ProjectedMixing):
     def __init__(self, config: KnockingOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.linear = config.form == "linear"
-        self.num_heads = size.num_heads
-        self.shared_heads = size.num_heads // size.groups
         identity = torch.eye(size.head_dim, device="cpu")
         maps = identity.repeat(3, 1, 1)
         if not self.linear:
             maps[1] = 0
         self.maps = nn.Parameter(to_default_device(maps))
 
-    def map_query(self, query: Tensor) -> Tensor:
-        return self._map(query, 0) if self.linear else query
-
-    def map_key(self, key: Tensor) -> Tensor:
-        return self._map(key, 1) if self.linear else key
-
-    def map_value(self, value: Tensor) -> Tensor:
+    def map_heads(self, heads: Tensor, part: int) -> Tensor:
         if self.linear:
-            return self._map(value, 2)
-        raised = self._map(value, 0)
-        gates = torch.sigmoid(self._map(value, 1))
+            return self._map(heads, part)
+        if part != VALUE:
+            return heads
+        raised = self._map(heads, 0)
+        gates = torch.sigmoid(self._map(heads, 1))
         return self._map(2 * raised * gates, 2)
 
     def _map(self, heads: Tensor, which: int) -> Tensor:
@@ -69,10 +63,9 @@ class KnockingHeads(ProjectedMixing):
         return heads @ matrix.to(heads.dtype)
 
     def multiply_adds(self) -> tuple[int, int]:
-        of_map = self.maps[0].numel()
-        if self.linear:
-            return self.num_heads * of_map, 2 * self.shared_heads * of_map
-        return 0, 3 * self.shared_heads * of_map
+        of_queries = self.size.num_heads * self.maps[0].numel()
+        of_keys = of_queries // self.size.groups
+        return (of_queries, 2 * of_keys) if self.linear else (0, 3 * of_keys)
 
 
 @register("mix_qkv", "interleaved")
@@ -93,7 +86,6 @@ class InterleavedHeads(ProjectedMixing):
 
     def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.head_dim = size.head_dim
         self.pseudo_heads = config.pseudo_heads
         self.starts_plain = config.pseudo_heads == 1
         identity = torch.eye(size.num_heads, device="cpu")[..., None]
@@ -103,19 +95,12 @@ class InterleavedHeads(ProjectedMixing):
         self.mixing = nn.Parameter(to_default_device(of_each))
         self.collapsing = nn.Parameter(to_default_device(of_last))
 
-    def map_query(self, query: Tensor) -> Tensor:
-        return self._combine(query, 0)
-
-    def map_key(self, key: Tensor) -> Tensor:
-        return self._combine(key, 1)
-
-    def map_value(self, value: Tensor) -> Tensor:
-        return self._combine(value, 2)
-
-    def _combine(self, heads: Tensor, which: int) -> Tensor:
-        return multiply("bjnd,jip->binpd", heads, self.mixing[which])
+    def map_heads(self, heads: Tensor, part: int) -> Tensor:
+        return multiply("bjnd,jip->binpd", heads, self.mixing[part])
 
     def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        first = positions.shape[-1] - heads.shape[2]
+        positions = positions[..., first:]
         tokens = heads.flatten(2, 3)
         rotated = rotary(tokens, self._place(positions))
         return rotated.view_as(heads)
@@ -156,7 +141,7 @@ class InterleavedHeads(ProjectedMixing):
         return multiply("bjnpd,ijp->bind", tokens, self.collapsing)
 
     def multiply_adds(self) -> tuple[int, int]:
-        of_heads = self.collapsing.numel() * self.head_dim
+        of_heads = self.collapsing.numel() * self.size.head_dim
         return 2 * of_heads, 2 * of_heads
 
 
@@ -197,8 +182,11 @@ class HeadGate(Gate):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        weight = torch.zeros(size.num_heads, size.hidden_size)
+        weight = torch.zeros(self.count_gates(size), size.hidden_size)
         self.weight = nn.Parameter(weight)
+
+    def count_gates(self, size: HeadSize) -> int:
+        return size.num_heads
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         gates = compute_gates(x, self.weight, outputs)
@@ -214,11 +202,8 @@ class ElementwiseGate(HeadGate):
     weight W (H D, E) starts at 0, where every gate is 1: plain attention.  Differs from the paper as `HeadGate` does.
     """
 
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__(config, size)
-        numbers = size.num_heads * size.head_dim
-        weight = torch.zeros(numbers, size.hidden_size)
-        self.weight = nn.Parameter(weight)
+    def count_gates(self, size: HeadSize) -> int:
+        return size.num_heads * size.head_dim
 
 
 @register("gate", "exclusive")
@@ -251,7 +236,7 @@ class ExclusiveGate(Gate):
 
 
 @register("gate", "differential")
-class DifferentialGate(Gate):
+class DifferentialGate(HeadGate):
     """Differential attention V2: each token subtracts the output of every second head (Microsoft, January 2026;
     microsoft/unilm Diff-Transformer-V2).
 
@@ -265,10 +250,8 @@ class DifferentialGate(Gate):
     starts_plain = False
     shares = 2
 
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__(config, size)
-        weight = torch.zeros(size.num_heads // 2, size.hidden_size)
-        self.weight = nn.Parameter(weight)
+    def count_gates(self, size: HeadSize) -> int:
+        return size.num_heads // 2
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         first, second = outputs[:, 0::2], outputs[:, 1::2]
