@@ -22,8 +22,8 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.errors import InputError
-from fullrank.core.registry import register, unregister
 from fullrank.core.mixers import AverageHeads
+from fullrank.core.registry import register, unregister
 from fullrank.data import build_words
 from fullrank.hf.export import code_files, export_run
 from moving import moved

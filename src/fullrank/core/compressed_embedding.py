@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import ModelConfig
-from .embedding import Input, check_ids, with_sizes
+from .embedding import Input, check_ids, start_normal, with_sizes
 from .errors import ConfigError
 from .kinds import AdaptiveInputConfig, InputConfig, TensorTrainConfig
 from .registry import register
@@ -77,17 +77,13 @@ class AdaptiveInput(Input):
     Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
-    def __init__(
-        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig | InputConfig, **sizes: int | None) -> None:
         super().__init__()
-        config, vocab_size = with_sizes("AdaptiveInput", config, vocab_size, hidden_size)
-        options, hidden_size = config.input, config.hidden_size
-        if not isinstance(options, AdaptiveInputConfig):
-            raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
+        config, options, vocab_size = with_sizes("AdaptiveInput", config, AdaptiveInputConfig, **sizes)
+        hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
-        sizes, widths = self.clusters.sizes, self.clusters.widths
-        self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
+        entries, widths = self.clusters.sizes, self.clusters.widths
+        self.weights = nn.ParameterList(torch.empty(size, width) for size, width in zip(entries, widths, strict=True))
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )
@@ -97,8 +93,7 @@ class AdaptiveInput(Input):
     def reset_parameters(self) -> None:
         """Start as in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
         for weight in self.weights:
-            if not weight.is_meta:  # there `normal_` imports the compiler, for two seconds
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            start_normal(weight, weight.shape[1] ** -0.5)
         for projection in self.projections:
             nn.init.xavier_uniform_(projection)
 
@@ -154,9 +149,8 @@ class TensorTrainInput(Input):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        vocab_size, hidden_size = with_sizes("TensorTrainInput", config)[1], config.hidden_size
-        options = config.input
-        assert isinstance(options, TensorTrainConfig)
+        _, options, vocab_size = with_sizes("TensorTrainInput", config, TensorTrainConfig)
+        hidden_size = config.hidden_size
         words = factorize(vocab_size, options.cores, exact=False)
         widths = factorize(hidden_size, options.cores, exact=True)
         ranks = [1, *[options.rank] * (options.cores - 1), 1]
@@ -170,8 +164,9 @@ class TensorTrainInput(Input):
     def start(self, std: float) -> None:
         """Fill the cores so that entries of the table, sums of products over all ranks, have variance std^2."""
         paths = math.prod(core.shape[3] for core in self.cores)
+        of_core = (std * paths**-0.5) ** (1 / len(self.cores))
         for core in self.cores:
-            nn.init.normal_(core, std=(std * paths**-0.5) ** (1 / len(self.cores)))
+            start_normal(core, of_core)
 
     def table(self) -> Tensor:
         """X (V, E), the definition: slow, and as large as a plain table."""

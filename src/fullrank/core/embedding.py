@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,19 @@ from .kinds import AdaptiveConfig, AdaptiveInputConfig, InputConfig, MultiLinear
 from .layout import Layout
 from .registry import register
 
+Options = TypeVar("Options", bound=InputConfig | OutputConfig)
+
 
 def with_sizes(
     layer: str,
     config: ModelConfig | InputConfig | OutputConfig,
+    kind: type[Options],
     vocab_size: int | None = None,
     hidden_size: int | None = None,
-) -> tuple[ModelConfig, int]:
-    """A `ModelConfig`, or that of one of its sections and of the sizes given beside it; and its vocab_size."""
+) -> tuple[ModelConfig, Options, int]:
+    """A `ModelConfig`, or that of one of its sections and of sizes given beside it; its section of `kind`; its vocab_size."""
+    section = "output" if issubclass(kind, OutputConfig) else "input"
     if not isinstance(config, ModelConfig):
-        section = "output" if isinstance(config, OutputConfig) else "input"
         if hidden_size is None:
             raise ConfigError(
                 f"{layer}: give a ModelConfig, or an {section.title()}Config with vocab_size and hidden_size"
@@ -44,7 +47,16 @@ def with_sizes(
         raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
     if config.vocab_size is None:
         raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
-    return config, config.vocab_size
+    options = getattr(config, section)
+    if not isinstance(options, kind):
+        raise ConfigError(f"model.{section}.kind: {layer} is for '{kind.kind}', given '{options.kind}'")
+    return config, options, config.vocab_size
+
+
+def start_normal(parameter: Tensor, std: float) -> None:
+    """Fill with N(0, std^2); not on the meta device, where `normal_` imports the compiler, for two seconds."""
+    if not parameter.is_meta:
+        nn.init.normal_(parameter, std=std)
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
@@ -84,7 +96,7 @@ class TokenEmbedding(Input):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        vocab_size = with_sizes("TokenEmbedding", config)[1]
+        _, _, vocab_size = with_sizes("TokenEmbedding", config, InputConfig)
         self.weight = nn.Parameter(torch.empty(vocab_size, config.hidden_size))
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
 

@@ -22,7 +22,7 @@ from . import engine
 from .compressed_embedding import AdaptiveInput, Clusters
 from .config import AdaptiveConfig, MixtureConfig, ModelConfig, OutputConfig
 from .draws import dropout, make_dropout
-from .embedding import TokenEmbedding, check_ids, with_sizes
+from .embedding import TokenEmbedding, check_ids, start_normal, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
@@ -201,13 +201,11 @@ class SoftmaxOutput(Output):
         self,
         config: ModelConfig | OutputConfig,
         embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
+        **sizes: int | None,
     ) -> None:
         super().__init__()
-        config, vocab_size = with_sizes(type(self).__name__, config, vocab_size, hidden_size)
-        options, hidden_size = config.output, config.hidden_size
+        config, options, vocab_size = with_sizes(type(self).__name__, config, OutputConfig, **sizes)
+        hidden_size = config.hidden_size
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[TokenEmbedding, ...] = ()
         if options.tied:
@@ -297,15 +295,10 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
         self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
     ) -> None:
         super().__init__(config, embedding, **sizes)
-        options = config.output if isinstance(config, ModelConfig) else config
-        if not isinstance(options, MixtureConfig):
-            raise ConfigError(
-                f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given '{options.kind}'"
-            )
-        width = self.matrix.shape[1]
-        self.mixture = Latents(options, width)
-        if self.weight is not None and not self.weight.is_meta:
-            nn.init.normal_(self.weight, std=width**-0.5)
+        config, options, _ = with_sizes("MixtureOfSoftmaxes", config, MixtureConfig, **sizes)
+        self.mixture = Latents(options, config.hidden_size)
+        if self.weight is not None:
+            start_normal(self.weight, config.hidden_size**-0.5)
 
     def components(self, hidden: Tensor) -> Components:
         plain = super().components(hidden)
@@ -340,15 +333,11 @@ class AdaptiveSoftmax(Output):
         self,
         config: ModelConfig | OutputConfig,
         embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
+        **sizes: int | None,
     ) -> None:
         super().__init__()
-        config, vocab_size = with_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
-        options, hidden_size = config.output, config.hidden_size
-        if not isinstance(options, AdaptiveConfig):
-            raise ConfigError(f"model.output.kind: AdaptiveSoftmax is for an adaptive softmax, given '{options.kind}'")
+        config, options, vocab_size = with_sizes("AdaptiveSoftmax", config, AdaptiveConfig, **sizes)
+        hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
         )
@@ -361,12 +350,12 @@ class AdaptiveSoftmax(Output):
                 )
             self._tied = (embedding,)
         self._tied_projections = bool(options.tied_projections)
-        sizes, widths = self.clusters.sizes, self.clusters.widths
-        tails = range(1, len(sizes))
+        entries, widths = self.clusters.sizes, self.clusters.widths
+        tails = range(1, len(entries))
         self.weights = nn.ParameterList(
-            torch.empty(size, width) for size, width in zip(sizes, widths, strict=True) if not options.tied
+            torch.empty(size, width) for size, width in zip(entries, widths, strict=True) if not options.tied
         )
-        self.biases = nn.ParameterList(torch.empty(size) for size in sizes if options.bias)
+        self.biases = nn.ParameterList(torch.empty(size) for size in entries if options.bias)
         own = [0] if options.form == "transformer_xl" else []
         own += [] if self._tied_projections else list(tails)
         self.projections = nn.ParameterDict(

@@ -35,13 +35,8 @@ class Trace:
     """
 
     # no dataclass: a sharded model (FSDP2) copies those among its arguments
-    def __init__(
-        self,
-        layers: list[LayerTrace] | None = None,
-        states: list[Tensor] | None = None,
-        weights: bool = True,
-    ) -> None:
-        self.layers = [] if layers is None else layers
+    def __init__(self, states: list[Tensor] | None = None, weights: bool = True) -> None:
+        self.layers: list[LayerTrace] = []
         self.states, self.weights = states, weights
         self.last: Tensor | None = None
         self.hidden: Tensor | None = None
