@@ -18,7 +18,6 @@ from . import engine, registry
 from .cache import CrossInput, DecayedSums, KeyValues, Past
 from .config import AttentionConfig, DropoutConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .draws import dropout, make_dropout
-from .embedding import Rotary
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
@@ -74,6 +73,9 @@ class Attend(nn.Module):
 
     def use_shared_biases(self) -> None:
         """Read u and v of relative positions from the layout instead of an own pair."""
+        score = getattr(self, "score", None)
+        if score is not None:
+            score.biases = None
 
 
 @register("attend", "weighted")
@@ -136,9 +138,6 @@ class WeightedValues(Attend):
         scoring = self.mix_scores.compute_matrix(heads, heads.notes[0])
         return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
 
-    def use_shared_biases(self) -> None:
-        self.score.biases = None
-
 
 class Attention(nn.Module):
     """Multi-head attention whose stages are chosen by configuration (Mixhead Eq. 8 to 12).
@@ -186,14 +185,9 @@ class Attention(nn.Module):
         groups = heads // (model.num_key_value_heads or heads)
         size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings, groups, layer)
         weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
-        rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         self.hidden_size, self.position = size.hidden_size, model.position
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
-        norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if weighted.qk_norm else None
-        self.project = Projection(
-            self.attend.size, config.bias, rotary, self.attend.needs, model.dropout.projection, model.dropout.locked, norm,
-            build_stage("mix_qkv", weighted.mix_qkv, size),
-        )  # fmt: skip
+        self.project = Projection(model, config, self.attend.size, self.attend.needs)
         self.permute = StochasticCrossHead(weighted.cross_head)
         self.gate: Gate | None = build_stage("gate", weighted.gate, size)
         self.merge = self.attend.merge(config.bias, 1 if self.gate is None else self.gate.shares)

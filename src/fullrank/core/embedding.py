@@ -257,9 +257,11 @@ def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]
     return layout.biases
 
 
+@register("position", "none")
 class Position(nn.Module):
     """Contract of a position, built from a `ModelConfig`: what it adds to hidden states, to heads and to the layout.
 
+    By itself it adds nothing: order is known only through the causal mask.
     max_length: the longest sequence, None without limit. clamp_length: distances beyond it count as it, None: none do.
     biases: u and v that all layers share, None where there are none.
     """
@@ -289,11 +291,6 @@ class Position(nn.Module):
         known: keys of distances of earlier calls, which are not made again; cached: those of this call will be read again.
         """
         return layout
-
-
-@register("position", "none")
-class NothingAdded(Position):
-    """Order is known only through the causal mask."""
 
 
 @register("position", "rotary")

@@ -89,10 +89,6 @@ class Layout:
         return self.query_positions.shape[-1], self.key_positions.shape[-1]
 
     @property
-    def contiguous(self) -> bool:
-        return self.runs is not None and len(self.runs) == 1
-
-    @property
     def unrestricted(self) -> bool:
         """True if every query sees every key."""
         if self.key_mask is not None or self.documents is not None or self.narrow or self.strided:

@@ -136,21 +136,16 @@ class Composition(nn.Module):
         first = multiply("bnsk,skrh->bnsrh", hidden, self.first)
         normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
         second = multiply("bnsk,skrh->bnsrh", hidden, self.second)
-        diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
-        parts = [part.flatten(2) for part in (normed, second, torch.tanh(diagonal))]
-        return torch.cat(parts, dim=-1)[:, None]
+        diagonal = torch.tanh(multiply("bne,esh->bnsh", x, self.diagonal))
+        rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
+        return rows.flatten(2)[:, None]
 
     def read(self, notes: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor]:
         """w_1, w_2 (B, N, R, H) and d (B, N, H) of one of the S parts."""
         parts, rank, heads = self.shape
-        products = parts * rank * heads
-        sizes = (products, products, parts * heads)
-        first, second, diagonal = notes[:, 0].split(sizes, dim=-1)
-        return (
-            first.unflatten(2, self.shape)[:, :, part],
-            second.unflatten(2, self.shape)[:, :, part],
-            diagonal.unflatten(2, (parts, heads))[:, :, part],
-        )
+        rows = notes[:, 0].unflatten(2, (parts, -1, heads))[:, :, part]
+        first, second, diagonal = rows.split((rank, rank, 1), dim=2)
+        return first, second, diagonal[:, :, 0]
 
     def matrix(self, notes: Tensor) -> Tensor:
         """The query's part as M (B, N, H, H), with the identity."""

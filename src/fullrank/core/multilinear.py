@@ -84,8 +84,9 @@ def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, stat
     problem: Tokens | str = (
         "no queries, or a layout that is not causal or has padding, a window, or rows of different positions"
     )
-    regular = layout.causal and layout.key_mask is None and not layout.narrow and layout.runs is not None
-    if regular and queries and (state is None or layout.contiguous):
+    runs = layout.runs
+    has_runs = runs is not None and (state is None or len(runs) == 1)
+    if queries and has_runs and layout.causal and layout.key_mask is None and not layout.narrow:
         before = layout.query_positions[0] - 1 - layout.key_positions[earlier : keys - queries]
         problem = Tokens(tokens, log_decay, before, state)
     if (sums := engine.load().compute_decayed_sums(problem)) is not None:
@@ -190,10 +191,6 @@ class MultiLinear(Attend):
         if self.decayed is None:
             return self._with_bias(self._pairs(query, keys, values, layout))
         return self._with_bias(self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())[0])
-
-    def use_shared_biases(self) -> None:
-        if self.score is not None:
-            self.score.biases = None
 
     def past(self) -> DecayedSums | None:
         return None if self.decayed is None else DecayedSums()

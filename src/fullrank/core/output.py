@@ -11,7 +11,7 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -44,18 +44,15 @@ def project_states(cluster: Cluster, states: Tensor) -> Tensor:
 
 def log_probabilities(components: Components) -> Tensor:
     """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
-    states, normalize = components.states, components.normalize
-    return combine(
-        [logits(project_states(c, states), c.weight, c.bias, normalize) for c in components.clusters], components
-    )
-
-
-def combine(logits: Sequence[Tensor], components: Components) -> Tensor:
-    """log p(v) (T, V) from z_i (T, K, V_i), the logits of the head and of each tail."""
-    head, *tails = (torch.log_softmax(z, dim=-1) for z in logits)
+    parts = []
+    for cluster in components.clusters:
+        states = project_states(cluster, components.states)
+        z = logits(states, cluster.weight, cluster.bias, components.normalize)
+        parts.append(torch.log_softmax(z, dim=-1))
+    head, *tails = parts
     words = head.shape[-1] - len(tails)
-    parts = [head[..., :words], *(tail + head[..., words + i, None] for i, tail in enumerate(tails))]
-    each = torch.cat(parts, dim=-1) if tails else head  # (T, K, V)
+    of_tails = [tail + head[..., words + i, None] for i, tail in enumerate(tails)]
+    each = torch.cat((head[..., :words], *of_tails), dim=-1) if tails else head  # (T, K, V)
     if components.log_prior is None:
         return each.squeeze(1)
     return torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)

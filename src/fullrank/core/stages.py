@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import draws, registry
-from .config import ModelConfig, Stage, stage_name, stage_options
+from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
@@ -174,24 +175,16 @@ class Projection(nn.Module):
 
     x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, G, M, D) and relative (G, T, D).
     With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
-    dropped out before they are normed and rotated. norm: makes a norm over the D dimensions of a head; all heads of queries
-    share one, and all heads of keys another (Qwen3). Keys of distances have none. mix_qkv mixes heads before the norms.
+    dropped out before they are normed and rotated. With `qk_norm` all heads of queries share a norm over the D dimensions of a
+    head, and all heads of keys another (Qwen3). Keys of distances have none. `mix_qkv` mixes heads before the norms.
     Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own, so that all
     other parameters start as they do without mixing.
     """
 
-    def __init__(
-        self,
-        size: HeadSize,
-        bias: bool,
-        rotary: Rotary | None,
-        needs: Needs,
-        dropout: float = 0.0,
-        locked: bool = False,
-        norm: Callable[[], nn.Module] | None = None,
-        mix_qkv: ProjectedMixing | None = None,
-    ) -> None:
+    def __init__(self, model: ModelConfig, config: AttentionConfig, size: HeadSize, needs: Needs) -> None:
         super().__init__()
+        options = config if isinstance(config, WeightedConfig) else WeightedConfig()
+        bias = config.bias
         inner = size.num_heads * size.head_dim
         shared = inner // size.groups
         self.num_heads, self.head_dim, self.groups = size.num_heads, size.head_dim, size.groups
@@ -211,11 +204,14 @@ class Projection(nn.Module):
             heads = size.num_heads // size.groups
             self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, needs.clamp_length)
         self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
-        self.query_norm = norm() if norm is not None and "scored" in needs.score else None
-        self.key_norm = norm() if norm is not None and self.reads_keys else None
-        self.rotary, self.mix_qkv = rotary, mix_qkv or ProjectedMixing()
-        self.dropout = make_dropout(dropout, locked)
-        self.distance_dropout = make_dropout(dropout, locked, shared=True)
+        make_head_norm = partial(nn.RMSNorm, size.head_dim, eps=model.layer_norm_eps)
+        self.query_norm = make_head_norm() if options.qk_norm and "scored" in needs.score else None
+        self.key_norm = make_head_norm() if options.qk_norm and self.reads_keys else None
+        self.rotary = Rotary(size.head_dim, model.rope_theta) if model.position == "rotary" else None
+        self.mix_qkv: ProjectedMixing = build_stage("mix_qkv", options.mix_qkv, size)
+        drops = model.dropout
+        self.dropout = make_dropout(drops.projection, drops.locked)
+        self.distance_dropout = make_dropout(drops.projection, drops.locked, shared=True)
 
     def layers(self) -> list[nn.Linear]:
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]

@@ -47,6 +47,12 @@ class Trace:
             self.states.append(x)
         return self if self.weights else None
 
+    def get_layers(self) -> list[LayerTrace]:
+        """The layers that were collected; InputError if there are none."""
+        if not self.layers:
+            raise InputError("the trace is empty: hand it to a forward pass first")
+        return self.layers
+
 
 def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
     """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
@@ -65,10 +71,9 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
     Raises InputError for a model in which no layer mixes heads, and for a trace that has seen no layer.
     """
     if isinstance(source, Trace):
-        if not source.layers:
-            raise InputError("the trace is empty: hand it to a forward pass first")
-        found = [layer.mixing for layer in source.layers if layer.mixing is not None and layer.learned]
-        zero = source.layers[0].weights.new_zeros(())
+        layers = source.get_layers()
+        found = [layer.mixing for layer in layers if layer.mixing is not None and layer.learned]
+        zero = layers[0].weights.new_zeros(())
     else:
         stages: list[Any] = [module.mix for module in source.modules() if "mix" in module._modules]
         mixings = [stage for stage in dict.fromkeys(stages) if stage.matrix(None) is not None]
@@ -105,10 +110,6 @@ def overlap(source: Tensor | Trace) -> Tensor:
     A trace counts with the weights before mixing, the P_i that mixing adds up (§3.4).
     """
     if isinstance(source, Trace):
-        if not source.layers:
-            raise InputError("the trace is empty: hand it to a forward pass first")
-        return torch.stack(
-            [sum(overlap_terms(layer.weights), start=layer.weights.new_zeros(())) for layer in source.layers]
-        ).sum()
+        return torch.stack([overlap(layer.weights) for layer in source.get_layers()]).sum()
     rows, columns = overlap_terms(source)
     return rows + columns
