@@ -94,8 +94,9 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slo
     reads = min(seconds / (1e-5 + 1e-12 * slow[-1]), 40 * have)
     assert config.train.steps * per_step == pytest.approx(reads, rel=0.02)
     assert config.train.steps >= 2000 or per_step == 512
-    assert config.model.dropout.residual == (0.0 if reads <= 4 * have else 0.1 if reads <= 12 * have else 0.2)
-    assert config.train.learning_rate == pytest.approx(0.5 / 64, rel=1e-3)
+    assert config.model.dropout.residual == (0.0 if reads <= 25 * have else 0.1)
+    assert config.train.weight_decay == (0.1 if reads <= 4 * have else 1.0)
+    assert config.train.learning_rate == pytest.approx(0.08 / 8, rel=1e-2)
 
 
 def test_units_and_vocabularies(tmp_path):

@@ -31,7 +31,7 @@ _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
 _MOST_EPOCHS = 40
 _BUILTIN_BYTES = 3_000_000  # about
-_DROPOUT = ((4, 0.0), (12, 0.1), (math.inf, 0.2))  # times through the text up to which a rate is used
+_FEW_READINGS, _MANY_READINGS = 4, 25  # times through a text, which is learned by heart beyond
 
 Values = Mapping[str, Any]
 Rule = tuple[str, Any, str]  # a key, its value and the reason
@@ -39,11 +39,12 @@ Rule = tuple[str, Any, str]  # a key, its value and the reason
 
 @dataclass(frozen=True)
 class Amounts:
-    """Values that follow the time: tokens of an update, updates, dropout, tokens of an evaluation while training."""
+    """Values that follow the time: tokens of an update, updates, times through the text, tokens of an evaluation while
+    training."""
 
     per_step: int = 1024
     steps: int = 100
-    dropout: float = 0.0
+    readings: float = 1.0
     evaluated: int = 4096
 
 
@@ -107,7 +108,7 @@ def write_configuration(
     read = _count_read(trial, seconds, have)
     amounts = Amounts(
         per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9), 13),
-        dropout=next(rate for most, rate in _DROPOUT if read <= most * have),
+        readings=read / have,
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
     trial = attempt(size, amounts)  # other batches have another speed
@@ -204,7 +205,7 @@ def choose_values(data: Values, size: str, amounts: Amounts, prepared: Prepared)
     corpus, config = prepared.corpus, prepared.config
     length = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
     yield from choose_data(data)
-    yield from _choose_model(size, amounts.dropout, corpus)
+    yield from _choose_model(size, amounts.readings, corpus)
     yield from _choose_training(SIZES[size]["hidden_size"], length, amounts, corpus.has_pairs)
     yield "eval.every_steps", -(-amounts.steps // _EVALUATIONS), f"{_EVALUATIONS} evaluations"
     if corpus.has_pairs:
@@ -237,7 +238,7 @@ def choose_data(data: Values) -> Iterator[Rule]:
         yield "data.vocabulary", "joint", "one for both languages, so that names and numbers are the same token"
 
 
-def _choose_model(size: str, dropout: float, corpus: Any) -> Iterator[Rule]:
+def _choose_model(size: str, readings: float, corpus: Any) -> Iterator[Rule]:
     width = SIZES[size]["hidden_size"]
     entries = len(corpus.target if corpus.has_pairs else corpus.tokenizer)
     sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
@@ -245,8 +246,12 @@ def _choose_model(size: str, dropout: float, corpus: Any) -> Iterator[Rule]:
     yield "model.num_hidden_layers", SIZES[size]["num_hidden_layers"], "by the size"
     yield "model.num_attention_heads", SIZES[size]["num_attention_heads"], "by the size"
     yield "model.scale_embedding", True, "embeddings as large as what layers add to them"
-    rates = {"embedding": dropout, "residual": dropout}
-    yield "model.dropout", rates, "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2"
+    dropout = 0.0 if readings <= _MANY_READINGS else 0.1
+    why = f"0 up to {_MANY_READINGS} times through the text, else 0.1"
+    if corpus.has_pairs:
+        dropout = 0.0 if readings <= 4 else 0.1 if readings <= 12 else 0.2
+        why = "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2"
+    yield "model.dropout", {"embedding": dropout, "residual": dropout}, why
     if corpus.has_pairs:
         yield "model.hidden_act", "gelu", "usual for translation"
     else:
@@ -269,15 +274,23 @@ def _choose_training(width: int, length: int, amounts: Amounts, has_pairs: bool)
     if has_pairs:
         yield "train.batch_tokens", amounts.per_step, batch
         yield "train.label_smoothing", 0.1, "usual for translation"
+        yield "train.learning_rate", float(f"{0.5 / width:.3g}"), "0.5 / hidden_size"
+        yield "train.weight_decay", 0.1, "usual for adamw"
     else:
         lengths = "128 characters or bytes, 64 words or subwords"
         yield "train.segment_length", length, lengths
         yield "train.batch_size", max(1, amounts.per_step // length), f"times segment_length: {batch}"
         yield "train.order", "shuffled", "another order in every epoch; a memory would need contiguous"
-    yield "train.learning_rate", float(f"{0.5 / width:.3g}"), "0.5 / hidden_size"
+        yield "train.optimizer", "muon", "learns more than adamw in the same time"
+        yield "train.learning_rate", float(f"{0.08 / math.sqrt(width):.2g}"), "0.08 / sqrt(hidden_size)"
+        decay = 0.1 if amounts.readings <= _FEW_READINGS else 1.0
+        yield (
+            "train.weight_decay",
+            decay,
+            f"0.1 up to {_FEW_READINGS} times through the text, else 1: it is learned by heart",
+        )
     yield "train.warmup_steps", max(1, amounts.steps // 20), "5 % of the steps"
     yield "train.schedule", "cosine", "down to 0 at the last step"
-    yield "train.weight_decay", 0.1, "usual for adamw"
     yield "train.betas", [0.9, 0.99], "a longer mean of squares than for large batches"
     yield "train.max_grad_norm", 1.0, "a rare large gradient does no harm"
     yield "train.seed", 1, "of every random draw"
