@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
@@ -144,14 +145,18 @@ def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | Non
 def _collect_best(
     ended: list[list[_Hypothesis]], n_best: int, eos_id: int | None, prompt_ids: Tensor, totals: Tensor
 ) -> Hypotheses:
-    kept = [sorted(texts, key=lambda text: -text.score)[:n_best] for texts in ended]
-    longest = max((len(text.tokens) for texts in kept for text in texts), default=0)
+    nothing = _Hypothesis(prompt_ids.new_empty(0), -math.inf, -math.inf)
+    texts: list[_Hypothesis] = []
+    for of_prompt in ended:
+        best = sorted(of_prompt, key=lambda text: -text.score)[:n_best]
+        texts += best
+        texts += [nothing] * (n_best - len(best))
     shape = (len(ended), n_best)
-    ids = prompt_ids.new_full((*shape, longest), 0 if eos_id is None else eos_id)
-    log_probs, scores = totals.new_full(shape, -math.inf), totals.new_full(shape, -math.inf)
-    lengths = torch.zeros(shape, dtype=torch.int64, device=prompt_ids.device)
-    for b, texts in enumerate(kept):
-        for n, text in enumerate(texts):
-            ids[b, n, : len(text.tokens)] = text.tokens
-            log_probs[b, n], scores[b, n], lengths[b, n] = text.log_prob, text.score, len(text.tokens)
-    return Hypotheses(ids, log_probs, scores, lengths)
+    filler = 0.0 if eos_id is None else float(eos_id)
+    ids = pad_sequence([text.tokens for text in texts], batch_first=True, padding_value=filler)
+    return Hypotheses(
+        ids.view(*shape, ids.shape[1]),
+        totals.new_tensor([text.log_prob for text in texts]).view(shape),
+        totals.new_tensor([text.score for text in texts]).view(shape),
+        prompt_ids.new_tensor([len(text.tokens) for text in texts], dtype=torch.int64).view(shape),
+    )

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.model import ModelOutput, store_weights_by_columns
+from fullrank.core.layout import read_mask
+from fullrank.core.model import ModelOutput, longest, store_weights_by_columns
 
 
 class Decodable(Protocol):
@@ -215,16 +216,16 @@ class Reading:
 
     def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
         """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
-        new, length = tokens[:, None], self.ids.shape[1]
-        mask = None if self.mask is None else torch.ones_like(new, dtype=torch.bool)
-        if self.window is None or length < self.window:
-            return self.read(new, mask)
-        start = length - (self.window + 1) // 2 + 1
-        if self.mask is not None and mask is not None:
-            mask = torch.cat((self.mask[:, start:], mask), dim=1)
+        ids = torch.cat((self.ids, tokens[:, None]), dim=1)
+        mask = None if self.mask is None else F.pad(self.mask, (0, 1), value=True)
+        length = ids.shape[1]
+        if self.window is None or length <= self.window:
+            return self.read(ids, mask, self.cache, 1)
+        count = (self.window + 1) // 2
+        start = length - count
+        mask = None if mask is None else mask[:, start:]
         cache = None if self.cache is None else self.model.new_cache()
-        empty = replace(self, ids=new[:, :0], mask=None if mask is None else mask[:, :0], cache=cache)
-        return empty.read(torch.cat((self.ids[:, start:], new), dim=1), mask)
+        return self.read(ids[:, start:], mask, cache, count)
 
     def rows(self, index: Tensor) -> Reading:
         """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
@@ -239,14 +240,13 @@ class Reading:
             logits=None,
         )
 
-    def read(self, new: Tensor, new_mask: Tensor | None) -> tuple[Tensor, Reading]:
-        """Read new tokens (B, N) with their part of the mask."""
-        ids = torch.cat((self.ids, new), dim=1)
-        mask = None if self.mask is None or new_mask is None else torch.cat((self.mask, new_mask), dim=1)
-        if self.cache is None:
-            out, cache = self.model(ids, attention_mask=mask), None
+    def read(self, ids: Tensor, mask: Tensor | None, cache: Any, count: int) -> tuple[Tensor, Reading]:
+        """Read the last `count` of ids (B, N); the cache holds those before them."""
+        if cache is None:
+            out = self.model(ids, attention_mask=mask)
         else:
-            out = self.model(new, cache=self.cache, attention_mask=mask)
+            new = ids[:, ids.shape[1] - count :]
+            out = self.model(new, cache=cache, attention_mask=mask)
             cache = out.cache
         logits = out.logits[:, -1]
         return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=cache, logits=logits)
@@ -271,17 +271,15 @@ def read_prompts(
             f"takes at most {model.max_length}; shorten the prompt or lower max_new_tokens"
         )
     cache = model.new_cache() if use_cache else None
-    start = Reading(model, prompt_ids[:, :0], None if mask is None else mask[:, :0], cache, window)
-    return start.read(prompt_ids, mask)
+    reading = Reading(model, prompt_ids, mask, cache, window)
+    return reading.read(prompt_ids, mask, cache, prompt_ids.shape[1])
 
 
 def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     """The mask as booleans, None when nothing is padded."""
-    if attention_mask is None:
+    mask = read_mask(attention_mask, prompt_ids)
+    if mask is None:
         return None
-    mask = attention_mask.bool()
-    if mask.shape != prompt_ids.shape:
-        raise InputError(f"attention_mask: shape {tuple(prompt_ids.shape)} like prompt_ids, given {tuple(mask.shape)}")
     if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
         raise InputError("attention_mask: prompts are padded on the left, so a row is 0 ... 0 1 ... 1 and ends with 1")
     return None if mask.all() else mask
@@ -383,7 +381,7 @@ class Ensemble:
 
     @property
     def max_length(self) -> int | None:
-        return min((model.max_length for model in self.models if model.max_length is not None), default=None)
+        return longest(*(model.max_length for model in self.models))
 
     def modules(self) -> Iterator[Any]:
         for model in self.models:
