@@ -23,10 +23,10 @@ from .errors import ConfigError, InputError
 from .layout import Layout
 from .registry import register
 from .stages import (
+    Attend,
     Heads,
     HeadSize,
     Mixing,
-    Needs,
     Normalizer,
     Projection,
     Score,
@@ -37,45 +37,6 @@ from .stages import (
 )
 from .trace import LayerTrace, Trace
 from .vector_mixers import Gate
-
-
-class Attend(nn.Module):
-    """Contract of the slot `attend`, built from `(config: AttentionConfig, size: HeadSize, dropout: float)`.
-
-    Heads -> (B, H, N, D'). size: of the heads that are projected. needs: the heads that are read.
-    max_length: the greatest number of keys, None without limit. sees_future: the causal mask is left out.
-    """
-
-    size: HeadSize
-    needs: Needs = Needs()
-    max_length: int | None = None
-    sees_future: bool = False
-
-    def merge(self, bias: bool, shares: int = 1) -> nn.Module:
-        """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
-        return nn.Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
-
-    def view(self, layout: Layout) -> Layout:
-        """The layout as this class reads it."""
-        return layout
-
-    def past(self) -> DecayedSums | None:
-        """The past before the first token; None: keys and values are kept."""
-        return None
-
-    def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
-        """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no sums")
-
-    def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
-        return None, None
-
-    def use_shared_biases(self) -> None:
-        """Read u and v of relative positions from the layout instead of an own pair."""
-        score = getattr(self, "score", None)
-        if score is not None:
-            score.biases = None
 
 
 @register("attend", "weighted")
@@ -94,10 +55,10 @@ class WeightedValues(Attend):
         self.mix_scores: Mixing = build_stage("mix_scores", config.mix_scores, size)
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
-        self.dropout, self.max_length, self.stride = dropout, self.score.max_length, config.stride
-        self.needs = Needs(
-            self.score.needs, self.mix.needs, self.score.idle, self.score.clamp_length, self.score.shared_projection
-        )
+        self.dropout, self.stride = dropout, config.stride
+        self.needs, self.idle = (*self.score.needs, *self.mix.needs), self.score.idle
+        self.clamp_length, self.shared_projection = self.score.clamp_length, self.score.shared_projection
+        self.max_length = self.score.max_length
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         of_scores, of_weights = heads.notes
@@ -187,7 +148,7 @@ class Attention(nn.Module):
         weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
         self.hidden_size, self.position = size.hidden_size, model.position
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
-        self.project = Projection(model, config, self.attend.size, self.attend.needs)
+        self.project = Projection(model, config, self.attend)
         self.permute = StochasticCrossHead(weighted.cross_head)
         self.gate: Gate | None = build_stage("gate", weighted.gate, size)
         self.merge = self.attend.merge(config.bias, 1 if self.gate is None else self.gate.shares)

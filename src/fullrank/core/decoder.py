@@ -82,11 +82,11 @@ class LanguageModel(Layers):
         if self.memory_length and cache is None:
             state = self._make_memory_state(memory or self.new_memory(), input_ids, attention_mask, x)
         elif cache is None:
-            state, _ = self.make_state(input_ids, attention_mask, causal=True, window=self._window)
+            state, _ = self.make_state(input_ids, attention_mask, causal=True, window=self.window)
         else:
             cache.check(len(self.blocks), len(input_ids))
             mask = cache.mask_after(attention_mask, input_ids)
-            layout = self.make_layout(input_ids, mask, cache.length, True, self._window, cache.documents)
+            layout = self.make_layout(input_ids, mask, cache.length, True, self.window, cache.documents)
             state = CacheState(cache, mask, layout, self.position.place)
         last = self.run(x, state, source=source, trace=trace, skip=skip)
         if trace is not None:
@@ -104,8 +104,7 @@ class LanguageModel(Layers):
         segment = Segment.from_memory(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
-        clamp_length, place = self.position.clamp_length, self.position.place
-        return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, self._window, place)
+        return MemoryState(memory, segment, self, x)
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
@@ -130,7 +129,8 @@ class LanguageModel(Layers):
         return self.config.memory_length
 
     @property
-    def _window(self) -> int | None:
+    def window(self) -> int | None:
+        """The keys that a query sees, itself included; None: all."""
         return self.memory_length if self.config.same_length and self.memory_length else None
 
     def with_memory(

@@ -35,6 +35,12 @@ def _draw_apart(layer: nn.Module) -> AbstractContextManager[None]:
     return draw_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
 
 
+def _start_projections(attention: Attention, start: Callable[[nn.Linear], object]) -> None:
+    for layer in attention.project.layers():
+        with _draw_apart(layer):
+            start(layer)
+
+
 def _zero_bias(*layers: nn.Linear) -> None:
     for layer in layers:
         if layer.bias is not None:
@@ -77,9 +83,7 @@ def fairseq(module: nn.Module) -> None:
     elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         module.reset_parameters()
     elif isinstance(module, Attention):
-        for layer in module.project.layers():
-            with _draw_apart(layer):
-                nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
+        _start_projections(module, lambda layer: nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2)))
         if isinstance(module.merge, nn.Linear):  # multi-linear attention has its output map instead
             nn.init.xavier_uniform_(module.merge.weight)
             _zero_bias(module.merge)
@@ -138,10 +142,10 @@ def pytorch(module: nn.Module) -> None:
         layers = module.project.layers()
         rows = (module.project.groups + 2) * layers[-1].out_features  # the last one makes the values
         bound = math.sqrt(6 / (layers[0].in_features + rows))
-        for layer in layers:
-            with _draw_apart(layer):
-                nn.init.uniform_(layer.weight, -bound, bound)
-        _zero_bias(*layers, *(merge for merge in (module.merge,) if isinstance(merge, nn.Linear)))
+        _start_projections(module, lambda layer: nn.init.uniform_(layer.weight, -bound, bound))
+        _zero_bias(*layers)
+        if isinstance(module.merge, nn.Linear):
+            _zero_bias(module.merge)
 
 
 @register("initializer", "skip_cross_head")
@@ -149,9 +153,7 @@ def skip_cross_head(module: nn.Module) -> None:
     """The released code of Skip Cross-head, which leaves all to PyTorch: matrices as in `nn.Linear`, attention's too;
     embeddings, u and v, and projections of adaptive layers N(0, 1). Its first layers begin with saturated attention."""
     if isinstance(module, Attention):
-        for layer in module.project.layers():
-            with _draw_apart(layer):
-                _uniform(layer.in_features, layer.weight, layer.bias)
+        _start_projections(module, lambda layer: _uniform(layer.in_features, layer.weight, layer.bias))
         return
     pytorch(module)
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):

@@ -6,7 +6,7 @@ Each layer remembers its own inputs, at most `memory_length` of them, without gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,17 +240,15 @@ def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
 class MemoryState(State):
     """The next segment after the memory of each layer; a skipped layer keeps its memory.
 
-    In evaluation without gradients layers keep keys and values of their memory; blocks: whose parameters make them.
+    model: the language model, whose parameters make the keys and values that layers keep in evaluation without gradients.
     """
 
-    def __init__(
-        self, memory: Memory, segment: Segment, blocks: nn.Module, x: Tensor, clamp_length: int | None,
-        limit: int, window: int | None, place: Callable[..., Layout],
-    ) -> None:  # fmt: skip
-        self.memory, self.segment, self.limit, self.window, self.place = memory, segment, limit, window, place
-        self.keeps = not blocks.training and not torch.is_grad_enabled()
-        self.version = _find_version(blocks, x, clamp_length) if self.keeps else ()
-        self.before = [layer.last(limit) for layer in memory.layers]
+    def __init__(self, memory: Memory, segment: Segment, model: Any, x: Tensor) -> None:
+        self.memory, self.segment = memory, segment
+        self.limit, self.window, self.place = model.memory_length, model.window, model.position.place
+        self.keeps = not model.blocks.training and not torch.is_grad_enabled()
+        self.version = _find_version(model.blocks, x, model.position.clamp_length) if self.keeps else ()
+        self.before = [layer.last(self.limit) for layer in memory.layers]
         if not self.keeps or memory.version != self.version:
             # a table of distances, too, has no gradient and no dropout
             self.before = [replace(layer, heads=None) for layer in self.before]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import engine
-from .attention import Attend, Attention
+from .attention import Attention
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
 from .embedding import RelativeBiases, encode_places, u_and_v
@@ -19,7 +19,7 @@ from .errors import ConfigError, InputError
 from .layout import Layout
 from .registry import register
 from .released import PositionTerm, see_all
-from .stages import Heads, HeadSize, Needs
+from .stages import Attend, Heads, HeadSize
 from .trace import Trace
 
 _LONGEST = 64.0  # tokens; where the slowest decays start
@@ -165,7 +165,7 @@ class MultiLinear(Attend):
                 f"dropout: multi-linear attention has no attention weights to drop, given {dropout}; leave it out"
             )
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
-        self.sees_future, self.needs = config.sees_future, Needs(("scored", "keys"))
+        self.sees_future = config.sees_future
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
         relative = stage_name(config.score) == "relative"
         self.score = PositionTerm(config.rank, size.hidden_size, RelativeBiases(1, config.rank)) if relative else None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import draws, registry
+from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
@@ -96,20 +97,6 @@ class Heads:
         return [getattr(self, name) for name in names]
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The fields of `Heads` that the stages of a layer read; `idle` ones are allocated, but never trained or computed.
-
-    shared_projection: keys of distances have no projection of their own.
-    """
-
-    score: tuple[str, ...] = ("scored", "keys")
-    mix: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
-    clamp_length: int | None = None
-    shared_projection: bool = False
-
-
 register("norm_type", "layer_norm")(nn.LayerNorm)
 register("norm_type", "rms_norm")(nn.RMSNorm)
 
@@ -119,6 +106,50 @@ def make_norm(config: ModelConfig) -> nn.Module:
     (Zhang and Sennrich 2019)."""
     norm: nn.Module = registry.lookup("norm_type", config.norm_type)(config.hidden_size, eps=config.layer_norm_eps)
     return norm
+
+
+class Attend(nn.Module):
+    """Contract of the slot `attend`, built from `(config: AttentionConfig, size: HeadSize, dropout: float)`.
+
+    Heads -> (B, H, N, D'). size: of the heads that are projected.
+    needs: the fields of `Heads` that are read; idle: those that are allocated, but never trained or computed.
+    clamp_length, shared_projection: as of `Score`.
+    max_length: the greatest number of keys, None without limit. sees_future: the causal mask is left out.
+    """
+
+    size: HeadSize
+    needs: tuple[str, ...] = ("scored", "keys")
+    idle: tuple[str, ...] = ()
+    clamp_length: int | None = None
+    shared_projection: bool = False
+    max_length: int | None = None
+    sees_future: bool = False
+
+    def merge(self, bias: bool, shares: int = 1) -> nn.Module:
+        """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
+        return nn.Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
+
+    def view(self, layout: Layout) -> Layout:
+        """The layout as this class reads it."""
+        return layout
+
+    def past(self) -> DecayedSums | None:
+        """The past before the first token; None: keys and values are kept."""
+        return None
+
+    def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
+        """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no sums")
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
+        return None, None
+
+    def use_shared_biases(self) -> None:
+        """Read u and v of relative positions from the layout instead of an own pair."""
+        score = getattr(self, "score", None)
+        if score is not None:
+            score.biases = None
 
 
 QUERY, KEY, VALUE = range(3)  # parts of what is projected
@@ -181,31 +212,32 @@ class Projection(nn.Module):
     other parameters start as they do without mixing.
     """
 
-    def __init__(self, model: ModelConfig, config: AttentionConfig, size: HeadSize, needs: Needs) -> None:
+    def __init__(self, model: ModelConfig, config: AttentionConfig, attend: Attend) -> None:
         super().__init__()
+        size, needs = attend.size, attend.needs
         options = config if isinstance(config, WeightedConfig) else WeightedConfig()
         bias = config.bias
         inner = size.num_heads * size.head_dim
         shared = inner // size.groups
         self.num_heads, self.head_dim, self.groups = size.num_heads, size.head_dim, size.groups
-        self.reads_keys = "keys" in needs.score
+        self.reads_keys = "keys" in needs
         self.query: nn.Linear | None = None
-        if "scored" in needs.score:
+        if "scored" in needs:
             self.query = nn.Linear(size.hidden_size, inner, bias=bias)
-        elif "query" in needs.mix:
+        elif "query" in needs:
             self.query = SeparateLinear(size.hidden_size, inner, bias=bias)
-        idle = "keys" in needs.idle and not self.reads_keys
+        idle = "keys" in attend.idle and not self.reads_keys
         self.key = nn.Linear(size.hidden_size, shared, bias=bias) if self.reads_keys or idle else None
         if self.key is not None and idle:
             self.key.requires_grad_(False)
         self.value = nn.Linear(size.hidden_size, shared, bias=bias)
         self.relative: RelativeKeys | None = None
-        if "relative" in needs.score and not needs.shared_projection:
+        self.shared_projection, self.clamp_length = attend.shared_projection, attend.clamp_length
+        if "relative" in needs and not self.shared_projection:
             heads = size.num_heads // size.groups
-            self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, needs.clamp_length)
-        self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
+            self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, self.clamp_length)
         make_head_norm = partial(nn.RMSNorm, size.head_dim, eps=model.layer_norm_eps)
-        self.query_norm = make_head_norm() if options.qk_norm and "scored" in needs.score else None
+        self.query_norm = make_head_norm() if options.qk_norm and "scored" in needs else None
         self.key_norm = make_head_norm() if options.qk_norm and self.reads_keys else None
         self.rotary = Rotary(size.head_dim, model.rope_theta) if model.position == "rotary" else None
         self.mix_qkv: ProjectedMixing = build_stage("mix_qkv", options.mix_qkv, size)
