@@ -170,9 +170,9 @@ class Layout:
     def expand_bias(self) -> Tensor:
         """Addends of the scores by `distance_bias`, (1 or B, H, N, M)."""
         assert self.distance_bias is not None
-        distances = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
-        bias = F.embedding(self.distance_rows(distances), self.distance_bias).movedim(-1, -3)
-        return bias if bias.dim() == 4 else bias[None]
+        distances = measure_distances(self.query_positions, self.key_positions)
+        bias = F.embedding(self.distance_rows(distances), self.distance_bias)
+        return bias.movedim(-1, 1)
 
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.
@@ -184,11 +184,11 @@ class Layout:
         device = self.key_positions.device
         own = torch.arange(keys - queries, keys, device=device)[:, None]
         index = torch.arange(keys, device=device)
-        seen = (index <= own if self.causal else torch.ones(queries, keys, dtype=torch.bool, device=device))[None, None]
+        last = own if self.causal else torch.full_like(own, keys)
+        seen = (index <= last)[None, None]
         stride = self.stride if self.strided else None
         if self.window is not None or stride is not None:
-            apart = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
-            apart = apart[:, None] if apart.dim() == 3 else apart
+            apart = measure_distances(self.query_positions, self.key_positions)[:, None]
             if self.window is not None:
                 seen = seen & (apart < self.window)
             if stride is not None:
@@ -200,6 +200,13 @@ class Layout:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
         return seen | (index == own) if self.causal else seen | ~seen.any(-1, keepdim=True)
+
+
+def measure_distances(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Query minus key position, (1 or B, N, M), of positions (N,) or (B, N) and (M,) or (B, M)."""
+    queries = torch.atleast_2d(query_positions)
+    keys = torch.atleast_2d(key_positions)
+    return queries[:, :, None] - keys[:, None, :]
 
 
 def list_positions(runs: Iterable[Run], device: torch.device | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
 from .embedding import RelativeBiases, encode_places, u_and_v
 from .engine import Pairs, Tokens
 from .errors import ConfigError, InputError
-from .layout import Layout
+from .layout import Layout, measure_distances
 from .registry import register
 from .released import PositionTerm, see_all
 from .stages import Attend, Heads, HeadSize
@@ -91,8 +91,7 @@ def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, stat
         problem = Tokens(tokens, log_decay, before, state)
     if (sums := engine.load().compute_decayed_sums(problem)) is not None:
         return sums
-    distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, earlier:]  # (N, M) or (B, N, M)
-    distances = distances.abs() if distances.dim() == 3 else distances.abs()[None]
+    distances = measure_distances(layout.query_positions, layout.key_positions[..., earlier:]).abs()
     powers = torch.exp(log_decay[:, None, None, None] * distances)  # (S, 1 or B, N, M)
     powers = powers.masked_fill(~layout.visible()[:, 0, :, earlier:], 0.0)
     sums = (powers @ tokens).permute(1, 2, 0, 3)
@@ -209,8 +208,9 @@ class MultiLinear(Attend):
         query, keys, values = _factors(heads)
         new = keys.shape[1]
         if layout.key_mask is not None:  # the sums after the last token hold no padding
-            padding = ~layout.key_mask[:, past.length :, None]
-            keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+            mask = layout.key_mask[:, past.length :]
+            keys = _hide(keys, mask)
+            values = _hide(values, mask)
         out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
         after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new) if new else past
         return self._with_bias(out), after
@@ -221,7 +221,8 @@ class MultiLinear(Attend):
 
     def _pairs(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
         assert self.weight is not None
-        causal, window, mask, length = layout.causal, layout.narrow, layout.key_mask, layout.shape[1]
+        mask = layout.key_mask
+        length = layout.shape[1]
         own = torch.atleast_2d(layout.query_positions)
         at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
         if not layout.from_start:
@@ -243,14 +244,16 @@ class MultiLinear(Attend):
             biases = u_and_v(self.score.biases, layout)
             query, keys, values, core = self.score.factors(query, keys, values, core, biases, encodings)
         if mask is not None:
-            keys, values = keys.masked_fill(~mask[..., None], 0.0), values.masked_fill(~mask[..., None], 0.0)
+            keys = _hide(keys, mask)
+            values = _hide(values, mask)
         visible = None
-        if window or (causal and not at_end):
+        if layout.narrow or (layout.causal and not at_end):
             position = torch.arange(length, device=keys.device)
-            visible = position <= own[..., None] if causal else torch.ones_like(position, dtype=torch.bool)
+            last = own[..., None] if layout.causal else torch.full_like(own, length)[..., None]
+            visible = position <= last
             if layout.window is not None:
                 visible = visible & (position > own[..., None] - layout.window)
-        return multilinear(Pairs(query * core, keys, values, self.weight, causal, visible))
+        return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
         """The position in the text of each key, and whether it is a token: (B, M) each; padding counts as position 0."""
@@ -271,11 +274,16 @@ def _factors(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     return heads.scored[:, 0], heads.keys[:, 0], heads.values[:, 0]
 
 
+def _hide(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Tokens (B, M, R), 0 where `mask` (B, M) is False."""
+    return tokens.masked_fill(~mask[..., None], 0.0)
+
+
 def _put(tokens: Tensor, index: Tensor, mask: Tensor, length: int) -> Tensor:
     """Tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere 0."""
     empty = tokens.new_zeros(tokens.shape[0], length, tokens.shape[2])
-    tokens = tokens.masked_fill(~mask[..., None], 0.0)
-    return empty.scatter_add(1, index[..., None].expand(-1, -1, tokens.shape[2]), tokens)
+    places = index[..., None].expand(-1, -1, tokens.shape[2])
+    return empty.scatter_add(1, places, _hide(tokens, mask))
 
 
 class MultiLinearAttention(Attention):

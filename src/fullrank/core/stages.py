@@ -19,7 +19,7 @@ from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serve
 from .engine import Distances
 from .errors import ConfigError
 from .kinds import DotProductOptions, LearnedMixingOptions
-from .layout import Layout
+from .layout import Layout, measure_distances
 from .registry import register
 
 
@@ -387,10 +387,10 @@ def compute_scores(query: Tensor, keys: Tensor, scale: float, distances: Distanc
     biases = (distances.u, distances.v)
     content, position = (((query + bias[:, None]) * scale).to(query.dtype) for bias in biases)
     by_distance = position @ distances.keys.transpose(-1, -2)  # (B, H, N, T)
-    apart = layout.origins[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
-    index = layout.distance_rows(apart)
-    index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
-    return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
+    apart = measure_distances(layout.origins, layout.key_positions)
+    index = layout.distance_rows(apart)[:, None]
+    of_keys = by_distance.gather(-1, index.expand(*query.shape[:3], -1))
+    return content @ keys.transpose(-1, -2) + of_keys
 
 
 @register("score", "dot_product")
