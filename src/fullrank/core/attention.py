@@ -56,8 +56,10 @@ class WeightedValues(Attend):
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
         self.dropout, self.stride = dropout, config.stride
-        self.needs, self.idle = (*self.score.needs, *self.mix.needs), self.score.idle
-        self.clamp_length, self.shared_projection = self.score.clamp_length, self.score.shared_projection
+        self.needs = (*self.score.needs, *self.mix.needs)
+        self.idle = self.score.idle
+        self.clamp_length = self.score.clamp_length
+        self.shared_projection = self.score.shared_projection
         self.max_length = self.score.max_length
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
@@ -77,7 +79,9 @@ class WeightedValues(Attend):
         return self.mix.finish(dropped.to(heads.values.dtype) @ heads.values)
 
     def view(self, layout: Layout) -> Layout:
-        return self.score.view(layout if self.stride is None else replace(layout, stride=self.stride))
+        if self.stride is not None:
+            layout = replace(layout, stride=self.stride)
+        return self.score.view(layout)
 
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         """The scores before the mask, (B, H, N, M)."""
@@ -151,7 +155,8 @@ class Attention(nn.Module):
         self.project = Projection(model, config, self.attend)
         self.permute = StochasticCrossHead(weighted.cross_head)
         self.gate: Gate | None = build_stage("gate", weighted.gate, size)
-        self.merge = self.attend.merge(config.bias, 1 if self.gate is None else self.gate.shares)
+        shares = 1 if self.gate is None else self.gate.shares
+        self.merge = self.attend.merge(config.bias, shares)
 
     def forward(
         self,
@@ -170,8 +175,10 @@ class Attention(nn.Module):
         """
         source = x if source is None else source
         self._check(x, source)
-        here = source.length if isinstance(source, KeyValues) else source.shape[1]
-        shape = (x.shape[1], here + (0 if past is None else past.length))
+        keys = source.length if isinstance(source, KeyValues) else source.shape[1]
+        if past is not None:
+            keys += past.length
+        shape = (x.shape[1], keys)
         if layout is None:
             layout = Layout.of(*shape, causal=source is x, device=x.device)
         if layout.shape != shape:
@@ -181,15 +188,17 @@ class Attention(nn.Module):
         layout = self.attend.view(layout)
         after: Past | None
         if isinstance(past, DecayedSums):
-            out, after = self.attend.attend_after(self.project(x, source, layout), past, layout)
+            heads = self.project(x, source, layout)
+            out, after = self.attend.attend_after(heads, past, layout)
         else:
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
-            keys, values, relative = (repeat_heads(part, self.project.groups) for part in permuted)
-            heads = replace(heads, keys=keys, values=values, relative=relative)
+            keys_of_heads, values, relative = (repeat_heads(part, self.project.groups) for part in permuted)
+            heads = replace(heads, keys=keys_of_heads, values=values, relative=relative)
             expanded = self.project.mix_qkv.expand(heads, layout)
             out = self.project.mix_qkv.collapse(self.attend(*expanded, trace))
-            out = out if self.gate is None else self.gate(x, out, heads.values)
+            if self.gate is not None:
+                out = self.gate(x, out, heads.values)
         if kept is not None and after is not None:
             kept.append(after)
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
@@ -199,7 +208,8 @@ class Attention(nn.Module):
         self, x: Tensor, source: Tensor | KeyValues, layout: Layout, past: KeyValues | None, keeps: bool
     ) -> tuple[Heads, KeyValues | None]:
         if isinstance(source, KeyValues):
-            return Heads(*self.project.queries(x, layout), source.keys, source.values), source
+            query, scored = self.project.queries(x, layout)
+            return Heads(query, scored, source.keys, source.values), source
         heads = self.project(x, source, layout, None if past is None else past.relative)
         heads = replace(heads, notes=self.attend.remember(source, heads.scored))
         if past is None and not keeps:
@@ -239,11 +249,11 @@ class FeedForward(nn.Module):
         super().__init__()
         assert config.intermediate_size is not None  # resolved by ModelConfig
         inner = config.intermediate_size
-        gated = config.hidden_act == "swiglu"
+        columns = 2 * inner if config.hidden_act == "swiglu" else inner
         self.activation: Callable[[Tensor], Tensor] = registry.lookup(
             "activation", config.hidden_act, "model.hidden_act"
         )
-        self.up = nn.Linear(config.hidden_size, 2 * inner if gated else inner, bias=config.mlp_bias)
+        self.up = nn.Linear(config.hidden_size, columns, bias=config.mlp_bias)
         self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
         self.dropout = make_dropout(config.dropout.activation, config.dropout.locked)
 

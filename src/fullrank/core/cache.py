@@ -94,11 +94,13 @@ class KeyValues(NamedTuple):
         """Append new keys, values (B, H, N, D) and notes to those of `past`; relative: keys of distances for the next call."""
         if past is None:  # buffers without space: the next call allocates some
             of_keys = None if keys is None else Buffer(keys, lanes=_LANES)
-            return cls(keys, values, relative, (of_keys, Buffer(values, lanes=_LANES)), notes)
+            of_values = Buffer(values, lanes=_LANES)
+            return cls(keys, values, relative, (of_keys, of_values), notes)
         joined_keys, key_buffer = join_tokens(past.keys, past.buffers[0], keys)
         joined_values, value_buffer = join_tokens(past.values, past.buffers[1], values)
         assert joined_values is not None
-        joined_notes = tuple(join_tokens(old, None, new)[0] for old, new in zip(past.notes, notes, strict=True))
+        pairs = zip(past.notes, notes, strict=True)
+        joined_notes = tuple(join_tokens(old, None, new)[0] for old, new in pairs)
         return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer), joined_notes)
 
     @property
@@ -117,7 +119,8 @@ class KeyValues(NamedTuple):
 
     def last(self, limit: int) -> KeyValues:
         """The last `limit` tokens, with their buffers."""
-        return self.select(lambda part: part[:, :, -limit:])._replace(buffers=self.buffers)
+        tokens = self.select(lambda part: part[:, :, -limit:])
+        return tokens._replace(buffers=self.buffers)
 
     def rows(self, index: Tensor) -> KeyValues:
         return self.select(lambda heads: heads.index_select(0, index))
@@ -188,7 +191,8 @@ class Cache:
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
         layers = tuple(None if past is None else past.rows(index) for past in self.layers)
-        mask, documents = take_rows(self.key_mask, index), take_rows(self.documents, index)
+        mask = take_rows(self.key_mask, index)
+        documents = take_rows(self.documents, index)
         return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def check(self, layers: int, batch: int) -> None:
@@ -209,13 +213,17 @@ class Cache:
         if mask is None and self.key_mask is None:
             return None
         rows, past = len(input_ids), self.length
-        old = input_ids.new_ones(rows, past, dtype=torch.bool) if self.key_mask is None else self.key_mask
+        old = self.key_mask
+        if old is None:
+            old = input_ids.new_ones(rows, past, dtype=torch.bool)
         if mask is not None and past and mask.shape == (rows, past + input_ids.shape[1]):
             if not torch.equal(mask[:, :past].bool(), old):
                 raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")
             mask = mask[:, past:]
         new = read_mask(mask, input_ids)
-        return torch.cat((old, torch.ones_like(input_ids, dtype=torch.bool) if new is None else new), dim=1)
+        if new is None:
+            new = torch.ones_like(input_ids, dtype=torch.bool)
+        return torch.cat((old, new), dim=1)
 
 
 class CacheState(State):
@@ -230,7 +238,8 @@ class CacheState(State):
         self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Past | None, None]:
-        return super().enter(layer, x)[0], self.cache.layers[layer], None
+        layout, _, _ = super().enter(layer, x)
+        return layout, self.cache.layers[layer], None
 
     def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
         self.layers[layer] = kept[0]

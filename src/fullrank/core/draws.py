@@ -50,7 +50,8 @@ class Draws:
             bits = self._bits(call, self.first, self.rows, count // self.rows)
         else:
             width = count // len(places)
-            bits = self._bits(call, self.first, self.rows, tokens // self.rows * width).reshape(tokens, width)[places]
+            of_rows = self._bits(call, self.first, self.rows, tokens // self.rows * width)
+            bits = of_rows.reshape(tokens, width)[places]
         return self._uniform(call), bits.reshape(shape)
 
     def seed(self) -> tuple[int, int]:
@@ -74,7 +75,8 @@ class Draws:
     def _bits(self, call: int, first: int, rows: int, entries: int) -> Tensor:
         """16 bits for each entry of each row (rows, entries); every row begins with a new word, after the first."""
         words = -(-entries // 4)
-        return self.words(call, 1 + first * words, rows * words).view(torch.int16).view(rows, 4 * words)[:, :entries]
+        drawn = self.words(call, 1 + first * words, rows * words)
+        return drawn.view(torch.int16).view(rows, 4 * words)[:, :entries]
 
 
 current: Draws | None = None
@@ -204,7 +206,8 @@ class Dropout(nn.Module):
             return x
         if not self.locked:
             return dropout(x, self.p, self.shared)
-        return x * dropout(torch.ones_like(x[..., :1, :]), self.p, self.shared or selecting())
+        one_position = torch.ones_like(x[..., :1, :])
+        return x * dropout(one_position, self.p, self.shared or selecting())
 
 
 def make_dropout(p: float, locked: bool = False, shared: bool = False) -> nn.Module:

@@ -58,9 +58,14 @@ class LayerMemory:
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
-        hidden, positions, mask = (take_rows(part, index) for part in (self.hidden, self.positions, self.mask))
-        heads = None if self.heads is None else self.heads.rows(index)
-        return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads, buffer=None)
+        return replace(
+            self,
+            hidden=take_rows(self.hidden, index),
+            positions=take_rows(self.positions, index),
+            mask=take_rows(self.mask, index),
+            heads=None if self.heads is None else self.heads.rows(index),
+            buffer=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class Memory:
     def check(self, layers: int, rows: int, width: int) -> None:
         """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
         widths = {layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None}
-        given = (len(self.layers), *(widths or {width}), *({*self._batches} or {rows}))
+        batches = {*self._batches}
+        given = (len(self.layers), *(widths or {width}), *(batches or {rows}))
         if given != (layers, width, rows):
             raise InputError(
                 f"the memory is of (layers, hidden_size, rows) {given}, the model and input_ids of {(layers, width, rows)}; "
@@ -129,11 +135,15 @@ class Memory:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Memory:
         layers = []
         for i in range(sum(name.endswith(".rested") for name in tensors)):
-            hidden, runs, positions, mask = (
-                tensors.get(f"{i}.{name}") for name in ("hidden", "runs", "positions", "mask")
+            runs = tensors.get(f"{i}.runs")
+            layer = LayerMemory(
+                tensors.get(f"{i}.hidden"),
+                None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist()),
+                tensors.get(f"{i}.positions"),
+                tensors.get(f"{i}.mask"),
+                skipped=int(tensors[f"{i}.rested"]),
             )
-            pairs = None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist())
-            layers.append(LayerMemory(hidden, pairs, positions, mask, skipped=int(tensors[f"{i}.rested"])))
+            layers.append(layer)
         lengths = tensors.get("lengths")
         return cls(tuple(layers), int(tensors["length"]), None if lengths is None else lengths.flatten())
 
@@ -157,9 +167,13 @@ class Segment:
         first = memory.length
         if mask is None and memory.lengths is None:
             return cls(torch.arange(first, first + tokens, device=device), first)
-        before = memory.lengths if memory.lengths is not None else torch.full((rows,), first, device=device)
-        mask = torch.ones(rows, tokens, dtype=torch.bool, device=device) if mask is None else mask
-        return cls(before[:, None] + find_positions(mask), first, mask, before + mask.sum(1))
+        before = memory.lengths
+        if before is None:
+            before = torch.full((rows,), first, device=device)
+        if mask is None:
+            mask = torch.ones(rows, tokens, dtype=torch.bool, device=device)
+        positions = before[:, None] + find_positions(mask)
+        return cls(positions, first, mask, before + mask.sum(1))
 
     @property
     def tokens(self) -> int:
@@ -167,9 +181,10 @@ class Segment:
 
     def layout(self, memory: LayerMemory, window: int | None) -> Layout:
         if self.mask is None and memory.mask is None:
-            runs = tuple((start - self.first, length) for start, length in memory.runs or ())
-            device, origin = self.positions.device, self.first
-            return Layout.from_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
+            first, device = self.first, self.positions.device
+            runs = [(start - first, length) for start, length in memory.runs or ()]
+            runs.append((0, self.tokens))
+            return Layout.from_runs(self.tokens, runs, origin=first, device=device, window=window)
         positions, mask = self._join(memory)
         farthest = None
         if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
@@ -186,21 +201,25 @@ class Segment:
             return LayerMemory(skipped=memory.skipped)
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
-            runs = find_last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
+            joined_runs = join_runs((*(memory.runs or ()), (self.first, self.tokens)))
+            runs = find_last_runs(joined_runs, limit)
             if heads is None:
                 return LayerMemory(_take_last_tokens(memory.hidden, new, limit), runs, skipped=memory.skipped)
             hidden, buffer = _append_tokens(memory, new)
             return LayerMemory(hidden[:, -limit:], runs, None, None, heads.last(limit), memory.skipped, buffer)
-        joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)
+        hidden = new
+        if memory.hidden is not None:
+            hidden = torch.cat((memory.hidden.to(new.dtype), new), dim=1)
         positions, mask = self._join(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
 
         def choose(part: Tensor) -> Tensor:
-            return part.gather(2, order[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
+            index = order[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
+            return part.gather(2, index)
 
         return LayerMemory(
-            choose(joined[:, None])[:, 0],
+            choose(hidden[:, None])[:, 0],
             None,
             positions.gather(1, order),
             mask.gather(1, order),
@@ -284,7 +303,8 @@ class MemoryState(State):
 
     def next(self) -> Memory:
         layers = tuple(self.after[layer] for layer in range(len(self.before)))
-        length, lengths = self.memory.length + self.segment.tokens, self.segment.lengths
+        length = self.memory.length + self.segment.tokens
+        lengths = self.segment.lengths
         return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version)
 
 
@@ -292,5 +312,6 @@ def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tup
     """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
     parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
     device = x.device.type
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return parameters, clamp_length, x.dtype, torch.get_autocast_dtype(device) if cast else None
+    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast_dtype = torch.get_autocast_dtype(device) if casts else None
+    return parameters, clamp_length, x.dtype, autocast_dtype

@@ -33,7 +33,10 @@ def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | N
     The C cores are diagonal and share Q, K and V, so that they are one core, their mean. visible (1 or B, N, M); None: all.
     """
     tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values)
-    return tensor if visible is None else tensor.masked_fill(~(visible[..., :, None] & visible[..., None, :]), 0.0)
+    if visible is None:
+        return tensor
+    both = visible[..., :, None] & visible[..., None, :]
+    return tensor.masked_fill(~both, 0.0)
 
 
 def multilinear(problem: Pairs) -> Tensor:
@@ -98,7 +101,8 @@ def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, stat
     if state is None:
         return sums
     since = layout.query_positions - layout.key_positions[..., earlier - 1, None]  # (N,) or (B, N)
-    return sums + torch.exp(log_decay[:, None] * since[..., None, None]) * state[:, None]
+    powers = torch.exp(log_decay[:, None] * since[..., None, None])
+    return sums + powers * state[:, None]
 
 
 class DecayedMap(nn.Module):
@@ -130,17 +134,19 @@ class DecayedMap(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-            sums = []
-            for tokens, decay, state in (
-                (keys, self.key_decay, past.keys), (values, self.value_decay, past.values),
-            ):  # fmt: skip
-                state = None if state is None else state.to(wide)
-                sums.append(compute_decayed_sums(tokens.to(wide), F.logsigmoid(decay).to(wide), layout, state))
-        a, b = sums
-        features = (query.to(wide) * core.to(wide))[:, :, None] * a * b  # (B, N, S, R)
+            a = self._sum(keys.to(wide), self.key_decay, layout, past.keys)
+            b = self._sum(values.to(wide), self.value_decay, layout, past.values)
+        of_query = query.to(wide) * core.to(wide)
+        features = of_query[:, :, None] * a * b  # (B, N, S, R)
         means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
         weight = self.weight * means[:, None, None].to(self.weight.dtype)
-        return features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1), a, b
+        out = features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1)
+        return out, a, b
+
+    def _sum(self, tokens: Tensor, decay: Tensor, layout: Layout, state: Tensor | None) -> Tensor:
+        log_decay = F.logsigmoid(decay).to(tokens.dtype)
+        state = None if state is None else state.to(tokens.dtype)
+        return compute_decayed_sums(tokens, log_decay, layout, state)
 
 
 @register("attend", "multilinear")
@@ -189,7 +195,8 @@ class MultiLinear(Attend):
         query, keys, values = _factors(heads)
         if self.decayed is None:
             return self._with_bias(self._pairs(query, keys, values, layout))
-        return self._with_bias(self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())[0])
+        out, _, _ = self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())
+        return self._with_bias(out)
 
     def past(self) -> DecayedSums | None:
         return None if self.decayed is None else DecayedSums()
@@ -212,7 +219,9 @@ class MultiLinear(Attend):
             keys = _hide(keys, mask)
             values = _hide(values, mask)
         out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
-        after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new) if new else past
+        after = past
+        if new:
+            after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new)
         return self._with_bias(out), after
 
     def _with_bias(self, out: Tensor) -> Tensor:
@@ -258,7 +267,9 @@ class MultiLinear(Attend):
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
         """The position in the text of each key, and whether it is a token: (B, M) each; padding counts as position 0."""
         positions = layout.key_positions.expand(batch, -1)
-        tokens = torch.ones_like(positions, dtype=torch.bool) if layout.key_mask is None else layout.key_mask
+        tokens = layout.key_mask
+        if tokens is None:
+            tokens = torch.ones_like(positions, dtype=torch.bool)
         index = positions.masked_fill(~tokens, 0)
         if index.min() < 0:
             raise InputError(

@@ -148,7 +148,8 @@ def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tens
         raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
     if weights is not None and weights.requires_grad:
         raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
-    scale = (counts if weights is None else weights.masked_fill(~counts, 0)).flatten().to(dtype)
+    counted = counts if weights is None else weights.masked_fill(~counts, 0)
+    scale = counted.flatten().to(dtype)
     return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
 
 
@@ -175,9 +176,11 @@ class Tempered(Output):
         self.layer, self.temperature = layer, temperature
 
     def components(self, hidden: Tensor) -> Components:
-        plain, scale = self.layer.components(hidden), 1 / self.temperature
-        clusters = tuple(c if c.bias is None else replace(c, bias=c.bias * scale) for c in plain.clusters)
-        return replace(plain, states=plain.states * scale, clusters=clusters)
+        plain = self.layer.components(hidden)
+        scale = 1 / self.temperature
+        biases = [None if cluster.bias is None else cluster.bias * scale for cluster in plain.clusters]
+        clusters = [replace(cluster, bias=bias) for cluster, bias in zip(plain.clusters, biases, strict=True)]
+        return replace(plain, states=plain.states * scale, clusters=tuple(clusters))
 
     def flops_per_token(self) -> float:
         return self.layer.flops_per_token()
@@ -271,7 +274,8 @@ class Latents(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        states = self.dropout(torch.tanh(self.latent(hidden))).reshape(tokens, self.mixtures, width)
+        latent = torch.tanh(self.latent(hidden))
+        states = self.dropout(latent).reshape(tokens, self.mixtures, width)
         if self.residual:
             states = hidden.reshape(tokens, 1, width) + states
         log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)  # (B, N, K)
@@ -367,14 +371,17 @@ class AdaptiveSoftmax(Output):
     def reset_parameters(self) -> None:
         """Start as in fairseq: matrices Xavier-uniform, an untied head as one matrix; biases, which it lacks, 0."""
         tails, hidden = self.class_weight.shape
-        head = (6 / (hidden + tails + (self.clusters.sizes[0] if len(self.weights) else 0))) ** 0.5
+        words = self.clusters.sizes[0] if len(self.weights) else 0
+        head = (6 / (hidden + tails + words)) ** 0.5
         nn.init.uniform_(self.class_weight, -head, head)
         for i, weight in enumerate(self.weights):
             nn.init.uniform_(weight, -head, head) if i == 0 else nn.init.xavier_uniform_(weight)
         for projection in self.projections.values():
             nn.init.xavier_uniform_(projection)
-        for bias in (*self.biases, *([] if self.class_bias is None else [self.class_bias])):
+        for bias in self.biases:
             nn.init.zeros_(bias)
+        if self.class_bias is not None:
+            nn.init.zeros_(self.class_bias)
 
     def _find_matrices(self) -> tuple[list[Tensor], dict[int, Tensor]]:
         """The weight of each cluster, without those of the classes, and the projections by the number of their cluster."""

@@ -54,7 +54,8 @@ def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
     if memory.length > 0:
         return memory
     size = config.memory_length
-    zeros = LayerMemory(x.new_zeros(len(x), size, x.shape[-1]), ((-size, size),))
+    hidden = x.new_zeros(len(x), size, x.shape[-1])
+    zeros = LayerMemory(hidden, ((-size, size),))
     return replace(memory, layers=(zeros,) * len(memory.layers))
 
 
@@ -72,8 +73,11 @@ class DriftingMemory(Memory):
             return layer
         if segment.mask is None and layer.mask is None:
             return replace(layer, runs=((segment.first - back - size, size),))
-        positions = segment.positions[:, :1] + torch.arange(-size, 0, device=segment.positions.device) - back
-        mask = torch.ones_like(positions, dtype=torch.bool) if layer.mask is None else layer.mask
+        before = torch.arange(-size, 0, device=segment.positions.device)
+        positions = segment.positions[:, :1] + before - back
+        mask = layer.mask
+        if mask is None:
+            mask = torch.ones_like(positions, dtype=torch.bool)
         return replace(layer, runs=None, positions=positions, mask=mask)
 
 
@@ -83,8 +87,10 @@ def remove_mixing(decoder: Decoder) -> Decoder:
     for block in decoder.get_submodule("blocks").children():
         attention: Any = block.attention
         if hasattr(attention.attend, "mix"):
-            plain = with_parts(attention.attend, mix=lookup("mix", "none")(None, attention.attend.size))
-            block = with_parts(block, attention=with_parts(attention, attend=plain))
+            keep_heads = lookup("mix", "none")(None, attention.attend.size)
+            plain = with_parts(attention.attend, mix=keep_heads)
+            attention = with_parts(attention, attend=plain)
+            block = with_parts(block, attention=attention)
         blocks.append(block)
     return with_parts(decoder, blocks=blocks)
 
@@ -121,7 +127,9 @@ class PositionTerm(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j, encodings PE (P, E)."""
         u, v = biases
-        positions = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
+        rows, count, _ = keys.shape
+        positions = F.linear(encodings[:count], self.weight).to(keys.dtype)
         query = torch.cat((query + u[0], query + v[0]), -1).to(query.dtype)
-        keys = torch.cat((keys, positions.to(keys.dtype)), -1)
-        return query, keys, torch.cat((values, values), -1), torch.cat((core, core))
+        keys = torch.cat((keys, positions.expand(rows, -1, -1)), -1)
+        values = torch.cat((values, values), -1)
+        return query, keys, values, torch.cat((core, core))

@@ -86,7 +86,8 @@ class DenseSynthesizer(Score):
 
     def forward(self, query: Tensor, layout: Layout) -> Tensor:
         _check_length(layout, self.max_length)
-        weight, bias, hidden = self.to_positions.weight, self.to_positions.bias, torch.relu(query)
+        weight, bias = self.to_positions.weight, self.to_positions.bias
+        hidden = torch.relu(query)
         if layout.from_start:
             keys = layout.shape[1]
             return F.linear(hidden, weight[:keys], bias[:keys])

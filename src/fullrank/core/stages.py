@@ -273,12 +273,15 @@ class Projection(nn.Module):
         assert self.query is not None
         assert self.key is not None
         if known is not None and serves(known, layout):
-            keys, zero = known, sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
+            keys = known
+            zero = sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
         else:
             encodings = encodings_of(layout, self.clamp_length, x)
-            keys = self.split(self.distance_dropout(self.key(encodings)[None]))[0]
+            projected = self.distance_dropout(self.key(encodings)[None])
+            keys = self.split(projected)[0]
             zero = encodings[-layout.spans[0][0]][None]
-        return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
+        nearest = self.distance_dropout(self.query(zero)[None])
+        return keys, self.split(nearest)[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         if self.query is None:

@@ -76,7 +76,8 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
         zero = layers[0].weights.new_zeros(())
     else:
         stages: list[Any] = [module.mix for module in source.modules() if "mix" in module._modules]
-        mixings = [stage for stage in dict.fromkeys(stages) if stage.matrix(None) is not None]
+        different = dict.fromkeys(stages)
+        mixings = [stage for stage in different if stage.matrix(None) is not None]
         if not mixings:
             raise InputError(
                 f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "
@@ -97,7 +98,8 @@ def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def pairs(gram: Tensor) -> Tensor:
-        together, alone = gram.sum(1).square().sum((-1, -2)), gram.square().sum((-1, -2, -3))
+        together = gram.sum(1).square().sum((-1, -2))
+        alone = gram.square().sum((-1, -2, -3))
         return ((together - alone) / 2).mean()
 
     transposed = weights.transpose(-1, -2)
