@@ -179,7 +179,8 @@ class ModelConfig(Section):
             if isinstance(self.input, AdaptiveInputConfig):
                 cutoffs = self.input.cutoffs if cutoffs is None else cutoffs
                 div_val = self.input.div_val if div_val is None else div_val
-            self._set("output", replace(self.output, cutoffs=cutoffs, div_val=1 if div_val is None else div_val))
+            div_val = 1 if div_val is None else div_val
+            self._set("output", replace(self.output, cutoffs=cutoffs, div_val=div_val))
 
     def _rotates(self) -> bool:
         """Every self-attention is of dot products, or relative, whose score no other position suits either."""
@@ -193,9 +194,8 @@ class ModelConfig(Section):
         )
 
     def _faults(self) -> Iterator[str]:
-        translates = self.encoder is not None or self.decoder is not None
         if self.document_token_id is not None:
-            yield from self._faults_of_documents(translates)
+            yield from self._faults_of_documents()
         if self.head_dim is None:
             yield (
                 f"model.head_dim: model.hidden_size {self.hidden_size} is not divisible by model.num_attention_heads "
@@ -229,7 +229,9 @@ class ModelConfig(Section):
                 "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters, another output to "
                 f"`model.input.kind: token`; given {written.kind} with {read.kind}"
             )
-        yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
+        yield from (
+            self.problems_of_translation() if self._translates else self._faults_of_layers(self.num_hidden_layers)
+        )
 
     def _attentions_by_key(self) -> Iterator[tuple[str, AttentionConfig]]:
         yield "model.attention", self.attention
@@ -264,12 +266,14 @@ class ModelConfig(Section):
                 f"knows it: {name}.not_next_token_perplexity: true"
             )
 
-    def _faults_of_documents(self, translates: bool) -> Iterator[str]:
+    def _faults_of_documents(self) -> Iterator[str]:
         given = self.document_token_id
         if self.vocab_size is not None and given is not None and given >= self.vocab_size:
             yield f"model.document_token_id: an id below model.vocab_size {self.vocab_size}, given {given}"
-        if translates or any(isinstance(attention, MultiLinearConfig) for attention in self.attentions):
-            reason = "sentences are no documents" if translates else "multi-linear attention has no weights to mask"
+        if self._translates or any(isinstance(attention, MultiLinearConfig) for attention in self.attentions):
+            reason = (
+                "sentences are no documents" if self._translates else "multi-linear attention has no weights to mask"
+            )
             yield f"model.document_token_id: {reason}; leave it out (or data.documents), given {given}"
 
     def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
@@ -298,9 +302,13 @@ class ModelConfig(Section):
             )
 
     @property
+    def _translates(self) -> bool:
+        return self.encoder is not None or self.decoder is not None
+
+    @property
     def has_attention_weights(self) -> bool:
         """Some layer has attention weights, which multi-linear attention has not."""
-        parts = self._attentions() if self.encoder is not None or self.decoder is not None else ()
+        parts = self._attentions() if self._translates else ()
         return any(isinstance(attention, WeightedConfig) for attention in (*self.attentions, *parts))
 
     @property
@@ -308,7 +316,8 @@ class ModelConfig(Section):
         """Attention that `layers` gives each layer, the first layer first; None: that of the model."""
         own = dict.fromkeys(range(self.num_hidden_layers))
         for place, entry in enumerate(self.layers):
-            own |= {layer % len(own): entry.attention for layer in ([place] if entry.at is None else entry.at)}
+            layers = [place] if entry.at is None else entry.at
+            own |= {layer % len(own): entry.attention for layer in layers}
         return [*own.values()]
 
     @property
@@ -371,7 +380,8 @@ class ModelConfig(Section):
         )
 
     def get_decoder_config(self) -> ModelConfig:
-        return self._part(self._attentions()[1], (self.decoder or DecoderConfig()).num_hidden_layers, self.layers)
+        layers = (self.decoder or DecoderConfig()).num_hidden_layers
+        return self._part(self._attentions()[1], layers, self.layers)
 
     def get_cross_config(self) -> ModelConfig:
         """Configuration of cross-attention, without positions: those of two texts have no distance."""

@@ -67,7 +67,9 @@ def stage_name(stage: Stage) -> str:
 
 
 def stage_options(stage: Stage) -> dict[str, Any]:
-    return {} if isinstance(stage, str) else {name: value for name, value in stage.items() if name != "name"}
+    if isinstance(stage, str):
+        return {}
+    return {name: value for name, value in stage.items() if name != "name"}
 
 
 class Slot:
@@ -91,7 +93,8 @@ class Slot:
         if name in self.built_in:
             config = self.built_in[name]
         elif self.name:
-            config = getattr(registry.lookup(self.name, name, key, self.built_in), "Config", None)
+            stage_class = registry.lookup(self.name, name, key, self.built_in)
+            config = getattr(stage_class, "Config", None)
         else:
             raise ConfigError(f"{key}: {' or '.join(self.built_in)}, given '{name}'")
         if not options:
@@ -128,7 +131,10 @@ class Need(NamedTuple):
     values: str
 
     def holds(self, value: Any) -> bool:
-        return (_word(value) in self.values.split("|")) == (self.sign == "=") if self.sign else bool(value)
+        if not self.sign:
+            return bool(value)
+        is_listed = _word(value) in self.values.split("|")
+        return is_listed == (self.sign == "=")
 
     def describe(self, name: str) -> str:
         """The need as the schema and errors have it; name: the key, or a property in words."""
@@ -137,7 +143,8 @@ class Need(NamedTuple):
 
 
 def _read_needs(needs: str | Mapping[str, str]) -> Iterator[Need]:
-    for only, texts in ({"": needs} if isinstance(needs, str) else needs).items():
+    by_value = {"": needs} if isinstance(needs, str) else needs
+    for only, texts in by_value.items():
         for text in texts.split(", "):
             if match := re.fullmatch(r"([\w.]+)(?:(!?=)(.+))?", text):
                 yield Need(only, match[1], match[2] or "", match[3] or "")
@@ -146,7 +153,9 @@ def _read_needs(needs: str | Mapping[str, str]) -> Iterator[Need]:
 def _word(value: Any) -> str:
     if isinstance(value, dict):
         return stage_name(value)
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def key(default: Value, description: str, needs: str | Mapping[str, str] = "") -> Value:
@@ -421,7 +430,9 @@ def _to_plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, list | tuple):
         return [_to_plain(item) for item in value]
-    return {name: _to_plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {name: _to_plain(item) for name, item in value.items()}
+    return value
 
 
 def _join(section: str, name: str) -> str:
@@ -497,8 +508,11 @@ class ByKind(Section):
     @classmethod
     def says_nothing(cls, name: str, value: Any) -> bool:
         """The key is null, or one of other kinds that is off or has its default."""
+        if value is None:
+            return True
         others = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
-        return value is None or (name in others.keys() - hints_of(cls) and value in (False, [], others[name]))
+        is_foreign = name in others and name not in hints_of(cls)
+        return is_foreign and value in (False, [], others[name])
 
     @classmethod
     def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
@@ -507,6 +521,7 @@ class ByKind(Section):
         for built_in in cls.MEMBERS:
             if built_in.kind == kind:
                 return built_in
-        stage = registry.lookup(cls.SLOT, str(kind), f"{key}.kind", [member.kind for member in cls.MEMBERS])
+        built_in_kinds = [member.kind for member in cls.MEMBERS]
+        stage = registry.lookup(cls.SLOT, str(kind), f"{key}.kind", built_in_kinds)
         config = getattr(stage, "Config", None)
         return config if config is not None and issubclass(config, cls) else cls

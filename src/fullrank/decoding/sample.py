@@ -118,7 +118,8 @@ def sample(
                 token = torch.multinomial(p, 1, generator=generator).squeeze(1)
             token = token.masked_fill(ended, filler)
             here = log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)
-            chosen, ids = torch.cat((chosen, here), dim=1), torch.cat((ids, token[:, None]), dim=1)
+            chosen = torch.cat((chosen, here), dim=1)
+            ids = torch.cat((ids, token[:, None]), dim=1)
             lengths = lengths + ~ended
             ended = ended | (lengths == constraints.max_lengths)
             if eos_id is not None:
@@ -264,7 +265,8 @@ def read_prompts(
     mask = _check_mask(prompt_ids, attention_mask)
     wanted = prompt_ids.shape[1] + max_new_tokens
     if window is not None:
-        prompt_ids, mask = prompt_ids[:, -window:], None if mask is None else mask[:, -window:]
+        prompt_ids = prompt_ids[:, -window:]
+        mask = None if mask is None else mask[:, -window:]
     elif model.max_length is not None and wanted > model.max_length:
         raise InputError(
             f"a prompt of {prompt_ids.shape[1]} tokens and max_new_tokens {max_new_tokens} make {wanted}, but the model "
