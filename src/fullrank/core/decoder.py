@@ -92,7 +92,8 @@ class LanguageModel(Layers):
         if trace is not None:
             trace.last = last
         next_memory = state.next() if isinstance(state, MemoryState) else None
-        return Pass(self.output_dropout(last), next_memory, state.next() if isinstance(state, CacheState) else None)
+        next_cache = state.next() if isinstance(state, CacheState) else None
+        return Pass(self.output_dropout(last), next_memory, next_cache)
 
     def _make_memory_state(
         self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor
@@ -103,7 +104,8 @@ class LanguageModel(Layers):
         memory.check(len(self.blocks), rows, self.config.hidden_size)
         segment = Segment.from_memory(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
-            self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
+            length = memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1
+            self.position.check(length)
         return MemoryState(memory, segment, self, x)
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:

@@ -373,11 +373,16 @@ class Relative(Position):
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
         """
-        encodings, layout = None, released.FromLast.from_layout(layout) if self.as_published else layout
+        if self.as_published:
+            layout = released.FromLast.from_layout(layout)
+        encodings = None
         if self.places is not None:
             encodings = encode_places(self.places, self.places, self.size, like)
         elif not serves(known, layout):
-            rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached and layout.from_zero else None
+            rows = None
+            if cached and layout.from_zero:
+                next_power = 1 << (layout.distances - 1).bit_length()
+                rows = max(64, next_power)
             encodings = encode_distances(layout, self.size, self.clamp_length, like, rows)
         if encodings is not None:
             encodings = self.dropout(encodings)

@@ -121,7 +121,8 @@ class Layout:
         queries, keys = self.shape
         nearest = 0 if self.causal else 1 - queries
         if self.runs is not None and self.causal:
-            return nearest, self.runs[-1][0] + self.runs[-1][1] - 1 - self.runs[0][0]
+            start, size = self.runs[-1]
+            return nearest, start + size - 1 - self.runs[0][0]
         return nearest, keys - 1 if self.farthest is None else self.farthest
 
     @property
@@ -132,11 +133,13 @@ class Layout:
             farthest = min(farthest, self.window - 1)
         if self.runs is None or len(self.runs) == 1 or not self.causal:
             return ((nearest, farthest),)
-        last = self.runs[-1][0] + self.runs[-1][1] - 1
+        start, size = self.runs[-1]
+        last = start + size - 1
         first = last - self.shape[0] + 1
         spans: list[tuple[int, int]] = []
         for start, size in reversed(self.runs):  # the nearest keys first
-            low, high = max(nearest, first - (start + size - 1)), min(farthest, last - start)
+            low = max(nearest, first - (start + size - 1))
+            high = min(farthest, last - start)
             if spans and low <= spans[-1][1] + 1:
                 spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
             elif low <= high:
@@ -255,7 +258,8 @@ def find_positions(mask: Tensor, documents: Tensor | None = None) -> Tensor:
     if documents is None:
         return positions
     begins = documents.diff(dim=1, prepend=documents[:, :1]) > 0
-    return positions - torch.where(begins, positions, 0).cummax(1).values
+    first_positions = torch.where(begins, positions, 0).cummax(1).values
+    return positions - first_positions
 
 
 def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before: Tensor | None = None) -> Tensor:
@@ -267,7 +271,9 @@ def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before:
     if mask is not None:
         begins = begins & mask[:, mask.shape[1] - input_ids.shape[1] :]
     numbers = begins.cumsum(1)
-    return numbers if before is None else torch.cat((before, before[:, -1:] + numbers), dim=1)
+    if before is None:
+        return numbers
+    return torch.cat((before, before[:, -1:] + numbers), dim=1)
 
 
 class State:

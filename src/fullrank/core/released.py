@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +38,7 @@ class FromLast(Layout):
 
     @classmethod
     def from_layout(cls, layout: Layout) -> FromLast:
-        return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
+        return cls(**vars(layout))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
