@@ -199,11 +199,12 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
         if row["settings"] == settings and figure is not None:
             runs[row["seed"]], figures[row["seed"]] = row, figure
     usual = resolve_any(recipe, name, claim.scale).config.train.learning_rate
-    rates = tried_rates(of_row, settings, usual, claim)
+    rate = config.train.learning_rate
+    rates = tried_rates(of_row, settings, rate, usual, claim)
     seeds = ",".join(map(str, runs)) or "1,2,3"
     words = ["fullrank", "reproduce", recipe, "--rows", name, "--scale", claim.scale, "--seeds", seeds, *overrides]
     setting = setting_of(recipe, name, claim.scale, settings)
-    return Side(name, setting, runs, figures, config.train.learning_rate, rates, shlex.join(words))
+    return Side(name, setting, runs, figures, rate, rates, shlex.join(words))
 
 
 def figure_of(row: Row, figure: str) -> float | None:
@@ -220,22 +221,32 @@ def figure_of(row: Row, figure: str) -> float | None:
     return value
 
 
-def tried_rates(rows: Sequence[Row], settings: Mapping[str, Any], usual: float, claim: Claim) -> dict[float, float]:
+def tried_rates(
+    rows: Sequence[Row], settings: Mapping[str, Any], rate: float, usual: float, claim: Claim
+) -> dict[float, float]:
     """The mean cost at each learning rate, of rows that differ from `settings` in nothing else.
 
-    The cost is the validation perplexity, or the claim's own figure where there is none. usual: the rate of rows whose
-    settings state none.
+    The cost is the validation perplexity, or the claim's own figure where there is none. Of seeds that a rate has in common
+    with `rate` the mean difference counts, so that a rate is no better for an easy seed. usual: the rate of rows
+    whose settings state none.
     """
     sign = -1 if claim.direction == "higher" else 1
     others = {key: value for key, value in settings.items() if key != RATE}
-    tried: dict[float, list[float]] = {}
+    tried: dict[float, dict[int, float]] = {}
     for row in rows:
         stated, figure, cost = row["settings"] or {}, figure_of(row, claim.figure), row.get("final.valid.perplexity")
         if cost is None and figure is not None:
             cost = sign * figure
         if cost is not None and {key: value for key, value in stated.items() if key != RATE} == others:
-            tried.setdefault(stated.get(RATE, usual), []).append(cost)
-    return {rate: fmean(figures) for rate, figures in sorted(tried.items())}
+            tried.setdefault(stated.get(RATE, usual), {})[row["seed"]] = cost
+    own = tried.get(rate, {})
+    costs = {}
+    for other, by_seed in sorted(tried.items()):
+        common = own.keys() & by_seed.keys()
+        costs[other] = fmean(by_seed.values())
+        if common:
+            costs[other] = fmean(own.values()) + fmean(by_seed[seed] - own[seed] for seed in common)
+    return costs
 
 
 def measured_on(row: Row, claim: Claim) -> list[str]:

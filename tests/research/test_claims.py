@@ -96,6 +96,16 @@ def test_verdicts(b, claim, word):
     assert judge_rows(make_searched(PLAIN, b), **claim).word == word
 
 
+@pytest.mark.parametrize(("cost", "word"), [(90.5, "supported here"), (89.5, "open")])
+def test_learning_rates_are_compared_on_the_seeds_that_they_share(cost, word):
+    """Seed 1 is easy: at the usual rate it costs 90 where others cost 105."""
+    rows = [make_row("plain", seed, figure, **SEARCHED) for seed, figure in enumerate(PLAIN, 1)]
+    for seed, figure in enumerate(BETTER, 1):
+        rows.append(make_row("b", seed, figure, **{"final.valid.perplexity": 90.0 if seed == 1 else 105.0}))
+    lower = {"settings": {"train.learning_rate": 5e-4}, "final.valid.perplexity": cost}
+    assert judge_rows([*rows, *OTHER_RATES, make_row("b", 1, 90.0, **lower)]).word == word
+
+
 @pytest.mark.parametrize("column", ["text.test", "vocabulary", "protocol.test", "signature"])
 def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column):
     assert judge_rows(make_searched(PLAIN, BETTER, **{column: "another"})).reason == "fewer than 3 seeds in common"
