@@ -9,6 +9,7 @@ python -m research.pages --verify RUNS     evaluate the checkpoints of rows whos
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from research.ledger import SPLITS, Row, figures_of
 from research.which import describe_difference, name_figure
 
 HEAD = "<!-- Made by `python -m research.pages`; change the ledger or the claims, not this page. -->"
+CLAIM_ROW = re.compile(r"^\| \d+\. (?P<table>[^|]+) \| (?P<claim>[^|]+) \| .*", re.MULTILINE)
 INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, written from its folder by
 `python -m research.train` or `python -m research.pages --add`; `python -m research.pages` makes these pages from it. A verdict
 compares two rows over their common seeds. It is *too early* for one where a row is worse than counting 4-grams of the same
@@ -79,6 +81,11 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
         further |= which.make_pages(research, cited)
         pages[which.PAGE] = [further.pop(which.PAGE)]
     texts = {name: "\n\n".join(filter(None, [HEAD, *pieces])) + "\n" for name, pieces in pages.items()}
+    claim_rows = find_claim_rows("\n".join(texts[f"{paper}.md"] for paper in papers))
+    for path in sorted((research.parent / "docs" / "mechanisms").glob("*.md")):
+        further[f"../mechanisms/{path.name}"] = renew_claim_rows(
+            path.read_text(encoding="utf-8"), claim_rows, path.name
+        )
     return texts | further
 
 
@@ -121,6 +128,20 @@ def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for name, verdict in zip(names, verdicts, strict=True):
         yield f"### {name}: {md.prose(verdict.claim.claim)}"
         yield "\n".join(f"- {line}" for line in describe_verdict(verdict))
+
+
+def find_claim_rows(text: str) -> dict[tuple[str, str], str]:
+    """Find the rows of tables of claims, by the claim's table in the paper and its words."""
+    return {(match["table"], match["claim"]): match[0] for match in CLAIM_ROW.finditer(text)}
+
+
+def renew_claim_rows(text: str, current: Mapping[tuple[str, str], str], page: str) -> str:
+    """A page of docs with the rows of claims that it quotes as they are now. Raises InputError for a claim that is no more."""
+    for claim, row in find_claim_rows(text).items():
+        if claim not in current:
+            raise InputError(f"docs/mechanisms/{page}: quotes a claim that research/claims has not: {', '.join(claim)}")
+        text = text.replace(row, current[claim])
+    return text
 
 
 def list_names(verdicts: Sequence[Verdict]) -> list[str]:

@@ -11,7 +11,7 @@ from fullrank.core.errors import InputError
 from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
-from research.pages import write_pages
+from research.pages import find_claim_rows, renew_claim_rows, write_pages
 from research.which import describe_runs
 
 
@@ -67,3 +67,14 @@ def test_what_would_decide_can_be_trained():
         assert len(options[5].split(",")) >= FEWEST_SEEDS
         for row in options[1].split(","):
             resolve_any(recipe, row, options[3], settings)
+
+
+def test_a_page_of_docs_quotes_claims_as_they_are_now():
+    row = "| 3. Table 1 | b is better | `mixhead/table1` | **open** | – |"
+    verdicts = find_claim_rows(f"## Claims\n\n{row}\n")
+    before = "Text.\n\n| 2. Table 1 | b is better | `mixhead/table1` | **too early** | +1 |\n"
+    assert renew_claim_rows(before, verdicts, "mixhead.md") == f"Text.\n\n{row}\n"
+    with pytest.raises(
+        InputError, match=r"mixhead\.md: quotes a claim that research/claims has not: Table 2, a is better"
+    ):
+        renew_claim_rows("| 1. Table 2 | a is better | | **open** | – |", verdicts, "mixhead.md")
