@@ -201,10 +201,12 @@ class SoftmaxOutput(Output):
         self,
         config: ModelConfig | OutputConfig,
         embedding: nn.Module | None = None,
-        **sizes: int | None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(type(self).__name__, config, OutputConfig, **sizes)
+        config, options, vocab_size = with_sizes(type(self).__name__, config, OutputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[TokenEmbedding, ...] = ()
@@ -293,10 +295,15 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     """
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
-        super().__init__(config, embedding, **sizes)
-        config, options, _ = with_sizes("MixtureOfSoftmaxes", config, MixtureConfig, **sizes)
+        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
+        config, options, _ = with_sizes("MixtureOfSoftmaxes", config, MixtureConfig, vocab_size, hidden_size)
         self.mixture = Latents(options, config.hidden_size)
         if self.weight is not None:
             start_normal(self.weight, config.hidden_size**-0.5)
@@ -334,10 +341,12 @@ class AdaptiveSoftmax(Output):
         self,
         config: ModelConfig | OutputConfig,
         embedding: nn.Module | None = None,
-        **sizes: int | None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes("AdaptiveSoftmax", config, AdaptiveConfig, **sizes)
+        config, options, vocab_size = with_sizes("AdaptiveSoftmax", config, AdaptiveConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
