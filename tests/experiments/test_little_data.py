@@ -121,12 +121,12 @@ def test_parts_of_training_are_not_saved_with_the_model(tmp_path):
     assert set(fr.LanguageModel.load(tmp_path).state_dict()) == names
 
 
-def masked_inputs(model, batch, number=1, part=None):
+def masked_inputs(model, batch, number=1):
     """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
     seen = []
     handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
     begin_draws(3, number)
-    begin_pass(TrainConfig(), part, len(batch.inputs))
+    begin_pass(TrainConfig(), batch)
     model.hidden(batch.inputs)
     end_draws()
     handle.remove()

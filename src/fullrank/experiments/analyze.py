@@ -43,9 +43,9 @@ class Reading:
 
 
 def read_text(model: LoadedModel, reading: Reading) -> Text:
-    """The text of a model: the file of `--text`, else the valid split of its run.
+    """The text of a model that passed `check_named`: the file of `--text`, else the valid split of its run.
 
-    Segments are as long as the run is evaluated with. Raises InputError where there is no text.
+    Segments are as long as the run is evaluated with.
     """
     usual = SEGMENT_LENGTH
     if model.source == "run":
@@ -56,8 +56,6 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
     length = choose_length(model, reading.segment_length, usual)
     if reading.text is not None:
         return read_file(model, reading.text, length, count=reading.texts)
-    if model.source != "run":
-        raise InputError(f"{model.name}: not a run of fullrank, so no text of its own; give one with --text FILE")
     return replace(read_split(model, length, reading.say), count=reading.texts)
 
 

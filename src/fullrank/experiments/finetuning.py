@@ -72,13 +72,11 @@ class ExampleObjective:
     def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
         from fullrank.hf.interface import traced  # a configuration is checked without transformers
 
-        part = batch.part
-        trace = begin_pass(self.options, part, batch.rows)
+        trace = begin_pass(self.options, batch)
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        read = batch.read if part is None else part.read
-        return finish_loss(value, value.detach(), batch.tokens, part, trace, self.options, read=read)
+        return finish_loss(value, value.detach(), batch, trace, self.options)
 
 
 def logits_by_example(

@@ -204,32 +204,31 @@ class CausalObjective:
 
     def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
         options, phase, model = self.options, position.phase, self.model
-        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
-        trace = begin_pass(options, part, len(batch.inputs)) or (Trace(weights=False) if self.parts else None)
-        batch = batch.to(device_of(model))
+        trace = begin_pass(options, batch) or (Trace(weights=False) if self.parts else None)
+        here = batch.to(device_of(model))
         after: dict[str, Tensor] = {}
         for name, extra in self.parts.items():
             known, carry = _split(carry, f"{name}.")
-            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(batch, known).items()}
+            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(here, known).items()}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = DriftingMemory.from_memory(memory)
         value, nll, memory = model.loss_parts(
-            batch.inputs,
-            batch.targets,
-            batch.weights,
+            here.inputs,
+            here.targets,
+            here.weights,
             memory,
             # padding comes last: models that do not see the future do not see it
-            attention_mask=batch.weights if model.config.sees_future else None,
+            attention_mask=here.weights if model.config.sees_future else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
         )
         for extra in self.parts.values():
             assert trace is not None
-            value = extra.add(value, trace.hidden, batch)
+            value = extra.add(value, trace.hidden, here)
         after |= {} if memory is None else memory.to_tensors()
-        return finish_loss(value, nll, own, part, trace, options, targets=batch.targets.shape[1], carry=after)
+        return finish_loss(value, nll, batch, trace, options, targets=batch.targets.shape[1], carry=after)
 
 
 def _split(carry: Carry, prefix: str) -> tuple[Carry, Carry]:
@@ -341,21 +340,21 @@ class MaskedObjective:
     options: TrainConfig
 
     def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        own, part, device = batch.tokens, batch.part, device_of(self.model)
-        tokens, read = (own, batch.read) if part is None else (part.tokens, part.read)
-        if tokens == 0:  # no token was masked
-            return Loss(torch.zeros((), device=device), 0.0, 0, read=read)
-        trace = begin_pass(self.options, part, len(batch.inputs))
-        batch = batch.to(device)
+        device = device_of(self.model)
+        whole = batch.part or batch
+        if whole.tokens == 0:  # no token was masked
+            return Loss(torch.zeros((), device=device), 0.0, 0, read=whole.read)
+        trace = begin_pass(self.options, batch)
+        here = batch.to(device)
         value, nll, _ = self.model.loss_parts(
-            batch.inputs,
-            batch.targets,
-            attention_mask=batch.attention_mask,
-            at=batch.at,
+            here.inputs,
+            here.targets,
+            attention_mask=here.attention_mask,
+            at=here.at,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
-        return finish_loss(value, nll, own, part, trace, self.options, read=read)
+        return finish_loss(value, nll, batch, trace, self.options)
 
 
 class MaskedModelTask(LanguageModelTask):
@@ -437,7 +436,7 @@ def measure_masked(
     """
     check_block(model.max_length, min(len(ids), protocol.segment_length))
     device = device_of(model)
-    tally, hits = Tally(device, sums=all_reduce), torch.zeros(1, dtype=torch.int64, device=device)
+    tally, hits = Tally(device), torch.zeros(1, dtype=torch.int64, device=device)
     with evaluating(model):
         for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
             if batch.tokens and index % world_size() == rank():

@@ -241,13 +241,9 @@ class Evaluation:
 
 
 class Tally:
-    """Nats summed in float64 on the device; nothing is read back before `total`.
+    """Nats summed in float64 on the device, over all processes that share a text; nothing is read back before `total`."""
 
-    sums: of numbers over the processes that share a text.
-    """
-
-    def __init__(self, device: torch.device | str, sums: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
-        self.sums = sums
+    def __init__(self, device: torch.device | str) -> None:
         self._nats = torch.zeros((), dtype=torch.float64, device=device)
         self._targets = 0
 
@@ -259,7 +255,7 @@ class Tally:
     def total(self) -> Evaluation:
         """The sums. InputError if there was no target at all."""
         targets = self._nats.new_tensor(self._targets)
-        nats, tokens = self.sums(torch.stack((self._nats, targets))).tolist()
+        nats, tokens = all_reduce(torch.stack((self._nats, targets))).tolist()
         if tokens == 0:
             raise InputError("nothing to evaluate: no token of the text is scored")
         return Evaluation(nats, int(tokens))
@@ -324,7 +320,7 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
     In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
-    tally = Tally(device_of(model), sums=all_reduce)
+    tally = Tally(device_of(model))
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
     rows = protocol.segment_length * (protocol.streams or batch_size)  # of a pass
     with evaluating(model), store_weights_by_columns(model, rows, len(ids) // rows):
@@ -470,7 +466,7 @@ def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], ta
 
     The last target of a row is the only one that the model does not read in the same row.
     """
-    lasts = Tally(device_of(model), sums=tally.sums)
+    lasts = Tally(device_of(model))
     for batch in batches:
         ids, is_token, counts = _pad(batch, device_of(model))
         mask = None if is_token.all() else is_token

@@ -22,7 +22,7 @@ from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
-from fullrank.data.batches import Part
+from fullrank.data.batches import Shared
 from fullrank.data.prepared import Corpus, load_corpus
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
@@ -197,10 +197,11 @@ def training_parts(
 # -- the loss of a pass ------------------------------------------------------------------------------------------------
 
 
-def begin_pass(options: TrainingConfig, part: Part | None, rows: int) -> Trace | None:
-    """Say which rows of the whole batch the `rows` rows of a pass are, for what is drawn by row; a trace for the penalties."""
+def begin_pass(options: TrainingConfig, batch: Shared) -> Trace | None:
+    """Say which rows of the whole batch those of a pass are, for what is drawn by row; a trace for the penalties."""
     if draws.current is not None:
-        draws.current.first, draws.current.rows = 0 if part is None or not part.rows else part.first, rows
+        draws.current.first = batch.part.first if batch.part and batch.part.rows else 0
+        draws.current.rows = batch.rows
     weights = bool(options.orthogonality or options.overlap)
     return Trace(weights=weights) if weights or _regularizes(options) else None
 
@@ -208,16 +209,16 @@ def begin_pass(options: TrainingConfig, part: Part | None, rows: int) -> Trace |
 def finish_loss(
     value: Tensor,
     nll: Tensor | float,
-    own: int,
-    part: Part | None,
+    batch: Shared,
     trace: Trace | None,
     options: TrainingConfig,
     *,
     targets: int = 0,
     carry: Carry | None = None,
-    read: int | None = None,
 ) -> Loss:
-    """The loss of a pass from `value` and `nll`, means over its `own` tokens, with penalties.
+    """The loss of a pass from `value` and `nll`, means over the tokens of its batch, with penalties.
+
+    batch: on the CPU, where it is counted.
 
         penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)
         AR and TAR (Merity et al. 2018, §4.7), over the last hidden states h of the last `targets` tokens of each row:
@@ -227,9 +228,11 @@ def finish_loss(
     Where processes share a batch, `value` is so weighted that its mean over them is that over all tokens of the batch; the
     penalties are means over rows.
     """
+    own, read, part = batch.tokens, batch.read, batch.part
     total, weight, mean = own, 1.0, value
     if part is not None:
-        total, weight = part.tokens, part.rows * part.count / part.of
+        total, read = part.tokens, part.read
+        weight = part.rows * part.count / part.of
         if own * part.count != total:
             mean = value * (own * part.count / max(total, 1))
     if trace is not None and trace.last is not None and _regularizes(options):

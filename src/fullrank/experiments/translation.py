@@ -38,7 +38,7 @@ from fullrank.experiments.task import (
 )
 from fullrank.files import write_text
 from fullrank.kernels import kernel
-from fullrank.training.device import all_reduce, choose_device, device_of, merge_shares, rank, share_of_process
+from fullrank.training.device import choose_device, device_of, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
@@ -262,21 +262,20 @@ class TranslationObjective:
     options: TrainConfig
 
     def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
-        trace = begin_pass(self.options, part, len(batch.inputs))
-        batch = batch.to(device_of(self.model))
+        trace = begin_pass(self.options, batch)
+        here = batch.to(device_of(self.model))
         value, nll, _ = self.model.loss_parts(
-            batch.source_ids,
-            batch.inputs,
-            batch.targets,
-            batch.weights,
-            batch.source_mask,
+            here.source_ids,
+            here.inputs,
+            here.targets,
+            here.weights,
+            here.source_mask,
             # padding comes last: models that do not see the future do not see it
-            batch.weights if self.model.config.get_decoder_config().sees_future else None,
+            here.weights if self.model.config.get_decoder_config().sees_future else None,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
-        return finish_loss(value, nll, own, part, trace, self.options)
+        return finish_loss(value, nll, batch, trace, self.options)
 
 
 def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -342,7 +341,7 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
     device, sees_future = device_of(model), model.config.get_decoder_config().sees_future
-    tally = Tally(device, sums=all_reduce)
+    tally = Tally(device)
     with evaluating(model):
         for index in share_of_process(batches.batches_per_epoch):
             batch = batches.batch(0, index).to(device)
