@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fullrank.core.mixers import AverageHeads, RandomMixing
-from fullrank.core.stages import HeadSize, PositionIndependentMixing, PositionWiseMixing
+from fullrank.core.registry import register, unregister
+from fullrank.core.stages import HeadSize, Mixing, PositionIndependentMixing, PositionWiseMixing, build_stage
 
 H, D = 3, 6
 SIZE, LARGE = HeadSize(H, D, 7, 32), HeadSize(100, 4, 8, 8)
@@ -63,3 +64,15 @@ def test_other_starts_of_learned_mixing(kind):
     for mix in (uniform, drawn):
         assert mix.mixing.requires_grad
         assert all(torch.equal(p, torch.zeros_like(p)) for name, p in mix.named_parameters() if name != "mixing")
+
+
+def test_a_stage_that_hands_on_no_size_gets_its_own():
+    class Bare(Mixing):
+        def __init__(self, config, size):
+            super().__init__()
+
+    register("mix", "bare")(Bare)
+    try:
+        assert build_stage("mix", "bare", SIZE).multiply_adds(10) == SIZE.num_heads**2 * 10
+    finally:
+        unregister("mix", "bare")

@@ -267,7 +267,7 @@ def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding
 
 @dataclass
 class VocabularySums:
-    """What a text says with every token of the vocabulary in turn at some of its positions.
+    """Sums over the vocabulary at some positions of a text, in which every token stood there in turn.
 
     logs: log of the sum of the probabilities of all tokens, by position. silent: positions where all tokens cost the same.
     moved: largest change of an earlier score by another token at a position. faults: what is counted and should not be.
@@ -304,8 +304,10 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     if size is None or why:
         return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
     each = whole.each
-    if each is not None and not has_score_of_each_token(scorer, base):
-        each, allowed = None, scorer.allowed(total)
+    if each is not None:
+        scorer.skipped = find_skipped(scorer, base)
+        if scorer.skipped is None:
+            each, allowed = None, scorer.allowed(total)
     positions = choose_positions(len(base), window, calls // size)
     sums = read_sums(scorer, base, each, size, positions, allowed)
     off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
@@ -337,13 +339,10 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     }
 
 
-def has_score_of_each_token(scorer: Scorer, base: Any) -> bool:
-    """Whether every text has one score for each token, or for each but the first; sets `scorer.skipped`."""
+def find_skipped(scorer: Scorer, base: Any) -> int | None:
+    """Find how many first tokens have no score, 0 or 1; None where texts have not one score for each of the others."""
     surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
-    if surplus not in ({0}, {-1}):
-        return False
-    scorer.skipped = -surplus.pop()
-    return True
+    return -surplus.pop() if surplus in ({0}, {-1}) else None
 
 
 def choose_positions(length: int, window: int, count: int) -> list[int]:

@@ -72,7 +72,9 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
             f"{key}: '{stage_name(stage)}' is registered as {kind!r}, which does not extend the base class of its slot, "
             "such as `Mixing` for `mix` (docs/add_a_mechanism.md lists them)"
         )
-    return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
+    built = kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
+    built.size = size  # also of a class whose constructor did not hand it on
+    return built
 
 
 @dataclass(frozen=True)

@@ -205,28 +205,28 @@ class CausalObjective:
     def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
         options, phase, model = self.options, position.phase, self.model
         trace = begin_pass(options, batch) or (Trace(weights=False) if self.parts else None)
-        here = batch.to(device_of(model))
+        on_device = batch.to(device_of(model))
         after: dict[str, Tensor] = {}
         for name, extra in self.parts.items():
             known, carry = _split(carry, f"{name}.")
-            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(here, known).items()}
+            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(on_device, known).items()}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = DriftingMemory.from_memory(memory)
         value, nll, memory = model.loss_parts(
-            here.inputs,
-            here.targets,
-            here.weights,
+            on_device.inputs,
+            on_device.targets,
+            on_device.weights,
             memory,
             # padding comes last: models that do not see the future do not see it
-            attention_mask=here.weights if model.config.sees_future else None,
+            attention_mask=on_device.weights if model.config.sees_future else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
         )
         for extra in self.parts.values():
             assert trace is not None
-            value = extra.add(value, trace.hidden, here)
+            value = extra.add(value, trace.hidden, on_device)
         after |= {} if memory is None else memory.to_tensors()
         return finish_loss(value, nll, batch, trace, options, targets=batch.targets.shape[1], carry=after)
 
@@ -341,16 +341,16 @@ class MaskedObjective:
 
     def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
         device = device_of(self.model)
-        whole = batch.part or batch
-        if whole.tokens == 0:  # no token was masked
-            return Loss(torch.zeros((), device=device), 0.0, 0, read=whole.read)
+        shared = batch.part or batch
+        if shared.tokens == 0:  # no token was masked
+            return Loss(torch.zeros((), device=device), 0.0, 0, read=shared.read)
         trace = begin_pass(self.options, batch)
-        here = batch.to(device)
+        on_device = batch.to(device)
         value, nll, _ = self.model.loss_parts(
-            here.inputs,
-            here.targets,
-            attention_mask=here.attention_mask,
-            at=here.at,
+            on_device.inputs,
+            on_device.targets,
+            attention_mask=on_device.attention_mask,
+            at=on_device.at,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )

@@ -165,7 +165,7 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
 def warn_of_length(
     config: RunConfig, protocol: EvaluationProtocol | MaskedProtocol, say: Callable[[str], None]
 ) -> None:
-    """Say so where more tokens are read at once than a training reads: positions beyond that may mean nothing to a model."""
+    """Warn where more tokens are read at once than in training: positions beyond may mean nothing to the model."""
     read, trained = protocol.segment_length, config.train.segment_length + config.train.context
     if read > trained and not (isinstance(protocol, EvaluationProtocol) and protocol.memory_length):
         say(f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further")

@@ -263,15 +263,15 @@ class TranslationObjective:
 
     def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
         trace = begin_pass(self.options, batch)
-        here = batch.to(device_of(self.model))
+        on_device = batch.to(device_of(self.model))
         value, nll, _ = self.model.loss_parts(
-            here.source_ids,
-            here.inputs,
-            here.targets,
-            here.weights,
-            here.source_mask,
+            on_device.source_ids,
+            on_device.inputs,
+            on_device.targets,
+            on_device.weights,
+            on_device.source_mask,
             # padding comes last: models that do not see the future do not see it
-            here.weights if self.model.config.get_decoder_config().sees_future else None,
+            on_device.weights if self.model.config.get_decoder_config().sees_future else None,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
