@@ -68,5 +68,5 @@ def test_protocols_are_worded_as_in_the_ledger():
     words = {row["protocol.test"] for row in read_ledger(LEDGER)}
     blocks = EvaluationProtocol(kind="blocks", segment_length=128)
     window = EvaluationProtocol(kind="window", segment_length=128, context=64, stride=64)
-    memory = EvaluationProtocol(kind="memory", segment_length=35, streams=40, memory_length=70)
+    memory = EvaluationProtocol(kind="memory", segment_length=32, streams=10, memory_length=32)
     assert {protocol.in_words() for protocol in (blocks, window, memory)} <= words
