@@ -97,6 +97,21 @@ def test_every_stage_passes(number):
         assert skipped(report)["starts as plain attention"].startswith("model.attention.kind is multilinear")
 
 
+@pytest.mark.parametrize("same_length", [False, True])
+def test_memory_of_a_model_with_a_large_vocabulary_is_compared(same_length):
+    """Of more than 4,096 words only some are compared, in segments as in one pass."""
+    config = fr.ModelConfig(
+        vocab_size=4_500,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        memory_length=6,
+        same_length=same_length,
+    )
+    subject = open_subject(fr.LanguageModel(config), length=11)
+    assert definition.memory(subject).verdict == "passes"
+
+
 TRANSLATORS = {
     "B, sigsoftmax": {"attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax", cross_head=0.5)},
     "relative, one table": {

@@ -42,7 +42,7 @@ def memory(subject: Subject) -> Finding:
 
     def step(ids: Tensor, memory: Any) -> tuple[Tensor, Any]:
         out = model(ids, memory)
-        return out.logits.detach(), out.memory
+        return subject.select(out.logits.detach()), out.memory
 
     subject, comparisons = replace(subject, model=whole), list[Comparison]()
     with running(subject, PLAIN[0]) as run, mode(model, training=False):
