@@ -136,3 +136,12 @@ def test_partial_shuffle_turns_each_stream():
         assert torch.equal(batches[1].inputs[:, 1:6], batches[0].targets[:, -6:-1])
     assert len(set(starts[0].tolist())) > 1
     assert not torch.equal(*starts)
+
+
+def test_no_random_segment_is_empty():
+    source = Streams(
+        text(20_000), batch_size=1, segment_length=64, start_id=START, deviation=16.0, half=0.5, multiple=12
+    )
+    lengths = [source.tokens_of_batches(epoch) for epoch in range(3)]
+    assert all(min(epoch) > 0 and sum(epoch) == 20_000 for epoch in lengths)
+    assert all(length % 12 == 0 for epoch in lengths for length in epoch[:-1])

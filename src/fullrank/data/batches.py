@@ -181,7 +181,8 @@ class Streams:
     With draws from (seed, epoch):
     deviation, half: lengths of segments are random, N(L, deviation^2), a share `half` of them N(L / 2, deviation^2), five
     tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and their
-    lengths are stretched by the few thousandths that make them fill it exactly. multiple: all but the last are multiples of it.
+    lengths are stretched by the few thousandths that make them fill it exactly.
+    multiple: all but the last are multiples of it, and of two of it at least before they are stretched.
     shuffle: each stream begins at a place of its own in every epoch, and goes round (partial shuffle, Press 2019).
     context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
     """
@@ -222,7 +223,8 @@ class Streams:
             return np.arange(count + 1) * self.segment_length
         drawn = np.random.default_rng([self.seed, epoch, _LENGTHS])
         means = np.where(drawn.random(count) < self.half, self.segment_length / 2, self.segment_length)
-        lengths = np.maximum(drawn.normal(means, self.deviation), min(5, self.segment_length))
+        shortest = min(max(5, 2 * self.multiple), self.segment_length)  # less than a multiple would round to none
+        lengths = np.maximum(drawn.normal(means, self.deviation), shortest)
         places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self.multiple)
         cuts = np.rint(places).astype(np.int64) * self.multiple
         cuts[-1] = self._used
