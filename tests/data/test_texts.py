@@ -8,6 +8,7 @@ import pytest
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare, unigram_perplexity
+from fullrank.data.corpora import files_of
 
 LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
 
@@ -128,3 +129,10 @@ def test_unigram_perplexity(files):
     for word in test:
         product *= counts[word] / total
     assert unigram_perplexity(corpus, "test") == pytest.approx(product ** (-1 / len(test)), rel=1e-12)
+
+
+def test_folder_with_brackets_in_its_name(tmp_path):
+    folder = tmp_path / "part [1]"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a\n", encoding="utf-8")
+    assert files_of(DataConfig(name="text", train=str(folder)), "train") == [folder / "a.txt"]

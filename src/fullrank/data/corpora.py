@@ -268,7 +268,7 @@ def files_of(config: DataConfig, split: str) -> list[Path]:
 
 def _match_files(path: Path, key: str) -> list[Path]:
     """The file `path`; of a folder all .txt files in it, with `*`, `?` or `[` all files that match, in alphabetical order."""
-    pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
+    pattern = f"{glob.escape(str(path))}/**/*.txt" if path.is_dir() else str(path)
     if path.is_file() or not glob.has_magic(pattern):
         return [path]
     files = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
