@@ -152,3 +152,11 @@ def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     assert len(revision) == 40
     hub(hub_rows(task, labels[::-1]))
     assert load_glue(GLUE[task], "train").sha256 != found.sha256
+
+
+def test_torn_rows_of_question_pairs_are_left_out(tmp_path):
+    """The published file holds questions with a line break, whose two halves are no rows."""
+    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
+    torn = [("1", "1", "2", "How"), ("do I?", "Why?", "0")]
+    put(tmp_path / "QQP/train.tsv", header, *torn, ("2", "3", "4", "What?", "Which?", "1"))
+    assert columns_of(load_glue(GLUE["qqp"], "train", tmp_path)) == (["What?"], ["Which?"], [1])

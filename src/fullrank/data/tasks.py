@@ -135,6 +135,8 @@ def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, An
             names = fields
             continue
         names = names or _COLA
+        if task.name == "qqp" and len(fields) < len(names):
+            continue  # the published file has a few such rows, which its published number leaves out
         if line and len(fields) != len(names):
             raise InputError(
                 f"data.dir: {path}, line {number}: {len(fields)} fields, expected are {len(names)} ({', '.join(names)}); the "
