@@ -196,9 +196,9 @@ def describe_size(size: dict[str, Any]) -> list[str]:
 @verb("fullrank data list", name="list", group=data)
 def list_data(json: Json = False) -> None:
     """List the known corpora: tokens, published counts, terms, source."""
-    from fullrank.data import list_all_corpora
+    from fullrank.data import list_corpora
 
-    corpora = [dataclasses.asdict(corpus) for corpus in list_all_corpora()]
+    corpora = [dataclasses.asdict(corpus) for corpus in list_corpora().values()]
     lines = []
     for corpus in corpora:
         about = {key: value for key, value in corpus.items() if key not in ("name", "sha256")}

@@ -33,8 +33,6 @@ from fullrank.core.section import (
 )
 from fullrank.files import SafeLoader
 
-HUB = "nyu-mll/glue"  # on the Hugging Face hub
-HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
 SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # version by name
 
@@ -43,17 +41,14 @@ SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # version by nam
 class GlueTask:
     """A task of GLUE, as glue.yaml lists it.
 
-    folder: its usual name, that of its folder. sentences, hub_sentences: the columns of its one or two sentences, in files and
-    on the hub (None: the same). labels: names of the classes, in the order of their ids, which is the hub's; None where a score
-    is predicted. metrics: the first is the one that runs are compared by. sizes: published rows of each split with labels.
+    sentences, hub_sentences: the columns of its one or two sentences, in files and on the hub (None: the same).
+    labels: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
+    metrics: the first is the one that runs are compared by.
     """
 
     name: str
     title: str
-    folder: str
     sentences: Sequence[str]
-    sizes: Mapping[str, int]
-    licence: str
     labels: Sequence[str] | None = None
     hub_sentences: Sequence[str] | None = None
     label_column: str = "label"
@@ -63,14 +58,6 @@ class GlueTask:
     def outputs(self) -> int:
         """Numbers that a model of the task gives: one for each class, or a score."""
         return 1 if self.labels is None else len(self.labels)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The official file of each split."""
-        files = {split: f"{self.folder}/{split}.tsv" for split in self.sizes}
-        if self.name == "mnli":
-            files["dev"] = "MNLI/dev_matched.tsv"
-        return files
 
     def read_label(self, label: Any, where: str) -> float:
         """The id of a class by its name or id, or a score; InputError, which says `where`, for any other label."""

@@ -5,7 +5,7 @@
 GLUE and SQuAD.
 """
 
-from fullrank.data.corpora import CorpusInfo, list_all_corpora, register_corpus
+from fullrank.data.corpora import CorpusInfo, list_corpora, register_corpus
 from fullrank.data.language import Language
 from fullrank.data.preparation import encode_file, prepare
 from fullrank.data.prepared import (
@@ -29,7 +29,7 @@ __all__ = [
     "build_characters",
     "build_words",
     "encode_file",
-    "list_all_corpora",
+    "list_corpora",
     "load_corpus",
     "load_language",
     "load_tokenizer",

@@ -8,12 +8,11 @@ and tst2012, from XML; every 23rd of the cleaned training pairs is the validatio
 from __future__ import annotations
 
 import glob
-import importlib.util
 import inspect
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
@@ -22,9 +21,9 @@ from typing import Any, Literal
 
 import yaml
 
-from fullrank.config.finetune import GLUE, HUB, SQUAD, TASKS, GlueTask, TaskDataConfig
+from fullrank.config.finetune import TaskDataConfig
 from fullrank.config.run import DataConfig
-from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
+from fullrank.core.errors import InputError, RunError, suggest
 from fullrank.data import builtin, invented
 from fullrank.files import (
     Report,
@@ -36,21 +35,14 @@ from fullrank.files import (
     digest,
     file_digest,
     lines,
-    mended,
     no_room,
     open_text,
     sha256_of,
 )
 
-SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
-    "1.1": {"train": 87_599, "dev": 10_570},
-    "2.0": {"train": 130_319, "dev": 11_873},
-}
-SQUAD_HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 _TIMEOUT = 30  # seconds without a byte
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
-_ENCODER = "those of the model"  # that is fine-tuned
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,8 @@ class CorpusInfo:
     `urls`: things to download, each with its mirrors; `{}` stands for every published file. `packed`: the files in them, where
     these are not those of `files`. `folder`: the name of its folder besides its own. `codes`: files of BPE merges beside it.
     `settings`: of sentence pairs, where the configuration leaves them open.
-    `hub`: its name on the Hugging Face hub, where it comes from there. `sha256`: of files that are known byte by byte.
+    `hub`: of a task to fine-tune on, its name on the Hugging Face hub and its configuration there.
+    `sha256`: of files that are known byte by byte.
     """
 
     name: str
@@ -94,7 +87,7 @@ class CorpusInfo:
 
 @cache
 def list_corpora() -> dict[str, CorpusInfo]:
-    """Corpora by name: values of `data.name`."""
+    """Corpora by name: values of `data.name`, tasks to fine-tune on among them."""
     table = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
     return {name: CorpusInfo(name, **entry) for name, entry in table.items()}
 
@@ -109,42 +102,9 @@ def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
 def text_corpus(name: str) -> CorpusInfo:
     """The text of that name; InputError suggests the nearest name."""
     corpora = list_corpora()
-    if name not in corpora:
-        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, [*corpora, *TASKS], whole=True)}")
+    if name not in corpora or corpora[name].hub:
+        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, corpora, whole=True)}")
     return corpora[name]
-
-
-def list_all_corpora() -> list[CorpusInfo]:
-    """Every corpus: values of `data.name`, then tasks to fine-tune on, for `fullrank data list`."""
-    return [*list_corpora().values(), *map(_describe_glue, GLUE.values()), *map(_describe_squad, SQUAD)]
-
-
-def _describe_glue(task: GlueTask) -> CorpusInfo:
-    return CorpusInfo(
-        name=f"glue/{task.name}",
-        tokens=_ENCODER,
-        licence=task.licence,
-        source=f"GLUE, {task.title} ({', '.join(task.metrics)}): a local folder, or the Hugging Face hub through `datasets`",
-        unit="rows",
-        published=task.sizes,
-        files={split: (name,) for split, name in task.files.items()},
-        hub=f"{HUB}, {task.name}",
-    )
-
-
-def _describe_squad(name: str) -> CorpusInfo:
-    version = SQUAD[name]
-    return CorpusInfo(
-        name=name,
-        tokens=_ENCODER,
-        licence="CC BY-SA 4.0",
-        source=f"SQuAD {version}, answers as spans of a context (exact match, F1): a local folder, or the Hugging Face hub "
-        "through `datasets`",
-        unit="questions",
-        published=SQUAD_SIZES[version],
-        files={split: (f"{split}-v{version}.json",) for split in SQUAD_SIZES[version]},
-        hub=SQUAD_HUB[version],
-    )
 
 
 # downloads, which go into a temporary folder first and are verified
@@ -207,37 +167,6 @@ def _download_first(info: CorpusInfo, mirrors: Sequence[str], folder: Path, repo
         f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
         f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.file_names()}"
     )
-
-
-def load_hub_rows(
-    name: str,
-    split: str,
-    revision: str,
-    licence: str,
-    files: str,
-    cache: str | Path | None,
-    report: Report,
-    configuration: str | None = None,
-) -> Iterable[dict[str, Any]]:
-    """The rows of a split of a data set on the Hugging Face hub. files: what a local folder would hold instead.
-
-    Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
-    """
-    local = f"give a local folder that holds {files}: --from DIR (data.dir=DIR)"
-    if importlib.util.find_spec("datasets") is None:
-        raise InputError(f"{local}; or install what the Hugging Face hub ({name}) needs: {pip_install('hf')}")
-    import datasets
-
-    report(f"{name}: {split} from the Hugging Face hub ({licence})")
-    folder = None if cache is None else str(Path(cache) / "hub")
-    try:
-        rows = datasets.load_dataset(name, configuration, split=split, revision=revision, cache_dir=folder)
-    except Exception as error:  # of many libraries: no network, no such revision, a full disk
-        raise RunError(
-            f"{name} could not be had from the Hugging Face hub ({type(error).__name__}: {one_line(error, 300)}). Either "
-            f"connect to the network, or {local}"
-        ) from error
-    return map(mended, rows)
 
 
 # -- source files ------------------------------------------------------------------------------------------------------

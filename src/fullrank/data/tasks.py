@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.config.finetune import HUB, HUB_REVISION, SCORES, SQUAD, GlueTask
-from fullrank.core.errors import InputError
+from fullrank.config.finetune import SCORES, SQUAD, GlueTask
+from fullrank.core.errors import InputError, RunError, one_line, pip_install
 from fullrank.data import invented
-from fullrank.data.corpora import SQUAD_HUB, SQUAD_SIZES, load_hub_rows
+from fullrank.data.corpora import CorpusInfo, list_corpora
 from fullrank.files import (
     Report,
     digest,
@@ -33,6 +34,11 @@ from fullrank.files import (
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
 _COLA = ["source", "label", "mark", "sentence"]  # its files have no header
 _CHUNK = 1024  # questions that the tokenizer gets at once
+_REVISIONS = {  # on the Hugging Face hub
+    "nyu-mll/glue": "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
+    "rajpurkar/squad": "7b6d24c440a36b6815f21b70d25016731768db1f",
+    "rajpurkar/squad_v2": "3ffb306f725f7d2ce8394bc1873b24868140c412",
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,36 @@ def _find_file(where: str | Path, folders: Sequence[str], names: Sequence[str]) 
     return found
 
 
+def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Report) -> Iterable[dict[str, Any]]:
+    """The rows of a split on the Hugging Face hub.
+
+    Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
+    """
+    name, _, configuration = info.hub.partition(", ")
+    (file,) = info.files[split]
+    local = f"give a local folder that holds {file}: --from DIR (data.dir=DIR)"
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(f"{local}; or install what the Hugging Face hub ({name}) needs: {pip_install('hf')}")
+    import datasets
+
+    part = Path(file).stem.partition("-")[0].replace("dev", "validation")  # `validation_matched` of dev_matched.tsv
+    report(f"{name}: {part} from the Hugging Face hub ({info.licence})")
+    try:
+        rows = datasets.load_dataset(
+            name,
+            configuration or None,
+            split=part,
+            revision=_REVISIONS[name],
+            cache_dir=None if cache is None else str(Path(cache) / "hub"),
+        )
+    except Exception as error:  # of many libraries: no network, no such revision, a full disk
+        raise RunError(
+            f"{name} could not be had from the Hugging Face hub ({type(error).__name__}: {one_line(error, 300)}). Either "
+            f"connect to the network, or {local}"
+        ) from error
+    return map(mended, rows)
+
+
 def load_glue(
     task: GlueTask,
     split: str,
@@ -101,15 +137,17 @@ def load_glue(
     Raises InputError for files that are missing, empty, cut short, not UTF-8, or that lack a column or hold a label outside the
     allowed ones; RunError if the hub cannot be reached.
     """
+    info = list_corpora()[f"glue/{task.name}"]
+    official = Path(info.files[split][0])
+    title = official.parent.name
     path = None
     found: Iterable[tuple[str, Mapping[str, Any]]]
     if folder is None:
-        source = HUB
+        source = info.hub.partition(",")[0]
         columns = [*(task.hub_sentences or task.sentences), "label"]
-        found = ((f"row {number}", row) for number, row in enumerate(_read_glue_hub(task, split, cache, report)))
+        found = ((f"row {number}", row) for number, row in enumerate(_read_hub(info, split, cache, report)))
     else:
-        names = [Path(task.files[split]).name, f"{split}.slice.tsv"]
-        path = _find_file(folder, [task.folder, f"glue/{task.folder}"], names)
+        path = _find_file(folder, [title, f"glue/{title}"], [official.name, f"{split}.slice.tsv"])
         source = str(path)
         columns = [*task.sentences, task.label_column]
         found = _read_tsv(task, path)
@@ -123,7 +161,7 @@ def load_glue(
     if not rows:
         raise InputError(f"data.dir: {source} holds no rows of the split {split}")
     sha256 = digest(rows) if path is None else sha256_of(path)
-    return _report_slice(f"GLUE {task.folder}", TaskSplit(split, rows, task.sizes[split], source, sha256), report)
+    return _report_slice(f"GLUE {title}", TaskSplit(split, rows, info.published[split], source, sha256), report)
 
 
 def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -146,21 +184,7 @@ def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, An
             yield f"line {number}", dict(zip(names, fields, strict=True))
 
 
-def _read_glue_hub(task: GlueTask, split: str, cache: str | Path | None, report: Report) -> Iterable[Mapping[str, Any]]:
-    name = split.replace("dev", "validation")
-    if task.name == "mnli" and split == "dev":
-        name = "validation_matched"
-    files = f"{task.folder}/train.tsv and so on"
-    return load_hub_rows(HUB, name, HUB_REVISION, task.licence, files, cache, report, configuration=task.name)
-
-
 # SQuAD: questions about a paragraph, answered by a part of its text
-
-_SQUAD_LICENCE = "CC BY-SA 4.0"
-_SQUAD_REVISIONS = {
-    "1.1": "7b6d24c440a36b6815f21b70d25016731768db1f",
-    "2.0": "3ffb306f725f7d2ce8394bc1873b24868140c412",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +219,22 @@ def read_squad(
     Raises InputError for files that are missing, cut short, of the other version or without a key they need, for an
     answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
     """
+    info = _describe_squad(version)
     if where is None:
-        source = SQUAD_HUB[version]
-        questions = _read_squad_hub(split, version, cache, report)
+        source = info.hub
+        questions = _read_squad_hub(info, split, cache, report)
         sha256 = digest([*map(dataclasses.asdict, questions)])
     else:
-        folders = [name for name in SQUAD if SQUAD[name] == version]
-        file = _find_file(where, [*folders, "squad"], [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"])
+        file = _find_file(where, [info.name, "squad"], [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"])
         source = str(file)
         questions = _read_squad_file(file)
         sha256 = sha256_of(file)
     _check_questions(questions, source, version)
-    published = SQUAD_SIZES[version][split]
-    return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, published, source, sha256), report)
+    return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, info.published[split], source, sha256), report)
+
+
+def _describe_squad(version: str) -> CorpusInfo:
+    return next(list_corpora()[name] for name in SQUAD if SQUAD[name] == version)
 
 
 def _read_squad_file(file: Path) -> list[Question]:
@@ -229,14 +256,11 @@ def _read_squad_file(file: Path) -> list[Question]:
     return questions
 
 
-def _read_squad_hub(split: str, version: str, cache: str | Path | None, report: Report) -> list[Question]:
-    name = split.replace("dev", "validation")
-    files = f"{split}-v{version}.json"
-    revision = _SQUAD_REVISIONS[version]
+def _read_squad_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Report) -> list[Question]:
     questions = []
-    for row in load_hub_rows(SQUAD_HUB[version], name, revision, _SQUAD_LICENCE, files, cache, report):
+    for row in _read_hub(info, split, cache, report):
         answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
-        questions.append(_make_question(row, answers, not answers if version == "2.0" else None))
+        questions.append(_make_question(row, answers, not answers if SQUAD[info.name] == "2.0" else None))
     return questions
 
 
@@ -391,7 +415,9 @@ def make_examples(task: GlueTask, split: str) -> TaskSplit:
             other = invented.draw_words(draw)
             kept = label * len(words) // (classes - 1)
             rows.append(((invented.join_words(words), invented.join_words(words[:kept] + other[kept:])), label))
-    return TaskSplit(split, rows, task.sizes[split], "invented", digest([repr(rows)]))
+    return TaskSplit(
+        split, rows, list_corpora()[f"glue/{task.name}"].published[split], "invented", digest([repr(rows)])
+    )
 
 
 def make_questions(split: str, version: str) -> TaskSplit:
@@ -408,4 +434,4 @@ def make_questions(split: str, version: str) -> TaskSplit:
         starts = tuple(context.index(answer) for answer in answers)
         question = f"where is the {animals[place]}"
         questions.append(Question(f"invented-{number}", "invented", context, question, answers, starts, impossible))
-    return TaskSplit(split, questions, SQUAD_SIZES[version][split], "invented", digest([repr(questions)]))
+    return TaskSplit(split, questions, _describe_squad(version).published[split], "invented", digest([repr(questions)]))

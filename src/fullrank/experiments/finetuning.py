@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
+from fullrank.data.corpora import list_corpora
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
 from fullrank.data.tasks import (
     NO_ANSWER,
@@ -114,10 +115,6 @@ class GlueBenchmark:
         self.outputs = self.task.outputs
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
 
-    @property
-    def splits(self) -> list[str]:
-        return list(self.task.sizes)
-
     def read(self, split: str, say: Say) -> TaskSplit:
         data = self.config.data
         if data.invented:
@@ -189,10 +186,6 @@ class SquadBenchmark:
             f"development split, fp32, windows of at most {config.data.max_length} tokens every {config.data.doc_stride}, "
             f"answers of at most {config.eval.max_answer_length} tokens"
         )
-
-    @property
-    def splits(self) -> list[str]:
-        return ["train", "dev"]
 
     def read(self, split: str, say: Say) -> TaskSplit:
         data = self.config.data
@@ -316,7 +309,7 @@ class Finetuning(Task):
     def prepare(self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         benchmark, data = benchmark_of(config), config.data
         splits = {}
-        for name in benchmark.splits:
+        for name in list_corpora()[data.name].published:
             source = benchmark.read(name, say)
             most = data.max_train if name == "train" else data.max_eval
             rows = choose_subset(len(source), most, data.subset_seed)
