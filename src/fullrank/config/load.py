@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -117,15 +117,16 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
         parent = load(where, (*below, where))
     except InputError as error:
         raise InputError(f"{name}: extends: {recipe.extends}: {error}") from error
-    scales: dict[Scale, Settings | None] = {}
-    for scale in SCALES:
-        if scale in parent.scales or scale in recipe.scales:
-            scales[scale] = lay(merge({}, parent.scales.get(scale) or {}), recipe.scales.get(scale) or {})
+    scales: dict[Scale, Settings | None] = {
+        scale: lay(parent.scales.get(scale), recipe.scales.get(scale))
+        for scale in SCALES
+        if scale in parent.scales or scale in recipe.scales
+    }
     return replace(
         recipe,
         paper=recipe.paper or parent.paper,
         seeds=recipe.seeds or parent.seeds,
-        base=lay(merge({}, parent.base), recipe.base),
+        base=lay(parent.base, recipe.base),
         scales=scales,
     )
 
@@ -173,30 +174,29 @@ def select_rows(
     of_paper: bool = False,
     among: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[str]]:
-    """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
+    """The rows of each table: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
 
     among: by recipe, the rows of a figure. A recipe without any is left out. InputError for a row that none of the recipes has,
     and where none is left.
     """
-    loaded = [load(name) for name in recipes]
+    loaded = {name: load(name).rows for name in recipes}
     those = ", ".join(recipes)
-    rows_of = {recipe.name: [row for row in recipe.rows if not among or row in among[recipe.name]] for recipe in loaded}
+    rows_of = {name: [row for row in table if not among or row in among[name]] for name, table in loaded.items()}
     known = list(dict.fromkeys(row for names in rows_of.values() for row in names))
-    if rows is not None and not known:
-        raise InputError(f"{those} is a single configuration; it has no rows")
     if rows is not None and not rows:
         raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
     if unknown := [row for row in rows or () if row not in known]:
         raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
     chosen = {}
-    for recipe in loaded:
-        names = [row for row in dict.fromkeys(rows or recipe.rows) if row in rows_of[recipe.name]]
-        chosen[recipe.name] = [row for row in names if not of_paper or recipe.rows[row].paper]
-    if known and not any(chosen.values()):
+    for name, table in loaded.items():
+        names = [row for row in dict.fromkeys(rows or table) if row in rows_of[name]]
+        if names := [row for row in names if not of_paper or table[row].paper]:
+            chosen[name] = names
+    if not chosen:
         raise InputError(
             f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
         )
-    return {name: names for name, names in chosen.items() if names or not known}
+    return chosen
 
 
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
@@ -246,14 +246,16 @@ def resolve_any(
 
     By default the only or first row, at `paper` scale. `config.task` tells what the run does.
     """
-    return _resolve(name, row, scale, overrides, build_any)
+    resolved = _read_settings(name, row, scale, overrides)
+    return replace(resolved, config=build_any(resolved.config))
 
 
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
     """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
-    return _resolve(name, row, scale, overrides, build)
+    resolved = _read_settings(name, row, scale, overrides)
+    return replace(resolved, config=build(resolved.config))
 
 
 def resolve_arms(
@@ -291,18 +293,16 @@ def resolve_arms(
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
     """True for a configuration of fine-tuning, by `data.name`; nothing else of it is checked."""
-    return _resolve(name, row, scale, overrides, finetunes).config
+    return finetunes(_read_settings(name, row, scale, overrides).config)
 
 
-def _resolve(
-    name: str, row: str | None, scale: Any, overrides: Iterable[str], read: Callable[[Settings], Any]
-) -> Resolved[Any]:
-    """Read the settings of one row at one scale by `read`: the file, then scale, row and overrides laid on it."""
+def _read_settings(name: str, row: str | None, scale: Any, overrides: Iterable[str]) -> Resolved[Any]:
+    """The settings of one row at one scale, unchecked: the file, then scale, row and overrides laid on it."""
     recipe = load(name)
     for module in recipe.imports:
         with contextlib.suppress(ModuleNotFoundError):  # a row that needs it then says what is missing
             import_plugin(module)
-    layers: list[Mapping[str, Any] | None] = []
+    layers: list[Settings | None] = [recipe.base]
     paper = None
     if recipe.rows:
         row = row or next(iter(recipe.rows))
@@ -313,15 +313,12 @@ def _resolve(
             raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
         content = recipe.rows[row]
         paper = content.paper
-        layers = [recipe.scales.get(scale), content.set, (content.scales or {}).get(scale)]
+        layers += [recipe.scales.get(scale), content.set, (content.scales or {}).get(scale)]
     elif row is not None or scale is not None:
         missing = f"scale '{scale}'" if row is None else f"row '{row}'"
         raise InputError(f"{name} is a single configuration; it has no {missing}")
-    settings = merge({}, recipe.base)
-    for layer in layers:
-        settings = lay(settings, layer or {})
-    settings = apply_overrides(settings, overrides)
-    return Resolved(read(settings), name, row, scale, paper, settings)
+    settings = apply_overrides(lay(*layers), overrides)
+    return Resolved(settings, name, row, scale, paper, settings)
 
 
 # -- settings as mappings: read, laid on each other, checked ------------------------------------------------------------
@@ -378,18 +375,18 @@ def _set_dotted(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 
-def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` merged into `raw`; a new end of training replaces the old one instead of adding to it."""
-    merged = merge(raw, over)
-    new = merge({}, over).get("train")
-    ends = {end: new[end] for end in _ENDS if end in new} if isinstance(new, Mapping) else {}
-    if not ends:
-        return merged
-    kept = {key: value for key, value in merged["train"].items() if key not in _ENDS}
-    return {**merged, "train": kept | ends}
+def lay(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The layers merged one by one; a new end of training replaces the old one instead of adding to it."""
+    merged: dict[str, Any] = {}
+    for layer in filter(None, layers):
+        train = merge({}, layer).get("train")
+        if isinstance(train, Mapping) and any(end in train for end in _ENDS) and isinstance(merged.get("train"), dict):
+            merged["train"] = {key: value for key, value in merged["train"].items() if key not in _ENDS}
+        merged = merge(merged, layer)
+    return merged
 
 
-def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """`raw` with `key=value` texts laid on it; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
     over: dict[str, Any] = {}
     for text in overrides:
