@@ -14,7 +14,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.padded_batches import ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.training import TrainingPosition
+from fullrank.training.values import TrainingPosition
 from run_files import read_metrics, train_quietly
 
 transformers = pytest.importorskip("transformers")

@@ -22,8 +22,8 @@ from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import resume
 from fullrank.experiments.task import begin_pass
 from fullrank.seal import read_identity
-from fullrank.training import TrainingPosition
 from fullrank.training.device import begin_draws, end_draws
+from fullrank.training.values import TrainingPosition
 
 # -- value residuals ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from fullrank.data import build_bytes, load_corpus
 from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate
-from fullrank.training import TrainingPosition
+from fullrank.training.values import TrainingPosition
 
 MODEL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "position": "relative",

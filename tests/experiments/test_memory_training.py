@@ -10,7 +10,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams
 from fullrank.experiments.language_model import CausalObjective
-from fullrank.training import TrainingPosition
+from fullrank.training.values import TrainingPosition
 from run_files import read_metrics, train_quietly
 
 LAYERS = 4

@@ -4,7 +4,7 @@ import safetensors.torch
 import torch
 from training_toy import train
 
-from fullrank.training import EvaluationResult
+from fullrank.training.values import EvaluationResult
 
 
 def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path):

@@ -17,11 +17,11 @@ from training_toy import Death, Objective, Recorder, Toy, outcome, train
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import DamagedError, write_record
-from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
     Snapshot,
     list_kept_checkpoints,
     load_checkpoint,
+    load_weights,
     mean_weights,
     read_checkpoint,
     save_checkpoint,
@@ -29,6 +29,7 @@ from fullrank.training.checkpoint import (
     write_mean,
     write_tensors,
 )
+from fullrank.training.values import EvaluationResult
 
 
 def snapshot(step, best_step=None):

@@ -6,8 +6,7 @@ import torch
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import choose_device
-from fullrank.training.device import begin_draws, end_draws, explain_failures
+from fullrank.training.device import begin_draws, choose_device, end_draws, explain_failures
 
 
 def draw():

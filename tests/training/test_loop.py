@@ -10,7 +10,8 @@ from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy,
 from fullrank.config.run import PhaseConfig
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
-from fullrank.training import EvaluationResult, Loss, load_weights
+from fullrank.training.checkpoint import load_weights
+from fullrank.training.values import EvaluationResult, Loss
 from run_files import read_metrics
 
 

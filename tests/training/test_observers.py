@@ -7,8 +7,15 @@ import types
 from rich.console import Console
 from training_toy import evaluate_scored, train
 
-from fullrank.training import make_observers
-from fullrank.training.observers import JsonLines, Progress, TensorBoard, WandB, metrics_line, timing_line
+from fullrank.training.observers import (
+    JsonLines,
+    Progress,
+    TensorBoard,
+    WandB,
+    make_observers,
+    metrics_line,
+    timing_line,
+)
 
 
 class Recorder:

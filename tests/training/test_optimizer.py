@@ -12,7 +12,7 @@ from training_toy import Toy
 import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.training import make_optimizer, parameter_groups
+from fullrank.training.optimizer import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes

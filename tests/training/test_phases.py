@@ -8,8 +8,7 @@ import torch
 from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy, at_call, die, outcome, train
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
-from fullrank.training import EvaluationResult
-from fullrank.training.values import update_plateau
+from fullrank.training.values import EvaluationResult, update_plateau
 from run_files import read_metrics
 
 

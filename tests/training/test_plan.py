@@ -6,7 +6,7 @@ import pytest
 from training_toy import ToyBatches
 
 from fullrank.config.run import EvalConfig, TrainConfig
-from fullrank.training import Counters, make_plan
+from fullrank.training.values import Counters, make_plan
 
 
 def plan(eval_options=None, batches=None, **options):

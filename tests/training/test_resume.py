@@ -13,8 +13,7 @@ import torch
 from training_toy import Death, Recorder, at_call, die, evaluate_scored, outcome, train
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
-from fullrank.core.errors import RunError
-from fullrank.training import Interrupted
+from fullrank.core.errors import Interrupted, RunError
 
 PAUSES = (3, 3, 5, 16, 33)
 PHASES = [

@@ -7,7 +7,7 @@ import torch
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
-from fullrank.training import make_schedule
+from fullrank.training.optimizer import make_schedule
 
 
 def rates(steps, total=110, **options):

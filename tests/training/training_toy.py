@@ -9,17 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullrank.config.run import EvalConfig, TrainConfig
-from fullrank.training import (
-    EvaluationResult,
-    Loss,
-    Observer,
-    Training,
-    TrainingPosition,
-    choose_device,
-    make_optimizer,
-    parameter_groups,
-)
-from fullrank.training.device import lock_folder
+from fullrank.training.device import choose_device, lock_folder
+from fullrank.training.loop import Training
+from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.values import EvaluationResult, Loss, Observer, TrainingPosition
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
 FIRST = TrainingPosition(step=1)
