@@ -13,8 +13,8 @@ import torch
 import fullrank as fr
 from cli_runs import SMALL, called, succeeds
 from fullrank import records
+from fullrank.config.corpora import list_corpora
 from fullrank.data import register_corpus
-from fullrank.data.corpora import list_corpora
 from fullrank.errors import InputError
 from fullrank.text import read_file
 

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from fullrank.config.corpora import list_corpora
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import RunError
 from fullrank.data import prepare
-from fullrank.data.corpora import download, list_corpora
+from fullrank.data.corpora import download
 from fullrank.files import silent
 
 SPLITS = ("train", "valid", "test")

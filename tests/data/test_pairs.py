@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fullrank.config.corpora import list_corpora
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare
-from fullrank.data.corpora import list_corpora
 
 GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
 ENGLISH = ["a dog runs .", "a cat runs .", "a dog does not sleep .", "two cats sleep ."]

@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from fullrank.config.corpora import has_pairs
 from fullrank.config.load import flatten, is_of_task, read_yaml
-from fullrank.config.run import PAIR_CORPORA
 from fullrank.core.errors import InputError
 from fullrank.files import parse_mapping, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
@@ -102,7 +102,7 @@ class Run:
         data = str(self.settings.get("data.name"))
         if self.finetunes:
             return str(self.get("task") or data)  # which says if its examples were invented
-        if data in PAIR_CORPORA:
+        if has_pairs(data):
             return TRANSLATION
         return MASKED_MODELING if self.settings.get("train.objective") == "masked" else LANGUAGE_MODELING
 

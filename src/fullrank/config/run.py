@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+from fullrank.config.corpora import find_corpus, has_pairs, list_corpora
 from fullrank.core import registry
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.errors import ConfigError
@@ -262,14 +263,7 @@ class TrainConfig(TrainingConfig):
 
 # -- data, eval, and all of a run --------------------------------------------------------------------------------------
 
-# corpora of sentence pairs, for translation; all others are text for language models
-PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation")
 Ratio = Annotated[float, Allowed("longer side over shorter side, so 1 or more", lambda x: x >= 1)]
-# tokens of text where `data.tokens` is null; a corpus of one's own says its own
-USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-103", "lm1b"), "word") | {
-    "enwik8": "byte",
-    "text8": "character",
-}
 _PAIRS = "content=sentence pairs"
 _TEXT = "content=text"
 
@@ -335,45 +329,49 @@ class DataConfig(Section):
     @property
     def has_pairs(self) -> bool:
         """The corpus is one of sentence pairs."""
-        return self.name in PAIR_CORPORA
+        return has_pairs(self.name)
 
     @property
     def content(self) -> str:
         """The content of the corpus: text or sentence pairs."""
         return "sentence pairs" if self.has_pairs else "text"
 
+    @property
+    def unit(self) -> str:
+        """The unit of text: `tokens`, or what is usual for the corpus; empty for an unknown one."""
+        corpus = list_corpora().get(self.name)
+        return self.tokens or ("" if corpus is None else corpus.tokens)
+
     def _faults(self) -> Iterator[str]:
         if not self.has_pairs:
-            yield from self.problems_of_tokens(self.tokens or USUAL_TOKENS.get(self.name, ""))
+            yield from self._faults_of_text()
             return
-        kind = self.tokens or ("word" if self.name == "synthetic-translation" else "bpe")
         if self.source is not None and self.source == self.target:
             yield f"data.target: another language than data.source, given '{self.target}' for both"
-        if self.min_count is not None and kind != "word":
-            yield f"data.min_count: for data.tokens: word, given {self.min_count} with {kind}"
-        is_separate = self.vocabulary == "separate" or (self.vocabulary is None and self.name == "iwslt14-de-en")
+        if self.min_count is not None and self.unit != "word":
+            yield f"data.min_count: for data.tokens: word, given {self.min_count} with {self.unit}"
+        vocabulary = self.vocabulary or find_corpus(self.name).settings.get("vocabulary")
         if self.codes is None:
-            yield from self._problems_of_size({"word": 3, "bpe": 0 if is_separate else 258}.get(kind, 0), kind)
+            yield from self._faults_of_size({"word": 3, "bpe": 0 if vocabulary == "separate" else 258})
 
-    def problems_of_tokens(self, kind: str) -> Iterator[str]:
-        """Lines about keys that a kind of tokens of text has no use for."""
-        if (self.min_count or 1) > 1 and kind in ("byte", "bpe"):
-            yield f"data.min_count: nothing is rare or unknown with data.tokens: {kind}; set it to null, given {self.min_count}"
-        if self.sos and kind != "word":
-            yield f"data.sos: <sos> begins lines of words, and data.tokens is {kind}; set it to word, or data.sos to false"
-        if kind == "byte" and self.max_vocabulary is not None:
+    def _faults_of_text(self) -> Iterator[str]:
+        """Lines about keys that the unit of text has no use for."""
+        unit = self.unit
+        if (self.min_count or 1) > 1 and unit in ("byte", "bpe"):
+            yield f"data.min_count: nothing is rare or unknown with data.tokens: {unit}; set it to null, given {self.min_count}"
+        if self.sos and unit != "word":
+            yield f"data.sos: <sos> begins lines of words, and data.tokens is {unit}; set it to word, or data.sos to false"
+        if unit == "byte" and self.max_vocabulary is not None:
             yield f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {self.max_vocabulary}"
-        least = {
-            "word": 3 + self.sos,
-            "character": 3,
-            "bpe": 257,
-        }  # with <unk> and the end of a line; no byte is unknown
-        yield from self._problems_of_size(least.get(kind, 0), kind)
+        # with <unk> and the end of a line; no byte is unknown
+        yield from self._faults_of_size({"word": 3 + self.sos, "character": 3, "bpe": 257})
 
-    def _problems_of_size(self, least: int, kind: str) -> Iterator[str]:
+    def _faults_of_size(self, least_of: dict[str, int]) -> Iterator[str]:
+        """A line about a vocabulary with fewer entries than its unit must have."""
+        least = least_of.get(self.unit, 0)
         if self.max_vocabulary is not None and self.max_vocabulary < least:
             yield (
-                f"data.max_vocabulary: at least {least} for data.tokens: {kind}, marks and single bytes included, given "
+                f"data.max_vocabulary: at least {least} for data.tokens: {self.unit}, marks and single bytes included, given "
                 f"{self.max_vocabulary}"
             )
 
@@ -506,7 +504,7 @@ class RunConfig(Section):
 
     def _faults_of_bytes(self) -> Iterator[str]:
         """Lines about a vocabulary of bytes, the one whose size is known without its text."""
-        if self.translates or (self.data.tokens or USUAL_TOKENS.get(self.data.name)) != "byte":
+        if self.translates or self.data.unit != "byte":
             return
         least = 256 + self.masks
         given = self.model.vocab_size

@@ -1,11 +1,11 @@
 """Text, sentence pairs and tasks, from files to batches.
 
-`tokenizers` and `language`: text to ids. `corpora`, `builtin` and `invented`: known corpora and their source files.
+`tokenizers` and `language`: text to ids. `corpora`, `builtin` and `invented`: their source files.
 `preparation` prepares a corpus once, pairs by `pairs`; `prepared` keeps it. `batches` and `padded_batches` need torch. `tasks`:
 GLUE and SQuAD.
 """
 
-from fullrank.data.corpora import CorpusInfo, list_corpora, register_corpus
+from fullrank.config.corpora import CorpusInfo, register_corpus
 from fullrank.data.language import Language
 from fullrank.data.preparation import encode_file, prepare
 from fullrank.data.prepared import (
@@ -29,7 +29,6 @@ __all__ = [
     "build_characters",
     "build_words",
     "encode_file",
-    "list_corpora",
     "load_corpus",
     "load_language",
     "load_tokenizer",

@@ -1,4 +1,4 @@
-"""Corpora and their source files. Those that have a name are listed in corpora.yaml, with what was published about them.
+"""The source files of corpora: downloaded, made by a program, or found in a folder.
 
 IWSLT 2014 as it was published is read as everybody prepares it since Ranzato et al. (2016): the training file without its
 address, keyword and id lines and without the tags of title and description; the test set is dev2010, dev2012, tst2010, tst2011
@@ -13,21 +13,19 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-
+from fullrank.config.corpora import CorpusInfo, find_corpus
 from fullrank.config.finetune import TaskDataConfig
 from fullrank.config.run import DataConfig
-from fullrank.core.errors import InputError, RunError, suggest
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin, invented
 from fullrank.files import (
     Report,
-    SafeLoader,
     Section,
     check_folder,
     create_folder,
@@ -43,68 +41,6 @@ from fullrank.files import (
 _TIMEOUT = 30  # seconds without a byte
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
-
-
-@dataclass(frozen=True)
-class CorpusInfo:
-    """One corpus. `published` counts each split in `unit`; words are counted with one `<eos>` per line.
-
-    `languages`: of the two sides of sentence pairs, source first; None for text of one language.
-    `files`: accepted file names of each split, the published name first; of sentence pairs without the suffix of a language.
-    `urls`: things to download, each with its mirrors; `{}` stands for every published file. `packed`: the files in them, where
-    these are not those of `files`. `folder`: the name of its folder besides its own. `codes`: files of BPE merges beside it.
-    `settings`: of sentence pairs, where the configuration leaves them open.
-    `hub`: of a task to fine-tune on, its name on the Hugging Face hub and its configuration there.
-    `sha256`: of files that are known byte by byte.
-    """
-
-    name: str
-    tokens: str
-    licence: str
-    source: str
-    unit: Literal["words", "characters", "bytes", "pairs", "rows", "questions"] = "words"
-    languages: Sequence[str] | None = None
-    published: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    urls: Sequence[Sequence[str]] = ()
-    packed: Sequence[str] = ()
-    folder: str = ""
-    codes: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    hub: str = ""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def published_files(self) -> dict[str, str]:
-        """The published file of each split, or of each `split.language`."""
-        ends = [f".{language}" for language in self.languages or ()] or [""]
-        return {f"{split}{end}": f"{names[0]}{end}" for split, names in self.files.items() for end in ends}
-
-    def file_names(self) -> str:
-        """The files that make up the corpus, in words."""
-        return ", ".join(self.published_files.values()) or self.source.rpartition(": ")[2]
-
-
-@cache
-def list_corpora() -> dict[str, CorpusInfo]:
-    """Corpora by name: values of `data.name`, tasks to fine-tune on among them."""
-    table = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
-    return {name: CorpusInfo(name, **entry) for name, entry in table.items()}
-
-
-def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
-    """Make a text for language models of one's own known by its name, as `data.name`; InputError for a name that is taken."""
-    if list_corpora().setdefault(corpus.name, corpus) != corpus or corpus.languages is not None:
-        raise InputError(f"corpus {corpus.name}: a new name, and a text of one language; pairs are data.name=parallel")
-    return corpus
-
-
-def text_corpus(name: str) -> CorpusInfo:
-    """The text of that name; InputError suggests the nearest name."""
-    corpora = list_corpora()
-    if name not in corpora or corpora[name].hub:
-        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, corpora, whole=True)}")
-    return corpora[name]
 
 
 # downloads, which go into a temporary folder first and are verified
@@ -212,8 +148,7 @@ def check_data(config: DataConfig | TaskDataConfig) -> None:
         check_folder(Path(config.dir).expanduser(), "the files of the corpus")
     if not isinstance(config, DataConfig):
         return
-    if not config.has_pairs:
-        text_corpus(config.name)
+    find_corpus(config.name)
     if config.name in ("text", "parallel"):
         for split in SPLITS:
             for path in files_of(config, split):

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from fullrank.config.corpora import CorpusInfo, find_corpus
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
-from fullrank.data.corpora import CorpusInfo, Sources, find_pairs, list_corpora
+from fullrank.data.corpora import Sources, find_pairs
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -78,7 +79,7 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
 
     Raises InputError for bad data or settings, RunError for a failed download.
     """
-    info = list_corpora()[config.name]
+    info = find_corpus(config.name)
     sources = find_pairs(config, info, cache, report)
     settings = _resolve_settings(config, info, sources)
     identity: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) ->
     for key in ("vocabulary", "moses", "max_length", "max_ratio"):
         if getattr(config, key) is not None:
             usual[key] = getattr(config, key)
-    tokens = segmenter = config.tokens or info.tokens
+    tokens = segmenter = config.unit
     codes = sources.codes if tokens == "bpe" else None
     if tokens == "bpe":
         segmenter = "codes" if codes is not None or usual["vocabulary"] == "separate" else "byte_bpe"

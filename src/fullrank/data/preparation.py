@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from fullrank.config.corpora import CorpusInfo, find_corpus
 from fullrank.config.run import DataConfig
-from fullrank.core.errors import ConfigError, InputError, RunError
-from fullrank.data.corpora import SPLITS, CorpusInfo, Sources, find_text, text_corpus
+from fullrank.core.errors import InputError, RunError
+from fullrank.data.corpora import SPLITS, Sources, find_text
 from fullrank.data.pairs import plan_pairs
 from fullrank.data.prepared import IDS, Built, Corpus, Plan, id_type, load_corpus, write_corpus
 from fullrank.data.tokenizers import (
@@ -123,7 +124,7 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
 
     Raises InputError for bad data or settings, RunError for a failed download.
     """
-    info = text_corpus(config.name)
+    info = find_corpus(config.name)
     settings = _resolve_settings(config, info, tokenizer)
     identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
     if settings.kind in ("bpe", "pretrained"):
@@ -148,12 +149,8 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
 
 
 def _resolve_settings(config: DataConfig, info: CorpusInfo, tokenizer: Tokenizer | None) -> Settings:
-    """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
-    kind = config.tokens or info.tokens
-    if isinstance(tokenizer, PretrainedTokenizer):
-        kind = tokenizer.kind
-    if problems := [*config.problems_of_tokens(kind)]:  # of a corpus of one's own, whose tokens are known here only
-        raise ConfigError(*problems)
+    """Every `null` resolved."""
+    kind = tokenizer.kind if isinstance(tokenizer, PretrainedTokenizer) else config.unit
     prose = info.name == "builtin" and kind == "word"
     return Settings(
         kind=kind,

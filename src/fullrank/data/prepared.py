@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from fullrank.config.corpora import CorpusInfo
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.corpora import CorpusInfo, Sources
+from fullrank.data.corpora import Sources
 from fullrank.data.language import Language
 from fullrank.data.tokenizers import META_FILE, TOKENIZER_FILE, PretrainedTokenizer, Tokenizer
 from fullrank.files import digest, read_checked, sha256_of, write_checked

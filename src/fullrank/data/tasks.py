@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.config.corpora import CorpusInfo, list_corpora
 from fullrank.config.finetune import SCORES, SQUAD, GlueTask
 from fullrank.core.errors import InputError, RunError, one_line, pip_install
 from fullrank.data import invented
-from fullrank.data.corpora import CorpusInfo, list_corpora
 from fullrank.files import (
     Report,
     digest,

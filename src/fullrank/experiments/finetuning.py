@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullrank.config.corpora import list_corpora
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.corpora import list_corpora
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
 from fullrank.data.tasks import (
     NO_ANSWER,
