@@ -9,7 +9,7 @@ from calls import call, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.kernels.native import attend, differentiable, operator
+from fullrank.kernels.native import attend, differentiable
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -83,4 +83,4 @@ def _arguments(mixed):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_operator_is_what_pytorch_expects(mixed):
-    torch.library.opcheck(operator, _arguments(mixed))
+    torch.library.opcheck(OPERATOR, _arguments(mixed))

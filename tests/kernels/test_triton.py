@@ -191,10 +191,10 @@ def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
     monkeypatch.setattr(triton, "_TRIAL", (1, 16))
     kind = (torch.device(DEVICE), torch.float32, 2, 16)
     for mixing in (None, 2, 4):
-        assert triton.find_failure(*kind, mixing, True, True, True, True) is None
+        assert triton.find_failure(triton.Kind(*kind, mixing, True, True, True, True)) is None
     monkeypatch.setattr("fullrank.kernels.triton.launch.launch", fail)
     with pytest.warns(RuntimeWarning, match="out of resource: shared memory$") as said:
-        reasons = [triton.find_failure(*kind, 2, False, False, False, False) for _ in range(2)]
+        reasons = [triton.find_failure(triton.Kind(*kind, 2)) for _ in range(2)]
     assert reasons == ["its kernels fail on this machine: RuntimeError: out of resource: shared memory"] * 2
     assert len(said) == 1
     triton.find_failure.cache_clear()

@@ -25,7 +25,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.native import fits, is_plain, needs_grad
-from fullrank.kernels.vocabulary import leave_out_of_graphs
+from fullrank.kernels.operators import is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
@@ -84,7 +84,7 @@ def _order(problem: Problem) -> tuple[tuple[str, bool], ...]:
     """Kernels from the fastest to the slowest for this call: (name, whether it is worth trying)."""
     queries, gpu = problem.layout.shape[0], problem.values.device.type == "cuda"
     plain, compiling, several = is_plain(problem), torch.compiler.is_compiling(), queries > 1
-    if not compiling and torch._C._are_functorch_transforms_active():  # kernels written by hand know no torch.func
+    if is_transformed():  # kernels written by hand know no torch.func
         return (("sdpa", plain),)
     if plain and not gpu:
         # on a CPU the fused kernel has no dropout, and a slow backward pass in 16 bits
@@ -135,7 +135,7 @@ def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
 
 def multilinear_pairs(problem: Pairs) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    return _run_multilinear(multilinear.pairs, problem)
+    return _run_multilinear(multilinear.multiply_pairs, problem)
 
 
 def compute_decayed_sums(problem: Tokens | str) -> Tensor | None:

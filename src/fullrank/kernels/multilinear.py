@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.vocabulary import define_operator, make_gradients, product_dtype
+from fullrank.kernels.operators import define_operator, is_transformed, make_gradients, product_dtype
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
@@ -78,11 +78,6 @@ class Size(NamedTuple):
     masked: bool = False
     half: bool = False
 
-    @property
-    def small(self) -> bool:
-        """True if the definition is as fast."""
-        return self.batch * self.queries * self.keys**2 <= _SMALL
-
 
 class Work(NamedTuple):
     """Multiply-adds of the products of a call; `training`: forward and backward, with what is computed again."""
@@ -91,9 +86,14 @@ class Work(NamedTuple):
     training: int
 
 
+def is_small(batch: int, queries: int, keys: int) -> bool:
+    """True if the definition is as fast."""
+    return batch * queries * keys**2 <= _SMALL
+
+
 def multiply_adds(size: Size) -> Work:
     """Multiply-adds of a call, by the definition where it is small."""
-    if size.small:
+    if is_small(size.batch, size.queries, size.keys):
         forward = size.batch * size.queries * size.keys**2 * (size.rank + size.width)
         return Work(forward, 3 * forward)
     return work(size, order(size))
@@ -101,10 +101,15 @@ def multiply_adds(size: Size) -> Work:
 
 def work(size: Size, steps: tuple[Step, ...]) -> Work:
     """Multiply-adds of an order. Backward, a product with W becomes two, one of queries and pairs two and once more itself."""
-    by_weight = by_pairs = 0  # products with W or the state, and those of queries and pairs, of one sequence
+    by_weight = 0  # products with W or the state, of one sequence
+    by_pairs = 0  # products of queries and pairs
     for step in steps:
-        met = step.pairs * (step.queries + step.into_state * size.rank)
-        by_weight += (met + step.reads * step.queries * size.rank) * size.width
+        rows = step.pairs * step.queries
+        if step.into_state:
+            rows += step.pairs * size.rank
+        if step.reads:
+            rows += step.queries * size.rank
+        by_weight += rows * size.width
         by_pairs += step.pairs * step.queries * size.rank
     return Work(size.batch * (by_weight + by_pairs), size.batch * (3 * by_weight + 4 * by_pairs))
 
@@ -112,13 +117,14 @@ def work(size: Size, steps: tuple[Step, ...]) -> Work:
 @lru_cache(maxsize=256)
 def order(size: Size) -> tuple[Step, ...]:
     """All pairs directly, or all by the state but those of a query's own shell: the one with fewer multiply-adds."""
-    direct = steps(size, by_state=False)
+    direct = list_steps(size, by_state=False)
     if size.masked:
         return direct
-    return min(direct, steps(size, by_state=True), key=lambda candidate: work(size, candidate).training)
+    by_state = list_steps(size, by_state=True)
+    return min(direct, by_state, key=lambda steps: work(size, steps).training)
 
 
-def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
+def list_steps(size: Size, by_state: bool) -> tuple[Step, ...]:
     """The steps of a call, by the state or directly.
 
     First the pairs of positions that all queries see, in slabs of keys with all values. Then, of causal attention, the shells
@@ -127,45 +133,64 @@ def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
     queries = size.queries
     seen = size.keys - queries if size.causal else size.keys
     slab = max(_PAIRS // max(seen, 1), 1)
-    slabs = [((j, min(j + slab, seen), 0, seen),) for j in range(0, seen, slab)]
-    if not size.causal and by_state:
-        return *(Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs), Step((), 0, queries, 0, reads=True)
-    if by_state:
-        made = [Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs]
-    else:
-        made = [Step(pairs, 0, queries, queries if size.masked else 0) for pairs in slabs]
-    if size.causal:
-        shell = _SHELL_SMALL if size.half or size.batch <= 2 else _SHELL
-        for first in range(0, queries, shell):
-            end = min(first + shell, queries)
-            a, b = seen + first, seen + end
-            pairs: tuple[Rectangle, ...] = ((a, b, 0, b), (0, a, a, b)) if a else ((a, b, 0, b),)
-            if by_state:
-                made.append(Step(pairs, first, end, end, reads=a > 0, into_state=end < queries))
-            else:
-                made.append(Step(pairs, first, queries, end))
-    return tuple(made)
+    steps = []
+    for start in range(0, seen, slab):
+        rectangles: tuple[Rectangle, ...] = ((start, min(start + slab, seen), 0, seen),)
+        if by_state:
+            steps.append(Step(rectangles, 0, 0, 0, into_state=True))
+        else:
+            steps.append(Step(rectangles, 0, queries, queries if size.masked else 0))
+    if not size.causal:
+        if by_state:
+            steps.append(Step((), 0, queries, 0, reads=True))
+        return tuple(steps)
+    shell = _SHELL_SMALL if size.half or size.batch <= 2 else _SHELL
+    for first in range(0, queries, shell):
+        end = min(first + shell, queries)
+        a, b = seen + first, seen + end
+        rectangles = ((a, b, 0, b), (0, a, a, b)) if a else ((a, b, 0, b),)
+        if by_state:
+            steps.append(Step(rectangles, first, end, end, reads=a > 0, into_state=end < queries))
+        else:
+            steps.append(Step(rectangles, first, queries, end))
+    return tuple(steps)
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
+class Arguments(NamedTuple):
+    """Those of `Pairs`, `causal` only where nothing else is visible, and the dtype of products."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    weight: Tensor
+    visible: Tensor | None
+    causal: bool
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> Size:
+        batch, queries, rank = map(int, self.query.shape)  # a compiler has a graph for each length
+        keys = int(self.keys.shape[1])
+        width = int(self.weight.shape[2])
+        half = self.dtype.itemsize == 2
+        return Size(batch, queries, keys, rank, width, self.causal, self.visible is not None, half)
+
+
 class _Operands:
     """The operands of a call, in the dtype of products; keys and values are (M, B, R), as are pairs: (p, B, R)."""
 
-    def __init__(
-        self, query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        (self.batch, self.queries, self.rank), self.width = query.shape, weight.shape[2]
-        self.query, self.weight, self.visible, self.dtype = query.to(dtype), weight, visible, dtype
-        self.keys, self.values = (tensor.to(dtype).transpose(0, 1).contiguous() for tensor in (keys, values))
-        self.past = keys.shape[1] - self.queries  # of causal attention
-        size = Size(
-            self.batch, self.queries, keys.shape[1], self.rank, self.width, causal, visible is not None,
-            dtype.itemsize == 2,
-        )  # fmt: skip
-        self.steps = order(size)
+    def __init__(self, given: Arguments) -> None:
+        self.size = given.size
+        self.dtype = given.dtype
+        self.wide = torch.promote_types(given.dtype, torch.float32)  # the dtype of sums
+        self.query = given.query.to(given.dtype)
+        self.keys = given.keys.to(given.dtype).transpose(0, 1).contiguous()
+        self.values = given.values.to(given.dtype).transpose(0, 1).contiguous()
+        self.weight = given.weight
+        self.visible = given.visible
 
     def hidden(self, step: Step) -> Tensor | None:
         """(1 or B, queries first .. masked, p), True where a query does not see a pair."""
@@ -175,16 +200,18 @@ class _Operands:
             seen = self.visible[:, step.first : step.masked]
             parts = [seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1] for j0, j1, m0, m1 in step.rectangles]
             return ~torch.cat([part.flatten(2) for part in parts], -1)
-        return _later(step.rectangles, self.past + step.first, self.past + step.masked, self.query.device)
+        past = self.size.keys - self.size.queries
+        return _later(step.rectangles, past + step.first, past + step.masked, self.query.device)
 
     def factors(self, step: Step, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
         """X^T (p, columns) and P (p, B, R); columns are (B, direct queries), then (B, R) where pairs go into the state."""
-        columns = self.batch * step.queries
+        batch, rank = self.size.batch, self.size.rank
+        columns = batch * step.queries
         if step.into_state:
-            x = self.query.new_empty(step.pairs, columns + self.batch * self.rank)
-            pairs = x[:, columns:].view(step.pairs, self.batch, self.rank)
+            x = self.query.new_empty(step.pairs, columns + batch * rank)
+            pairs = x[:, columns:].view(step.pairs, batch, rank)
         else:
-            pairs = self.query.new_empty(step.pairs, self.batch, self.rank)
+            pairs = self.query.new_empty(step.pairs, batch, rank)
         for (j0, j1, m0, m1), part in _parts(pairs, step):
             torch.mul(self.keys[j0:j1, None], self.values[None, m0:m1], out=part)
         if step.queries:
@@ -197,9 +224,10 @@ class _Operands:
 
     def rows(self, step: Step) -> Tensor:
         """W (p, E) of the pairs of a step."""
-        if (rows := _view_rows(self.weight, step)) is not None:
+        rows = _view_rows(self.weight, step)
+        if rows is not None:
             return rows.to(self.dtype)
-        rows = self.weight.new_empty(step.pairs, self.width, dtype=self.dtype)
+        rows = self.weight.new_empty(step.pairs, self.size.width, dtype=self.dtype)
         for (j0, j1, m0, m1), part in _parts(rows, step):
             part.copy_(self.weight[j0:j1, m0:m1])
         return rows
@@ -238,57 +266,63 @@ def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:
 # -- forward and backward ---------------------------------------------------------------------------------------------
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
     """O (B, N, E), and the state before each step that reads it, (steps, B, R, E), in the dtype of products."""
-    with torch.autocast(arguments[0].device.type, enabled=False):
-        of = _Operands(*arguments)
-        wide = torch.promote_types(of.dtype, torch.float32)
-        out = of.query.new_zeros(of.batch, of.queries, of.width, dtype=wide)
-        state = of.query.new_zeros(of.batch * of.rank, of.width, dtype=wide)
+    with torch.autocast(given.query.device.type, enabled=False):
+        of = _Operands(given)
+        size = of.size
+        out = of.query.new_zeros(size.batch, size.queries, size.width, dtype=of.wide)
+        state = of.query.new_zeros(size.batch * size.rank, size.width, dtype=of.wide)
         states = []
-        for step in of.steps:
-            queries, columns = slice(step.first, step.last), of.batch * step.queries
+        for step in order(size):
+            queries = slice(step.first, step.last)
+            columns = size.batch * step.queries
             if step.reads:
-                states.append(state.to(of.dtype, copy=True).view(of.batch, of.rank, of.width))
+                states.append(state.to(of.dtype, copy=True).view(size.batch, size.rank, size.width))
                 out[:, queries] += of.query[:, queries] @ states[-1]
             if not step.pairs:
                 continue
-            y = of.factors(step, of.hidden(step))[0].t() @ of.rows(step)
+            x, _ = of.factors(step, of.hidden(step))
+            y = x.t() @ of.rows(step)
             if step.queries:
-                out[:, queries] += y[:columns].view(of.batch, step.queries, of.width)
+                out[:, queries] += y[:columns].view(size.batch, step.queries, size.width)
             if step.into_state:
                 state += y[columns:]
-        kept = torch.stack(states) if states else of.query.new_empty(0, of.batch, of.rank, of.width)
-        return out.to(of.dtype), kept
+        if states:
+            return out.to(of.dtype), torch.stack(states)
+        return out.to(of.dtype), of.query.new_empty(0, size.batch, size.rank, size.width)
 
 
-def _backward(cotangent: Tensor, states: Tensor, wanted: Sequence[bool], *arguments: Any) -> list[Tensor]:
+def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """The gradients of query, keys, values and weight."""
-    wants_weight, found = wanted[3], make_gradients(wanted, arguments[:4], cotangent)
+    gradients = make_gradients(wanted, given[:4], cotangent)
     with torch.autocast(cotangent.device.type, enabled=False):
-        of = _Operands(*arguments)
-        wide = torch.promote_types(of.dtype, torch.float32)
-        d_out, unread = cotangent.to(of.dtype), len(states)
-        d_query, d_keys, d_values = (torch.zeros_like(x, dtype=wide) for x in (of.query, of.keys, of.values))
-        d_state = of.query.new_zeros(of.batch, of.rank, of.width, dtype=wide)  # G
-        every_row = of.keys.shape[0] == of.weight.shape[0]  # each pair is in one step
-        d_weight = found[3] if every_row or not wants_weight else found[3].zero_()
-        for step in reversed(of.steps):
-            queries, columns = slice(step.first, step.last), of.batch * step.queries
+        of = _Operands(given)
+        size = of.size
+        d_out = cotangent.to(of.dtype)
+        d_query, d_keys, d_values = (torch.zeros_like(x, dtype=of.wide) for x in (of.query, of.keys, of.values))
+        d_state = of.query.new_zeros(size.batch, size.rank, size.width, dtype=of.wide)  # G
+        d_weight = gradients[3]
+        if size.keys < of.weight.shape[0]:  # some pairs are in no step
+            d_weight.zero_()
+        unread = len(states)
+        for step in reversed(order(size)):
+            queries = slice(step.first, step.last)
+            columns = size.batch * step.queries
             if step.pairs:
                 hidden = of.hidden(step)
                 x, pairs = of.factors(step, hidden)
                 d_y = d_out[:, queries].flatten(0, 1)
                 if step.into_state:
                     d_y = torch.cat((d_y, d_state.flatten(0, 1).to(of.dtype)))
-                if wants_weight:
+                if wanted[3]:
                     _write(d_weight, x, d_y, step)
                 if step.into_state:
                     d_x = of.rows(step) @ d_y.t()  # (p, columns)
-                    d_pairs = d_x[:, columns:].view(step.pairs, of.batch, of.rank)
-                    d_met = d_x[:, :columns].t().contiguous().view(of.batch, step.queries, step.pairs)
+                    d_pairs = d_x[:, columns:].view(step.pairs, size.batch, size.rank)
+                    d_met = d_x[:, :columns].t().contiguous().view(size.batch, step.queries, step.pairs)
                 else:
-                    d_met = (d_y @ of.rows(step).t()).view(of.batch, step.queries, step.pairs)
+                    d_met = (d_y @ of.rows(step).t()).view(size.batch, step.queries, step.pairs)
                 if step.queries:
                     d_query[:, queries] += torch.bmm(_hide(d_met, hidden), pairs.transpose(0, 1))
                     by_query = torch.bmm(d_met.transpose(1, 2), of.query[:, queries]).transpose(0, 1)
@@ -300,10 +334,11 @@ def _backward(cotangent: Tensor, states: Tensor, wanted: Sequence[bool], *argume
                 unread -= 1
                 d_query[:, queries] += d_out[:, queries] @ states[unread].transpose(1, 2)
                 d_state += of.query[:, queries].transpose(1, 2) @ d_out[:, queries]
-        for room, gradient in zip(found, (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1)), strict=False):
+        found = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
+        for room, gradient in zip(gradients, found, strict=False):
             if room.numel():
                 room.copy_(gradient)
-        return found
+        return gradients
 
 
 def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
@@ -316,21 +351,14 @@ def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
             d_weight[j0:j1, m0:m1] = part
 
 
-def _make_fake(
-    query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    # a compiler has a graph for each length
-    batch, queries, length, rank, width = (int(n) for n in (*query.shape[:2], *keys.shape[1:], weight.shape[2]))
-    size = Size(batch, queries, length, rank, width, causal, visible is not None, dtype.itemsize == 2)
+def _make_fake(given: Arguments) -> tuple[Tensor, Tensor]:
+    size = given.size
     readers = sum(step.reads for step in order(size))
-    states = query.new_empty(readers, batch, rank, width, dtype=dtype)
-    return query.new_empty(batch, queries, width, dtype=dtype), states
+    out = given.query.new_empty(size.batch, size.queries, size.width, dtype=given.dtype)
+    return out, given.query.new_empty(readers, size.batch, size.rank, size.width, dtype=given.dtype)
 
 
-_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
-_operator, _ = define_operator(
-    "multilinear", _ARGUMENTS, 4, 5, _forward, _backward, _make_fake, "multi-linear attention"
-)
+_apply = define_operator("multilinear", Arguments, 4, _forward, _backward, _make_fake, "multi-linear attention")
 
 
 def declines(problem: Pairs | Tokens) -> str | None:
@@ -338,27 +366,26 @@ def declines(problem: Pairs | Tokens) -> str | None:
     if isinstance(problem, Tokens):
         few = problem.tokens.shape[1] - problem.before.shape[0] <= _CHUNK
         return "few tokens" if few else None
-    (batch, queries, _), keys = problem.query.shape, problem.keys.shape[1]
-    if batch * queries * keys**2 <= _SMALL:
+    batch, queries, _ = problem.query.shape
+    if is_small(batch, queries, problem.keys.shape[1]):
         return "a small T"
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return "a transform of torch.func, which operators written by hand do not know"
     return None
 
 
-def pairs(problem: Pairs) -> Tensor:
+def multiply_pairs(problem: Pairs) -> Tensor:
     """O (B, N, E), in the dtype that autocast asks of products."""
-    dtype = product_dtype(problem.query, problem.weight)
-    out: Tensor = _operator(
+    given = Arguments(
         problem.query,
         problem.keys,
         problem.values,
         problem.weight,
         problem.visible,
         problem.causal and problem.visible is None,
-        dtype,
-    )[0]
-    return out
+        product_dtype(problem.query, problem.weight),
+    )
+    return _apply(given)
 
 
 # -- decayed sums -----------------------------------------------------------------------------------------------------
@@ -372,11 +399,13 @@ def compute_decayed_sums(problem: Tokens) -> Tensor:
     with i and n counted within the chunk, and T_l the sum at the end of chunk l alone. Exponents are never below 0, so that no
     quotient of powers can overflow. Plain PyTorch operations: differentiable as often as one likes, and seen by a compiler.
     """
-    tokens, log, state, past = problem.tokens, problem.log_decay, problem.state, problem.before.shape[0]
+    tokens, log, state = problem.tokens, problem.log_decay, problem.state
+    past = problem.before.shape[0]
     if past:
         state = torch.exp(log[:, None] * problem.before) @ tokens[:, :past]  # (S, past) @ (B, past, R)
         tokens = tokens[:, past:]
-    (batch, count, rank), scales = tokens.shape, log.shape[0]
+    batch, count, rank = tokens.shape
+    scales = log.shape[0]
     chunk = _CHUNK
     while 16 * chunk**2 < count:  # no isqrt, which a compiler does not know
         chunk *= 4

@@ -14,10 +14,8 @@ Limits: no double backward and no functorch transforms; `fullrank.kernel("refere
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,132 +24,7 @@ from torch.nn import functional as F
 from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import project_states
-
-# -- what engines share: words to a compiler, and operators that it does not look into -----------------------------------
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-# An operator that keeps tensors for later calls, so that a CUDA graph must not hold it. torch has the tag from 2.9 on.
-_TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
-
-
-def device_kind(tensor: Tensor) -> str:
-    """The device as autocast knows it; it does not know `meta`."""
-    return "cpu" if tensor.device.type == "meta" else tensor.device.type
-
-
-def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype that autocast asks matrix products to have."""
-    kind = device_kind(operand)
-    is_narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if is_narrow else weight.dtype
-
-
-def refuse_second_order(what: str) -> None:
-    """Called in a backward pass: RuntimeError where it is to be differentiated again.
-
-    Autograd would take the gradients for constants where their cotangent is one, and say nothing.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"no second derivative (create_graph=True) of {what}: compute it inside "
-            '`with fullrank.kernel("reference"):`, which keeps all numbers'
-        )
-
-
-def mark_constant(function: Function) -> Function:
-    """Let a compiler call the function while it traces, and take the answer for a constant.
-
-    `torch.compiler.assume_constant_result` sets the same mark, but imports the compiler: two seconds at each start.
-    """
-    function.__dict__["_dynamo_marked_constant"] = True
-    return function
-
-
-_disabled: dict[Callable[..., Any], Any] = {}
-
-
-@mark_constant
-def leave_out_of_graphs(function: Function) -> Function:
-    """The function, which a compiler leaves out of its graphs. Where no compiler is imported there is none."""
-    if "torch._dynamo" not in sys.modules:
-        return function
-    if function not in _disabled:
-        _disabled[function] = torch.compiler.disable(function)
-    return cast("Function", _disabled[function])
-
-
-def make_gradients(wanted: Sequence[bool], operands: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
-    """Room for the gradients of operands, whose last dimension is dense; no numbers for one that is not wanted."""
-    rooms = []
-    for want, x in zip(wanted, operands, strict=True):
-        if x is None or not want:
-            rooms.append(like.new_empty(0))
-        else:
-            rooms.append(torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape))
-    return rooms
-
-
-def define_operator(
-    name: str,
-    arguments: str,
-    operands: int,
-    tensors: int,
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    fake: Callable[..., Any],
-    what: str,
-) -> tuple[Any, type[torch.autograd.Function]]:
-    """The operator `fullrank::name`, and the same as an autograd function, which costs less but stops a compiler.
-
-    forward(*arguments) -> the output, and what the backward pass reads of it; fake: the same without numbers.
-    backward(cotangent, kept, wanted, *arguments) -> gradients of the first `operands` arguments, as `make_gradients` has them.
-    arguments: their schema; the first `tensors` of them are tensors. what: the operator in the words of an error.
-    """
-    define: Any = partial(torch.library.custom_op, mutates_args=(), **_TAGS)
-    operator = define(f"fullrank::{name}", forward, schema=f"({arguments}) -> (Tensor, Tensor)")
-    schema = f"(Tensor cotangent, Tensor kept, bool[] wanted, {arguments}) -> Tensor[]"
-    backward_operator = define(f"fullrank::{name}_backward", backward, schema=schema)
-    operator.register_fake(fake)
-    backward_operator.register_fake(
-        lambda cotangent, kept, wanted, *inputs: make_gradients(wanted, inputs[:operands], cotangent)
-    )
-
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.choices = inputs[tensors:]
-        ctx.save_for_backward(*inputs[:tensors], output[1])
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-
-    def differentiate(run: Callable[..., Any], ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        if not torch.compiler.is_compiling():
-            refuse_second_order(what)
-        others = len(ctx.needs_input_grad) - operands
-        if cotangent is None:
-            return (None,) * len(ctx.needs_input_grad)
-        *inputs, kept = ctx.saved_tensors  # read once: under activation checkpointing they are gone then
-        wanted = list(ctx.needs_input_grad[:operands])
-        found = run(cotangent, kept, wanted, *inputs, *ctx.choices)
-        gradients = [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
-        return *gradients, *(None,) * others
-
-    operator.register_autograd(partial(differentiate, backward_operator), setup_context=save)
-
-    class Eager(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = forward(*inputs)
-            save(ctx, inputs, output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-            return differentiate(backward, ctx, *cotangents)
-
-    return operator, Eager
-
-
-# -- one softmax of the vocabulary -----------------------------------------------------------------------------------------
+from fullrank.kernels.operators import device_kind, product_dtype, refuse_second_order
 
 
 class _Block(NamedTuple):

@@ -31,7 +31,7 @@ from fullrank.core import draws
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout, list_positions
 from fullrank.kernels.native.build import library
-from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
+from fullrank.kernels.operators import define_operator, make_gradients, mark_constant
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
@@ -194,23 +194,28 @@ def read_bias_as_distances(problem: Problem) -> Problem:
 
 def attend(problem: Problem) -> Tensor:
     """(B, H, N, D)."""
+    width = problem.values.shape[-1]
     if problem.layout.distance_bias is not None:
-        return attend(read_bias_as_distances(problem))[..., : problem.values.shape[-1]]
-    dtype, width = problem.values.dtype, problem.values.shape[-1]
-    query, position, table, base = problem.query, None, None, None
-    if problem.distances is not None:
-        distances = problem.distances
-        u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
-        query, position = query + u, _ready(query + v)
-        table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
-    visible = find_visible_keys(problem.layout)
+        problem = read_bias_as_distances(problem)
+    layout = problem.layout
+    distances = problem.distances
+    dtype = problem.values.dtype
+    query, keys, values = problem.query, problem.keys, problem.values
+    position = table = base = None
+    if distances is not None:
+        u = distances.u.to(query.dtype)[:, None]
+        v = distances.v.to(query.dtype)[:, None]
+        position = _ready(query + v)
+        query = query + u
+        table = _ready(distances.keys.to(dtype))
+        base = _table_rows(layout)
+    if not _lie_ready(problem):
+        keys, values = _ready(keys), _ready(values)
+    visible = find_visible_keys(layout)
     assert visible is not None
     tokens = visible.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
-    keys, values = problem.keys, problem.values
-    if not _lie_ready(problem):
-        keys, values = _ready(keys), _ready(values)
     given = Arguments(
         query=_ready(query),
         keys=keys,
@@ -229,17 +234,19 @@ def attend(problem: Problem) -> Tensor:
         sigsoftmax=problem.normalize == "sigsoftmax",
         dropout=problem.dropout,
     )
-    # an operator costs more than a function, and is taken where somebody looks at operators, or operands have no addresses
-    ordinary = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:_OPERANDS])
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not ordinary
-    out: Tensor = (operator if watched else Native.apply)(*given)[0]
-    return out[..., :width]
+    return _mix_attention(given)[..., :width]
 
 
 def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
-    idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
+    idle = _count_idle(heads)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
+
+
+def _count_idle(heads: Tensor) -> int:
+    """Numbers that a head of (..., D) lacks to be whole vectors."""
+    vector = 8 if heads.dtype == torch.float64 else 16
+    return -heads.shape[-1] % vector
 
 
 def _widen_matrix(matrix: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -249,11 +256,12 @@ def _widen_matrix(matrix: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _find_room(heads: Tensor, width: int) -> int | None:
     """Rows from one head of (B, H, M, D) to the next, each of `width` numbers; None where they do not lie so."""
     batch, count, rows, _ = heads.shape
+    to_text, to_head, to_row, to_number = heads.stride()
     apart = rows * width
     if batch * count > 1:
-        apart = heads.stride(1) if count > 1 else heads.stride(0)
-    regular = batch == 1 or heads.stride(0) == count * apart
-    dense = heads.stride(3) == 1 and (rows == 1 or heads.stride(2) == width)
+        apart = to_head if count > 1 else to_text
+    regular = batch == 1 or to_text == count * apart
+    dense = to_number == 1 and (rows == 1 or to_row == width)
     return apart // width if regular and dense and apart % width == 0 and apart >= rows * width else None
 
 
@@ -262,18 +270,20 @@ def _lie_ready(problem: Problem) -> bool:
     keys, values = problem.keys, problem.values
     if keys.dtype not in (torch.float32, torch.float64) or needs_grad(problem) or torch.compiler.is_compiling():
         return False
-    width = keys.shape[3] + -keys.shape[3] % (8 if keys.dtype == torch.float64 else 16)
+    idle = _count_idle(keys)
+    width = keys.shape[3] + idle
     room = _find_room(keys, width)
     if room is None or room != _find_room(values, width):
         return False
     # what stands behind values is cut off from the output
-    return width == keys.shape[3] or getattr(keys._base, "ends_in_zeros", False)
+    return idle == 0 or getattr(keys._base, "ends_in_zeros", False)
 
 
 def _table_rows(layout: Layout) -> Tensor:
     """(M,): the row of the table of distances for query n and key m is n plus this; of keys that no query sees, some number."""
     assert layout.runs is not None
-    first_query = layout.runs[-1][0] + layout.runs[-1][1] - layout.shape[0]
+    last_start, last_size = layout.runs[-1]
+    first_query = last_start + last_size - layout.shape[0]
     rows = []
     for start, size in layout.runs:
         nearest = max(first_query - (start + size - 1), 0)
@@ -282,7 +292,7 @@ def _table_rows(layout: Layout) -> Tensor:
     return torch.cat(rows)
 
 
-# -- the call of the library: arguments, autograd function, and the operator that a compiler sees ----------------------
+# -- the call of the library ---------------------------------------------------------------------------------------------
 
 
 _OPERANDS: Final = 7  # of `Arguments`, which are differentiated
@@ -315,83 +325,89 @@ class Arguments(NamedTuple):
     dropout: float
 
 
+_FIELDS: tuple[tuple[Any, str], ...] = (
+    (ctypes.c_int64, "B H N M D T K threads narrow mixing_kind packed sigsoftmax dropped first_text"),
+    (ctypes.c_uint64, "seed"),
+    (ctypes.c_double, "scale kept_scale"),
+    (ctypes.c_void_p, "query keys values mixing scoring position table first end own base tokens"),
+    (ctypes.c_void_p, "out lse d_out d_query d_keys d_values d_mixing d_scoring d_position d_table"),
+)
+
+
 class _Call(ctypes.Structure):
-    """`Call` of cpp/call.h."""
+    """`Call` of cpp/call.h; what is not set is 0 or null."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
-        *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
-        ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("first_text", "K", "packed")),
-        *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "scoring", "position", "table")),
-        *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
-        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_values", "d_mixing", "d_scoring", "d_position")),
-        ("d_table", ctypes.c_void_p),
-    )
+    _fields_ = [(name, kind) for kind, names in _FIELDS for name in names.split()]
 
 
-def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> None:
+def _run(given: Arguments, results: dict[str, Tensor], backward: bool) -> None:
+    """Write the `results`; in a backward pass `lse` and `d_out` among them are read."""
     loaded = library()
     assert loaded is not None
-    query, mixing, table = given.query, given.mixing, given.table
-    (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
-    narrow = queries <= 16 or 32 < queries <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
-    number, first_text = (0, 0) if seed is None else seed.tolist()
-    arrays: dict[str, Tensor | None] = dict(zip(given._fields[:12], given[:12], strict=True)) | others
-    assert all(array is None or array.is_contiguous() or name in ("keys", "values") for name, array in arrays.items())
-    call = _Call(
-        B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
-        threads=torch.get_num_threads(), narrow=int(narrow),
-        mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
-        first_text=first_text, K=_find_room(given.keys, width), packed=int(given.first.dim() == 2), scale=scale,
-        kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
-        **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
-    )  # fmt: skip
-    if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
+    tensors = {name: x for name, x in given._asdict().items() if isinstance(x, Tensor) and name != "seed"}
+    tensors |= results
+    assert all(x.is_contiguous() or name in ("keys", "values") for name, x in tensors.items())
+    call = _Call(**{name: x.data_ptr() for name, x in tensors.items()})
+    call.B, call.H, call.N, call.D = given.query.shape
+    call.M = given.keys.shape[2]
+    call.K = _find_room(given.keys, call.D)
+    call.threads = torch.get_num_threads()
+    call.narrow = call.N <= 16 or 32 < call.N <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
+    call.packed = given.first.dim() == 2
+    call.scale = given.scale
+    call.sigsoftmax = given.sigsoftmax
+    if given.table is not None:
+        call.T = given.table.shape[1]
+    if given.mixing is not None:
+        call.mixing_kind = 1 if given.mixing.dim() == 2 else 2
+    if given.seed is not None:
+        call.seed, call.first_text = given.seed.tolist()
+        call.dropped = min(round(given.dropout * 2**32), 2**32 - 1)
+        call.kept_scale = 1 / (1 - given.dropout) if given.dropout < 1 else 0.0
+    is_double = given.query.dtype == torch.float64
+    if loaded.fullrank_mixed(ctypes.byref(call), is_double, backward):
         raise MemoryError(
-            f"attention of {batch} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+            f"attention of {call.B} x {call.H} x {call.N} x {call.M}, {call.threads} threads: not enough memory"
         )
 
 
-def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _compute(given: Arguments) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
-    given = _widen(arguments)
-    out, lse = torch.empty_like(given.query), given.query.new_empty(given.query.shape[:3])
-    _run(given, {"out": out, "lse": lse}, backward=False)
-    return out.to(arguments[0].dtype), lse
+    wide = _widen(given)
+    out = torch.empty_like(wide.query)
+    lse = wide.query.new_empty(wide.query.shape[:3])
+    _run(wide, {"out": out, "lse": lse}, backward=False)
+    return out.to(given.query.dtype), lse
 
 
-def _differentiate(cotangent: Tensor, lse: Tensor, wanted: Sequence[bool], *arguments: Any) -> list[Tensor]:
-    given = _widen(arguments)
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:_OPERANDS]]
-    others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:_OPERANDS], gradients, strict=True)}
-    _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
-    found = make_gradients(wanted, arguments[:_OPERANDS], cotangent)
-    return [
-        room if gradient is None or not room.numel() else gradient.to(room.dtype)
-        for gradient, room in zip(gradients, found, strict=True)
-    ]
+def _differentiate(given: Arguments, cotangent: Tensor, lse: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    wide = _widen(given)
+    names = [name for name in given._fields[:_OPERANDS] if getattr(given, name) is not None]
+    found = {f"d_{name}": torch.empty_like(getattr(wide, name)) for name in names}
+    d_out = cotangent.to(lse.dtype).contiguous()
+    _run(wide, {**found, "lse": lse, "d_out": d_out}, backward=True)
+    gradients = make_gradients(wanted, given[:_OPERANDS], cotangent)
+    for at, room in enumerate(gradients):
+        if room.numel():
+            gradients[at] = found[f"d_{given._fields[at]}"].to(room.dtype)
+    return gradients
 
 
-def _widen(arguments: Sequence[Any]) -> Arguments:
+def _widen(given: Arguments) -> Arguments:
     """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
-    operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:_OPERANDS])
-    return Arguments._make((*operands, *arguments[_OPERANDS:]))
+    operands = zip(given._fields, given[:_OPERANDS], strict=False)
+    wide: dict[str, Any] = {
+        name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in operands if x is not None
+    }
+    return given._replace(**wide)
 
 
-def _make_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    query = arguments[0]
+def _make_fake(given: Arguments) -> tuple[Tensor, Tensor]:
+    query = given.query
     wide = torch.promote_types(query.dtype, torch.float32)
     return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 
 
-_ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? scoring, Tensor? position, Tensor? table, "
-    "Tensor first, Tensor end, Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, "
-    "bool sigsoftmax, float dropout"
-)
-operator, Native = define_operator(
-    "mixed_attention", _ARGUMENTS, _OPERANDS, 13, _compute, _differentiate, _make_fake, "this attention kernel"
+_mix_attention = define_operator(
+    "mixed_attention", Arguments, _OPERANDS, _compute, _differentiate, _make_fake, "this attention kernel"
 )

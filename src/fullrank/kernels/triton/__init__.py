@@ -36,7 +36,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from torch import Tensor
 from fullrank.core import draws
 from fullrank.core.layout import Layout
 from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, tokens_of
-from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
+from fullrank.kernels.operators import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -76,7 +76,7 @@ def refuses(problem: Problem) -> str | None:
         return "it computes no relative scores and no biases of distances"
     if problem.scoring is not None:
         return "it mixes no scores before the softmax"
-    query = problem.query
+    query, layout = problem.query, problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):
         given = f"{query.dtype} on {query.device}".removeprefix("torch.")
         return (
@@ -84,40 +84,48 @@ def refuses(problem: Problem) -> str | None:
             f"given {given}"
         )
     if query.is_cuda:
-        heads, size = query.shape[1], query.shape[3]
-        kind = None if problem.mixing is None else problem.mixing.dim()
-        padded, packed = (x is not None for x in (problem.layout.key_mask, problem.layout.documents))
-        options = problem.normalize == "sigsoftmax", padded, packed, problem.dropout > 0
-        return find_failure(query.device, query.dtype, heads, size, kind, *options)
+        kind = Kind(
+            query.device,
+            query.dtype,
+            query.shape[1],
+            query.shape[3],
+            None if problem.mixing is None else problem.mixing.dim(),
+            problem.normalize == "sigsoftmax",
+            layout.key_mask is not None,
+            layout.documents is not None,
+            problem.dropout > 0,
+        )
+        return find_failure(kind)
     return None
+
+
+class Kind(NamedTuple):
+    """What kernels are compiled for. size: of a head. mixing: its dimensions."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    size: int
+    mixing: int | None
+    sigmoid: bool = False
+    padded: bool = False
+    packed: bool = False
+    drop: bool = False
 
 
 @mark_constant
 @functools.cache
-def find_failure(
-    device: torch.device, dtype: torch.dtype, heads: int, size: int, kind: int | None,
-    sigmoid: bool, padded: bool, packed: bool, drop: bool,
-) -> str | None:  # fmt: skip
-    """The reason for which such calls cannot run on this machine, with a warning; None: they can.
+def find_failure(kind: Kind) -> str | None:
+    """The reason for which calls of a kind cannot run on this machine, with a warning; None: they can.
 
     The first call of a kind tries all kernels, on texts of zeros: that compiles them and chooses their block sizes.
-    kind: dimensions of the mixing.
     """
-    batch, length = _TRIAL
-    if kind is None:
-        batch, heads = batch * heads, 1
-    rows = torch.zeros(batch, length, heads, size, dtype=dtype, device=device).transpose(1, 2)
-    shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
-    mixing = None if kind is None else torch.zeros(shapes[kind], device=device)
-    tokens = torch.ones(batch, length, dtype=torch.bool, device=device) if padded else None
-    documents = torch.zeros(batch, length, dtype=torch.int64, device=device) if packed else None
-    seed = torch.ones(2, dtype=torch.int64, device=device) if drop else None
-    options: tuple[Any, ...] = (tokens, documents, seed, True, [], 0, 1.0, sigmoid, 0.5 if drop else 0.0)
+    given = _make_trial(kind)
     try:
-        out, total = _forward_op(rows, rows, rows, mixing, *options)
-        _backward_op(out, total, (True, True, True, kind is not None), rows, rows, rows, mixing, *options)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        out, total = _compute(given)
+        _differentiate(given, out, total, (True, True, True, given.mixing is not None))
+        if kind.device.type == "cuda":
+            torch.cuda.synchronize(kind.device)
     except Exception as failure:  # the compiler, the driver and the card each have errors of their own
         said = str(failure).partition("\n")[0]
         reason = f"its kernels fail on this machine: {type(failure).__name__}: {said}"
@@ -126,6 +134,32 @@ def find_failure(
         )
         return reason
     return None
+
+
+def _make_trial(kind: Kind) -> Arguments:
+    """A call of a kind, on zeros."""
+    batch, length = _TRIAL
+    heads = kind.heads
+    if kind.mixing is None:
+        batch, heads = batch * heads, 1
+    shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
+    with torch.device(kind.device):
+        rows = torch.zeros(batch, length, heads, kind.size, dtype=kind.dtype).transpose(1, 2)
+        return Arguments(
+            rows,
+            rows,
+            rows,
+            mixing=None if kind.mixing is None else torch.zeros(shapes[kind.mixing]),
+            key_mask=torch.ones(batch, length, dtype=torch.bool) if kind.padded else None,
+            documents=torch.zeros(batch, length, dtype=torch.int64) if kind.packed else None,
+            seed=torch.ones(2, dtype=torch.int64) if kind.drop else None,
+            causal=True,
+            runs=[],
+            window=0,
+            scale=1.0,
+            sigmoid=kind.sigmoid,
+            dropout=0.5 if kind.drop else 0.0,
+        )
 
 
 def _runs_on(device: torch.device) -> bool:
@@ -156,57 +190,75 @@ def declines(problem: Problem) -> str | None:
 
 def attend(problem: Problem) -> Tensor:
     """(B, H, N, D), in the dtype of the values."""
-    query, mixing, layout = problem.query, problem.mixing, problem.layout
+    query, keys, values = problem.query, problem.keys, problem.values
+    mixing, layout = problem.mixing, problem.layout
     batch, heads = query.shape[:2]
-    tensors = [query, problem.keys, problem.values]
-    if mixing is None:  # heads do not meet: each is a text of its own with a single head
-        tensors = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in tensors]
-    narrow = layout.narrow and layout.window is not None and layout.runs is not None
     seed = draws.seed(query.device) if problem.dropout else None
-    if seed is not None and mixing is None:
-        seed = seed * seed.new_tensor((1, heads))  # a text is `heads` sequences
-    out, _ = _forward(
-        *tensors,
-        mixing,
-        tokens_of(layout),
-        layout.documents,
-        seed,
-        layout.causal,
-        [number for run in layout.runs or () for number in run] if narrow else [],
-        layout.window if narrow else 0,
-        problem.scale,
-        problem.normalize == "sigsoftmax",
-        problem.dropout,
+    if mixing is None:  # heads do not meet: each is a text of its own with a single head
+        query, keys, values = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in (query, keys, values))
+        if seed is not None:
+            seed = seed * seed.new_tensor((1, heads))  # a text is `heads` sequences
+    runs: list[int] = []
+    window = 0
+    if layout.narrow and layout.window is not None and layout.runs is not None:
+        runs = [number for run in layout.runs for number in run]
+        window = layout.window
+    out = _mix_heads(
+        Arguments(
+            query,
+            keys,
+            values,
+            mixing,
+            tokens_of(layout),
+            layout.documents,
+            seed,
+            layout.causal,
+            runs,
+            window,
+            problem.scale,
+            problem.normalize == "sigsoftmax",
+            problem.dropout,
+        )
     )
-    mixed: Tensor = out.view(batch, heads, *out.shape[2:])
-    return mixed
+    return out.view(batch, heads, *out.shape[2:])
 
 
-# What a compiler need not look into. Padding and documents have a row for each sequence, or for all heads of one where those
-# are sequences.
-# runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
-_ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? documents, Tensor? seed, "
-    "bool causal, int[] runs, int window, float scale, bool sigmoid, float dropout"
-)
+class Arguments(NamedTuple):
+    """What a compiler need not look into.
+
+    Padding and documents have a row for each sequence, or for all heads of one where those are sequences.
+    runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mixing: Tensor | None
+    key_mask: Tensor | None
+    documents: Tensor | None
+    seed: Tensor | None
+    causal: bool
+    runs: list[int]
+    window: int
+    scale: float
+    sigmoid: bool
+    dropout: float
 
 
-def _forward_op(
-    query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
+def _compute(given: Arguments) -> tuple[Tensor, Tensor]:
     from fullrank.kernels.triton.launch import launch
 
-    out, total = _shapes(query, keys, values)
-    common = _make_arguments(query, keys, mixing, *options)
-    heads = {"Q": _as_rows(query), "K": _as_rows(keys), "TOTAL": total}
-    with _use_device(query.device):
-        launch("totals", common, **heads)
-        launch("outputs", common, **heads, X=_as_rows(values), MIXING=_matrix(mixing, query), OUT=_as_rows(out))
+    out, total = _make_results(given)
+    shared = _share_arguments(given) | {"TOTAL": total}
+    with _use_device(given.query.device):
+        launch("totals", shared)
+        launch("outputs", shared, X=_as_rows(given.values), MIXING=_matrix(given), OUT=_as_rows(out))
     return out, total
 
 
-def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _make_results(given: Arguments) -> tuple[Tensor, Tensor]:
     """The output, in the order of memory of a projection (B, N, H, D), and one number for each head and query."""
+    query = given.query
     batch, heads, queries, size = query.shape
     out = query.new_empty(batch, queries, heads, size).transpose(1, 2)
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
@@ -219,56 +271,49 @@ def _as_rows(heads: Tensor) -> tuple[Any, ...]:
     return heads, *heads.stride()[:3]
 
 
-def _backward_op(
-    cotangent: Tensor,
-    total: Tensor,
-    wanted: Sequence[bool],
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mixing: Tensor | None,
-    *options: Any,
-) -> list[Tensor]:
+def _differentiate(given: Arguments, cotangent: Tensor, total: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
     from fullrank.kernels.triton.launch import launch
 
     for_query, for_keys, for_values, for_mixing = wanted
-    found, matrix = make_gradients(wanted, (query, keys, values, mixing), total), _matrix(mixing, query)
-    common = _make_arguments(query, keys, mixing, *options)
-    heads = {"Q": _as_rows(query), "K": _as_rows(keys), "TOTAL": total}
+    gradients = make_gradients(wanted, given[:4], total)
+    d_query, d_keys, d_values, d_mixing = gradients
+    matrix = _matrix(given)
+    shared = _share_arguments(given) | {"TOTAL": total}
     cotangents = _as_rows(cotangent)
-    with _use_device(query.device):
+    with _use_device(given.query.device):
         if for_values:
-            launch("value_gradient", common, **heads, X=cotangents, MIXING=matrix, OUT=_as_rows(found[2]))
-        heads |= {"V": _as_rows(values), "D_OUT": cotangents}
+            launch("value_gradient", shared, X=cotangents, MIXING=matrix, OUT=_as_rows(d_values))
+        shared |= {"V": _as_rows(given.values), "D_OUT": cotangents}
         if for_query or for_keys or for_mixing:
-            batch, count, queries, _ = query.shape
-            shares = total.new_empty(batch, count, count, queries)
-            launch("mixing_gradient", common, **heads, D_MIXING=shares)
+            batch, heads, queries, _ = given.query.shape
+            shares = total.new_empty(batch, heads, heads, queries)
+            launch("mixing_gradient", shared, D_MIXING=shares)
             if for_mixing:
-                found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
-            if mixing is not None:
-                shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
-            heads |= {"MIXING": matrix, "DELTA": shares.sum(2)}
+                d_mixing.copy_(shares.sum((0, 3)) if d_mixing.dim() == 2 else shares.permute(0, 3, 1, 2))
+            if given.mixing is not None:
+                shares.mul_(matrix[..., None] if given.mixing.dim() == 2 else matrix)
+            shared |= {"MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
-            launch("query_gradient", common, **heads, OUT=_as_rows(found[0]))
+            launch("query_gradient", shared, OUT=_as_rows(d_query))
         if for_keys:
-            launch("key_gradient", common, **heads, OUT=_as_rows(found[1]))
-    return found
+            launch("key_gradient", shared, OUT=_as_rows(d_keys))
+    return gradients
 
 
-_forward, _ = define_operator(
-    "mixed_heads", _ARGUMENTS, 4, 7, _forward_op, _backward_op, _shapes, "this attention kernel"
+_mix_heads = define_operator(
+    "mixed_heads", Arguments, 4, _compute, _differentiate, _make_results, "this attention kernel"
 )
 
 
-def _make_arguments(
-    query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, documents: Tensor | None, seed: Tensor | None,
-    causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Arguments that all kernels share, by name."""
-    (batch, heads, queries, size), length = query.shape, keys.shape[2]
-    first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
+def _share_arguments(given: Arguments) -> dict[str, Any]:
+    """Arguments that kernels share, by name."""
+    query, key_mask, documents = given.query, given.key_mask, given.documents
+    batch, heads, queries, size = query.shape
+    length = given.keys.shape[2]
+    first, end, own, looks, looked = _intervals(
+        given.causal, queries, length, tuple(given.runs), given.window, query.device
+    )
     rows = max(1 if x is None else len(x) for x in (key_mask, documents))  # of both, one for a text or for all
     tokens = end  # not read
     if key_mask is not None:
@@ -278,21 +323,36 @@ def _make_arguments(
         at = torch.arange(length, dtype=torch.int32, device=query.device).repeat(rows, 1)
         looked = torch.searchsorted(first, at, right=True, out_int32=True)
     return {
-        "VISIBLE": (first, end, own, looks, looked), "TOKENS": tokens, "SEED": end if seed is None else seed,
-        "B": batch, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
-        "scale": scale, "unit": scale / math.log(2),
-        "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
-        "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "PACKED": documents is not None,
-        "DROP": seed is not None, "EACH": batch // rows, "PRECISION": _precision(query),
-    }  # fmt: skip
+        "Q": _as_rows(query),
+        "K": _as_rows(given.keys),
+        "VISIBLE": (first, end, own, looks, looked),
+        "TOKENS": tokens,
+        "SEED": end if given.seed is None else given.seed,
+        "B": batch,
+        "N": queries,
+        "M": length,
+        "H": heads,
+        "D": size,
+        "BD": max(16, 1 << (size - 1).bit_length()),
+        "scale": given.scale,
+        "unit": given.scale / math.log(2),
+        "least": min(math.floor(2**32 * given.dropout), 2**32 - 1) - 2**31,
+        "kept": 1 / (1 - given.dropout),
+        "MIX": 0 if given.mixing is None else given.mixing.dim() // 2,
+        "SIGMOID": given.sigmoid,
+        "PADDED": key_mask is not None,
+        "PACKED": documents is not None,
+        "DROP": given.seed is not None,
+        "EACH": batch // rows,
+        "PRECISION": _precision(query),
+    }
 
 
 def _precision(query: Tensor) -> str:
     """Precision of the kernels' products (`programs.dot`); 16-bit numbers have "ieee" only."""
-    if query.dtype != torch.float32:
-        return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
-    if not query.is_cuda:
+    if query.dtype == torch.bfloat16 and not query.is_cuda:
+        return "widened"
+    if query.dtype != torch.float32 or not query.is_cuda:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
@@ -317,10 +377,11 @@ def _intervals(
     return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
 
 
-def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
+def _matrix(given: Arguments) -> Tensor:
     """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
+    mixing = given.mixing
     if mixing is None:
-        return query  # not read
+        return given.query  # not read
     ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
     return ordered.float().contiguous()
 

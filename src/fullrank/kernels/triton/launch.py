@@ -79,27 +79,32 @@ class Choice(NamedTuple):
     stages: int
 
 
-def launch(name: str, common: dict[str, Any], **tensors: Any) -> None:
-    """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes."""
-    (program, over_keys), heads = KERNELS[name], common["H"]
-    shared = {key: common[key] for key in program.arg_names if key in common}
+def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
+    """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes.
+
+    shared: arguments by name, of which the kernel takes those that it knows.
+    """
+    program, over_keys = KERNELS[name]
+    heads = shared["H"]
+    arguments = {key: shared[key] for key in program.arg_names if key in shared} | tensors
     if over_keys is not None:
-        shared["KEYS"] = over_keys
+        arguments["KEYS"] = over_keys
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
+        rows = shared["M" if over_keys else "N"]
         groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes.get("GJ", heads))
-        return triton.cdiv(common["M" if over_keys else "N"], sizes["BM"]), groups, common["B"]
+        return triton.cdiv(rows, sizes["BM"]), groups, shared["B"]
 
     if isinstance(program, InterpretedFunction):
         sizes = {key: size for key, size in INTERPRETED.items() if key in program.arg_names}
         sizes |= {key: min(sizes[key], heads) for key in ("G", "GJ") if key in sizes}
         if over_keys is not None:
             sizes["HELD"] = heads <= _HELD_BY_INTERPRETER
-        program[grid](**tensors, **shared, **sizes)
+        program[grid](**arguments, **sizes)
     else:
-        query: Tensor = tensors["Q"][0]
-        tuned = _make_tuned(name, heads, common["BD"], query.element_size(), common["PRECISION"], query.device.index)
-        tuned[grid](**tensors, **shared, enable_fp_fusion=True)
+        query: Tensor = arguments["Q"][0]
+        tuned = _make_tuned(name, heads, shared["BD"], query.element_size(), shared["PRECISION"], query.device.index)
+        tuned[grid](**arguments, enable_fp_fusion=True)
 
 
 @functools.cache

@@ -8,22 +8,24 @@
 
 namespace {
 
-struct Call {
+struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t B, H, N, M, D, T;  // texts, heads, queries, keys, numbers of a head (a multiple of the vector), distances (0: none)
-    int64_t threads, narrow;  // narrow: blocks of one vector of rows, for few queries
-    int64_t mixing_kind;       // 0: none, 1: (H, H), 2: (B, N, H, H)
-    int64_t sigsoftmax, dropped;  // dropped: a weight is dropped where 32 random bits are below it
-    uint64_t seed;
-    int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
-    int64_t packed;  // texts have documents, so that the first key of a query differs between them
+    int64_t threads;
+    int64_t narrow;       // blocks of one vector of rows, for few queries
+    int64_t mixing_kind;  // 0: none, 1: (H, H), 2: (B, N, H, H)
+    int64_t packed;       // texts have documents, so that the first key of a query differs between them
+    int64_t sigsoftmax;
+    int64_t dropped;     // a weight is dropped where 32 random bits are below it
+    int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
+    uint64_t seed;
     double scale, kept_scale;
-    const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M of K, D) twice
-    const void* scoring;                                // (H, H), or null where scores are not mixed
-    const void *position, *table;                       // (B, H, N, D), (H, T, D)
-    const int32_t *first, *end, *own, *base;            // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
-    const uint8_t* tokens;                              // (B, M) or null
-    void *out, *lse;                                    // (B, H, N, D), (B, H, N)
+    const void *query, *keys, *values, *mixing;  // (B, H, N, D), (B, H, M of K, D) twice
+    const void* scoring;                         // (H, H), or null where scores are not mixed
+    const void *position, *table;                // (B, H, N, D), (H, T, D)
+    const int32_t *first, *end, *own, *base;     // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
+    const uint8_t* tokens;                       // (B, M) or null
+    void *out, *lse;                             // (B, H, N, D), (B, H, N)
     const void* d_out;
     void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_position, *d_table;
 
