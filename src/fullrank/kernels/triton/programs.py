@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
+
+# place: a text, the number of its rows, and which of them. dropout: SEED, least and kept (`drop`).
 
 
 @triton.jit
-def load_rows(X, text, head, length, at, D: tl.constexpr, BD: tl.constexpr):
-    """Rows `at` of one head, padded with zeros to BD columns. X: a pointer, and the strides of texts, heads and rows."""
+def load_rows(X, place, head, D: constexpr, BD: constexpr):
+    """Rows of one head, padded with zeros to BD columns. X: a pointer, and the strides of texts, heads and rows."""
+    text, length, at = place
     d = tl.arange(0, BD)
     inside = (at < length)[:, None]
     if BD != D:
@@ -29,8 +33,9 @@ def load_rows(X, text, head, length, at, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def store_rows(X, text, head, length, at, tile, D: tl.constexpr, BD: tl.constexpr):
+def store_rows(X, place, head, tile, D: constexpr, BD: constexpr):
     """The opposite of `load_rows`."""
+    text, length, at = place
     d = tl.arange(0, BD)
     inside = (at < length)[:, None] & (d < D)[None, :]
     start = X[0] + text * X[1] + head * X[2]
@@ -38,16 +43,22 @@ def store_rows(X, text, head, length, at, tile, D: tl.constexpr, BD: tl.constexp
 
 
 @triton.jit
-def load_group(X, text, start, length, at, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """Rows `at` of each head of a group. Loaded before a loop, they stay in shared memory during it."""
+def choose_head(start, i, H: constexpr):
+    """Head i of a group. A group that would go beyond the last head repeats it: computed twice, with the same numbers."""
+    return tl.minimum(start + i, H - 1)
+
+
+@triton.jit
+def load_group(X, place, start, H: constexpr, G: constexpr, D: constexpr, BD: constexpr):
+    """Rows of each head of a group. Loaded before a loop, they stay in shared memory during it."""
     made = ()
     for i in tl.static_range(G):
-        made = made + (load_rows(X, text, tl.minimum(start + i, H - 1), length, at, D, BD),)
+        made = made + (load_rows(X, place, choose_head(start, i, H), D, BD),)
     return made
 
 
 @triton.jit
-def dot(a, b, sums, PRECISION: tl.constexpr):
+def dot(a, b, sums, PRECISION: constexpr):
     """a b, added to `sums` unless that is None, in fp32. "widened": bf16 for the interpreter, which knows no such products."""
     if PRECISION == "widened":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
@@ -56,7 +67,13 @@ def dot(a, b, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def group(G: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+def multiply_rows(a, b, PRECISION: constexpr):
+    """a b^T in fp32."""
+    return dot(a, tl.trans(b), None, PRECISION)
+
+
+@triton.jit
+def make_group(G: constexpr, rows: constexpr, columns: constexpr):
     """G tiles of zeros."""
     made = ()
     for _ in tl.static_range(G):
@@ -65,7 +82,7 @@ def group(G: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 
 
 @triton.jit
-def find_place(G: tl.constexpr, KEYS: tl.constexpr):
+def find_place(G: constexpr, KEYS: constexpr):
     """Tile, first head of the group and text of this program. Those begin first that go through most of a causal text."""
     tile = tl.program_id(0)
     if not KEYS:
@@ -74,7 +91,7 @@ def find_place(G: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit
-def find_text(VISIBLE, TOKENS, row, N, M, PACKED: tl.constexpr):
+def find_text(VISIBLE, TOKENS, row, N, M, PACKED: constexpr):
     """Intervals and padding of one text, which has a row of them; of the intervals only where it has documents."""
     first, looked = VISIBLE[0], VISIBLE[4]
     if PACKED:
@@ -84,7 +101,7 @@ def find_text(VISIBLE, TOKENS, row, N, M, PACKED: tl.constexpr):
 
 
 @triton.jit
-def order(own, other, KEYS: tl.constexpr):
+def order(own, other, KEYS: constexpr):
     """Positions of queries and of keys, where a program's own are the rows."""
     if KEYS:
         return other[None, :], own[:, None]
@@ -93,7 +110,7 @@ def order(own, other, KEYS: tl.constexpr):
 
 
 @triton.jit
-def find_span(VISIBLE, own, N, M, KEYS: tl.constexpr):
+def find_span(VISIBLE, own, N, M, KEYS: constexpr):
     """The interval of the other side in which all lies that a program's own positions see, or are seen by."""
     if KEYS:
         first, end, length, other = VISIBLE[3], VISIBLE[4], M, N
@@ -105,7 +122,7 @@ def find_span(VISIBLE, own, N, M, KEYS: tl.constexpr):
 
 
 @triton.jit
-def see(VISIBLE, TOKENS, n, k, N, M, PADDED: tl.constexpr):
+def see(VISIBLE, TOKENS, n, k, N, M, PADDED: constexpr):
     """True where query n sees key k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen."""
     first = tl.load(VISIBLE[0] + n, mask=n < N, other=0)
     end = tl.load(VISIBLE[1] + n, mask=n < N, other=0)
@@ -118,7 +135,7 @@ def see(VISIBLE, TOKENS, n, k, N, M, PADDED: tl.constexpr):
 
 
 @triton.jit
-def exponent(product, unit, SIGMOID: tl.constexpr):
+def exponent(product, unit, SIGMOID: constexpr):
     """log2 of a weight that is not yet normalised: of exp(a), or of exp(a) sigmoid(a); unit = s log2(e)."""
     a = product * unit
     if SIGMOID:
@@ -127,7 +144,7 @@ def exponent(product, unit, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def slope(product, unit, SIGMOID: tl.constexpr):
+def slope(product, unit, SIGMOID: constexpr):
     """d exponent / d a, both in the same base: 1, or 2 - sigmoid(a)."""
     if SIGMOID:
         a = product * unit
@@ -144,21 +161,26 @@ def load_numbers(X, head, n, N):
 
 
 @triton.jit
+def weigh(product, TOTAL, head, n, N, unit, SIGMOID: constexpr):
+    """P of a head; keys that are not seen have any weight yet."""
+    return tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, head, n, N))
+
+
+@triton.jit
 def spread(
     tiles, x, MIXING, text, other, start, n, N,
-    OTHER: tl.constexpr, OWN: tl.constexpr, H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr,
+    OTHER: constexpr, OWN: constexpr, H: constexpr, G: constexpr, MIX: constexpr,
 ):  # fmt: skip
     """tiles[i] + m x, where m is the entry of M between head `other` and head i of the group.
 
     Its place in MIXING (H, H), or with MIX = 2 (B, H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
-    A group that would go beyond the last head repeats it: that head is computed and stored twice, with the same numbers.
     """
     made = ()
     for i in tl.static_range(G):
         if MIX == 0:
             made = made + (tiles[i] + x,)
         else:
-            place = other * OTHER + tl.minimum(start + i, H - 1) * OWN
+            place = other * OTHER + choose_head(start, i, H) * OWN
             if MIX == 1:
                 entry = tl.load(MIXING + place)
             else:
@@ -168,18 +190,19 @@ def spread(
 
 
 @triton.jit
-def drop(x, SEED, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constexpr, G: tl.constexpr):
+def drop(x, dropout, text, start, i: constexpr, n, k, H: constexpr, G: constexpr):
     """x / (1 - p) where the mixed weight of head i of a group, query n and key k is kept, 0 where it is dropped.
 
     Philox at (key, query, text and four heads) draws for four heads at once, so no counter has more than 32 bits; where
     groups are whole fours the compiler sees that they share it. least: of a kept draw, as a signed number; kept: 1 / (1 - p).
     """
+    SEED, least, kept = dropout
     quads: tl.constexpr = (H + 3) // 4
     if H % G == 0 and G % 4 == 0:
         quad = start // 4 + i // 4
         which = i % 4
     else:
-        head = tl.minimum(start + i, H - 1)
+        head = choose_head(start, i, H)
         quad = head // 4
         which = head % 4
     place = (text + tl.load(SEED + 1)) * quads + quad
@@ -190,24 +213,26 @@ def drop(x, SEED, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constex
 
 @triton.jit
 def add_weights(
-    mixed, rows, columns, MIXING, TOTAL, text, j, start, n, N, unit,
-    H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
+    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+    H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, SIGMOID: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
-    """mixed[i] + M_ji P_j, for rows and columns of head j; keys that are not seen have any weight yet."""
-    product = dot(rows, tl.trans(columns), None, PRECISION)
-    weight = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + j, n, N))
+    """mixed[i] + M_ji P_j, for rows of head j and those of it in the place `across`."""
+    text = across[0]
+    product = multiply_rows(mine, load_rows(COLUMNS, across, j, D, BD), PRECISION)
+    weight = weigh(product, TOTAL, text * H + j, n, N, unit, SIGMOID)
     return spread(mixed, weight, MIXING, text, j, start, n, N, H, 1, H, G, MIX)
 
 
 @triton.jit
 def add_cotangents(
-    wanted, rows, columns, MIXING, SEED, least, kept, text, i, start, n, k, N,
-    H: tl.constexpr, G: tl.constexpr, MIX: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
+    wanted, mine, COLUMNS, across, MIXING, dropout, i, start, n, k, N,
+    H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, DROP: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
-    """wanted[j] + M_ji G_i, for rows and columns of head i."""
-    x = dot(rows, tl.trans(columns), None, PRECISION)
+    """wanted[j] + M_ji G_i, for rows of head i and those of it in the place `across`."""
+    text = across[0]
+    x = multiply_rows(mine, load_rows(COLUMNS, across, i, D, BD), PRECISION)
     if DROP:
-        x = drop(x, SEED, least, kept, text, i, 0, n, k, H, 1)
+        x = drop(x, dropout, text, i, 0, n, k, H, 1)
     return spread(wanted, x, MIXING, text, i, start, n, N, 1, H, H, G, MIX)
 
 
@@ -220,21 +245,21 @@ def add_cotangents(
 @triton.jit(do_not_specialize=["N", "M", "EACH"])
 def totals(
     Q, K, TOTAL, VISIBLE, TOKENS, N, M, EACH, unit,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr, PADDED: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: constexpr, D: constexpr, BD: constexpr, SIGMOID: constexpr, PADDED: constexpr,
+    PACKED: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
     """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts."""
     tile, head, text = find_place(1, False)
     own = tile * BM + tl.arange(0, BM)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, own, N, M, False)
-    query = load_rows(Q, text, head, N, own, D, BD)
+    query = load_rows(Q, (text, N, own), head, D, BD)
     top = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     for at in range(low // BN * BN, high, BN):
         k = at + tl.arange(0, BN)
         seen = see(VISIBLE, TOKENS, own[:, None], k[None, :], N, M, PADDED)
-        product = dot(query, tl.trans(load_rows(K, text, head, M, k, D, BD)), None, PRECISION)
+        product = multiply_rows(query, load_rows(K, (text, M, k), head, D, BD), PRECISION)
         x = tl.where(seen, exponent(product, unit, SIGMOID), float("-inf"))
         now = tl.maximum(top, tl.max(x, 1))
         base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen so far
@@ -247,9 +272,9 @@ def totals(
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def weighted_rows(
     Q, K, X, MIXING, TOTAL, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
-    KEYS: tl.constexpr, HELD: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SIGMOID: constexpr,
+    PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
+    KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
     """OUT_i = W_i X_i for a group of heads i, W_i = drop(sum_j M_ji P_j); with KEYS W_i^T X_i. Grid: tiles, groups, texts."""
     tile, start, text = find_place(G, KEYS)
@@ -258,90 +283,94 @@ def weighted_rows(
     else:
         ROWS, COLUMNS, rows, columns = Q, K, N, M
     own = tile * BM + tl.arange(0, BM)
+    here = (text, rows, own)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, own, N, M, KEYS)
     if HELD:
-        held = load_group(ROWS, text, 0, rows, own, H, H, D, BD)
-    sums = group(G, BM, BD)
+        held = load_group(ROWS, here, 0, H, H, D, BD)
+    sums = make_group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
+        across = (text, columns, other)
         n, k = order(own, other, KEYS)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
-        mixed = group(G, BM, BN)
+        mixed = make_group(G, BM, BN)
         if HELD:
             for j in tl.static_range(H):
-                across = load_rows(COLUMNS, text, j, columns, other, D, BD)
                 mixed = add_weights(
-                    mixed, held[j], across, MIXING, TOTAL, text, j, start, n, N, unit, H, G, MIX, SIGMOID, PRECISION
-                )
+                    mixed, held[j], COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+                    H, D, BD, G, MIX, SIGMOID, PRECISION,
+                )  # fmt: skip
         else:
             for j in range(H):
-                mine = load_rows(ROWS, text, j, rows, own, D, BD)
-                across = load_rows(COLUMNS, text, j, columns, other, D, BD)
+                mine = load_rows(ROWS, here, j, D, BD)
                 mixed = add_weights(
-                    mixed, mine, across, MIXING, TOTAL, text, j, start, n, N, unit, H, G, MIX, SIGMOID, PRECISION
-                )
+                    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+                    H, D, BD, G, MIX, SIGMOID, PRECISION,
+                )  # fmt: skip
         made = ()
         for i in tl.static_range(G):
             x = tl.where(seen, mixed[i], 0.0)
             if DROP:
-                x = drop(x, SEED, least, kept, text, start, i, n, k, H, G)
-            across = load_rows(X, text, tl.minimum(start + i, H - 1), columns, other, D, BD)
-            made = made + (dot(x.to(across.dtype), across, sums[i], PRECISION),)
+                x = drop(x, (SEED, least, kept), text, start, i, n, k, H, G)
+            factor = load_rows(X, across, choose_head(start, i, H), D, BD)
+            made = made + (dot(x.to(factor.dtype), factor, sums[i], PRECISION),)
         sums = made
     for i in tl.static_range(G):
-        store_rows(OUT, text, tl.minimum(start + i, H - 1), rows, own, sums[i], D, BD)
+        store_rows(OUT, here, choose_head(start, i, H), sums[i], D, BD)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def mixing_gradient(
     Q, K, V, D_OUT, TOTAL, D_MIXING, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
-    GJ: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: constexpr, D: constexpr, BD: constexpr, SIGMOID: constexpr,
+    PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
+    GJ: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
     """D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i. Grid: tiles of queries, pairs of groups, texts."""
     groups: tl.constexpr = (H + G - 1) // G
     tile, pair, text = find_place(1, False)
     source, start = pair // groups * GJ, pair % groups * G
     own = tile * BM + tl.arange(0, BM)
+    here = (text, N, own)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, own, N, M, False)
-    queries = load_group(Q, text, source, N, own, H, GJ, D, BD)
-    cotangents = load_group(D_OUT, text, start, N, own, H, G, D, BD)
-    sums = group(GJ * G, BM, 8)
+    queries = load_group(Q, here, source, H, GJ, D, BD)
+    cotangents = load_group(D_OUT, here, start, H, G, D, BD)
+    sums = make_group(GJ * G, BM, 8)
     for at in range(low // BN * BN, high, BN):
-        n, k = order(own, at + tl.arange(0, BN), False)
+        other = at + tl.arange(0, BN)
+        across = (text, M, other)
+        n, k = order(own, other, False)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         weights = ()
         for j in tl.static_range(GJ):
-            head = tl.minimum(source + j, H - 1)
-            keys = load_rows(K, text, head, M, at + tl.arange(0, BN), D, BD)
-            product = dot(queries[j], tl.trans(keys), None, PRECISION)
-            x = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + head, n, N))
+            head = choose_head(source, j, H)
+            product = multiply_rows(queries[j], load_rows(K, across, head, D, BD), PRECISION)
+            x = weigh(product, TOTAL, text * H + head, n, N, unit, SIGMOID)
             weights = weights + (tl.where(seen, x, 0.0),)
         made = ()
         for i in tl.static_range(G):
-            values = load_rows(V, text, tl.minimum(start + i, H - 1), M, at + tl.arange(0, BN), D, BD)
-            x = dot(cotangents[i], tl.trans(values), None, PRECISION)
+            values = load_rows(V, across, choose_head(start, i, H), D, BD)
+            x = multiply_rows(cotangents[i], values, PRECISION)
             if DROP:
-                x = drop(x, SEED, least, kept, text, start, i, n, k, H, G)
+                x = drop(x, (SEED, least, kept), text, start, i, n, k, H, G)
             for j in tl.static_range(GJ):
                 part = tl.sum(tl.reshape(weights[j] * x, (BM, BN // 8, 8)), 1)
                 made = made + (sums[i * GJ + j] + part,)
         sums = made
     for i in tl.static_range(G):
         for j in tl.static_range(GJ):
-            place = tl.minimum(source + j, H - 1) * H + tl.minimum(start + i, H - 1)
+            place = choose_head(source, j, H) * H + choose_head(start, i, H)
             tl.store(D_MIXING + (text * (H * H) + place) * N + own, tl.sum(sums[i * GJ + j], 1), mask=own < N)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def score_gradient(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, scale, unit, least, kept,
-    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
-    PADDED: tl.constexpr, PACKED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
-    KEYS: tl.constexpr, HELD: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SIGMOID: constexpr,
+    PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
+    KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
     """OUT_j = s dA_j K_j for a group of heads j; with KEYS s dA_j^T Q_j. Grid: tiles, groups, texts."""
     tile, start, text = find_place(G, KEYS)
@@ -350,56 +379,42 @@ def score_gradient(
     else:
         ROWS, COLUMNS, LEFT, RIGHT, rows, columns = Q, K, D_OUT, V, N, M
     own = tile * BM + tl.arange(0, BM)
+    here = (text, rows, own)
+    dropout = (SEED, least, kept)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, own, N, M, KEYS)
-    mine = load_group(ROWS, text, start, rows, own, H, G, D, BD)
+    mine = load_group(ROWS, here, start, H, G, D, BD)
     if HELD:
-        held = load_group(LEFT, text, 0, rows, own, H, H, D, BD)
-    sums = group(G, BM, BD)
+        held = load_group(LEFT, here, 0, H, H, D, BD)
+    sums = make_group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
+        across = (text, columns, other)
         n, k = order(own, other, KEYS)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
-        wanted = group(G, BM, BN)
+        wanted = make_group(G, BM, BN)
         if HELD:
             for i in tl.static_range(H):
-                right = load_rows(RIGHT, text, i, columns, other, D, BD)
                 wanted = add_cotangents(
-                    wanted,
-                    held[i],
-                    right,
-                    MIXING,
-                    SEED,
-                    least,
-                    kept,
-                    text,
-                    i,
-                    start,
-                    n,
-                    k,
-                    N,
-                    H,
-                    G,
-                    MIX,
-                    DROP,
-                    PRECISION,
-                )
+                    wanted, held[i], RIGHT, across, MIXING, dropout, i, start, n, k, N,
+                    H, D, BD, G, MIX, DROP, PRECISION,
+                )  # fmt: skip
         else:
             for i in range(H):
-                left = load_rows(LEFT, text, i, rows, own, D, BD)
-                right = load_rows(RIGHT, text, i, columns, other, D, BD)
+                left = load_rows(LEFT, here, i, D, BD)
                 wanted = add_cotangents(
-                    wanted, left, right, MIXING, SEED, least, kept, text, i, start, n, k, N, H, G, MIX, DROP, PRECISION
-                )
+                    wanted, left, RIGHT, across, MIXING, dropout, i, start, n, k, N,
+                    H, D, BD, G, MIX, DROP, PRECISION,
+                )  # fmt: skip
         made = ()
         for j in tl.static_range(G):
-            head = tl.minimum(start + j, H - 1)
-            across = load_rows(COLUMNS, text, head, columns, other, D, BD)
-            product = dot(mine[j], tl.trans(across), None, PRECISION)
-            weight = tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, text * H + head, n, N))
-            x = weight * (wanted[j] - load_numbers(DELTA, text * H + head, n, N)) * slope(product, unit, SIGMOID)
-            x = tl.where(seen, x, 0.0)
-            made = made + (dot(x.to(across.dtype), across, sums[j], PRECISION),)
+            head = choose_head(start, j, H)
+            factor = load_rows(COLUMNS, across, head, D, BD)
+            product = multiply_rows(mine[j], factor, PRECISION)
+            weight = weigh(product, TOTAL, text * H + head, n, N, unit, SIGMOID)
+            delta = load_numbers(DELTA, text * H + head, n, N)
+            x = tl.where(seen, weight * (wanted[j] - delta) * slope(product, unit, SIGMOID), 0.0)
+            made = made + (dot(x.to(factor.dtype), factor, sums[j], PRECISION),)
         sums = made
     for j in tl.static_range(G):
-        store_rows(OUT, text, tl.minimum(start + j, H - 1), rows, own, sums[j] * scale, D, BD)
+        store_rows(OUT, here, choose_head(start, j, H), sums[j] * scale, D, BD)
