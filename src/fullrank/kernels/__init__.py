@@ -80,32 +80,41 @@ _NATIVE_HALF = 320  # ... the same in 16 bits
 _NATIVE_HALF_TRAINING = 192  # ... C++ is faster than the definition, in 16 bits with gradients or dropout
 
 
-def _order(problem: Problem) -> tuple[tuple[str, bool], ...]:
-    """Kernels from the fastest to the slowest for this call: (name, whether it is worth trying)."""
-    queries, gpu = problem.layout.shape[0], problem.values.device.type == "cuda"
-    plain, compiling, several = is_plain(problem), torch.compiler.is_compiling(), queries > 1
-    if is_transformed():  # kernels written by hand know no torch.func
-        return (("sdpa", plain),)
-    if plain and not gpu:
-        # on a CPU the fused kernel has no dropout, and a slow backward pass in 16 bits
-        half = problem.values.dtype in (torch.bfloat16, torch.float16)
-        slow = problem.dropout > 0 or (half and needs_grad(problem))
-        least = (_NATIVE_HALF_TRAINING if slow else _NATIVE_HALF) if half else 0 if slow else _NATIVE_FP32
-        return (
-            ("sdpa", not slow and queries < least),
-            ("reference", slow and queries < least),
-            ("native", several),
-            ("sdpa", not slow or compiling),
-        )
-    return ("sdpa", plain), ("native", several), ("triton", several and gpu)
+def _rank(problem: Problem) -> list[str]:
+    """Kernels worth trying for a call, from the fastest to the slowest; "reference" ends the search."""
+    queries = problem.layout.shape[0]
+    on_gpu = problem.values.device.type == "cuda"
+    plain = is_plain(problem)
+    names = ["sdpa"] if plain else []
+    if is_transformed():
+        return names
+    if plain and not on_gpu:
+        return _rank_plain(problem, queries)
+    if queries > 1:
+        names.append("native")
+        if on_gpu:
+            names.append("triton")
+    return names
+
+
+def _rank_plain(problem: Problem, queries: int) -> list[str]:
+    """Those for plain attention on a CPU, whose fused kernel has no dropout, and a slow backward pass in 16 bits."""
+    half = problem.values.dtype in (torch.bfloat16, torch.float16)
+    if problem.dropout > 0 or (half and needs_grad(problem)):
+        least = _NATIVE_HALF_TRAINING if half else 0
+        if queries < least:
+            return ["reference"]
+        last = "sdpa" if torch.compiler.is_compiling() else "reference"
+        return ["native", last] if queries > 1 else [last]
+    least = _NATIVE_HALF if half else _NATIVE_FP32
+    return ["sdpa"] if queries < least else ["native", "sdpa"]
 
 
 def _fastest(problem: Problem) -> str:
-    if not fits(problem):
-        return "reference"
-    for name, worth_trying in _order(problem):
-        if worth_trying and (name == "reference" or KERNELS[name].reason(problem) is None):
-            return name
+    if fits(problem):
+        for name in _rank(problem):
+            if name == "reference" or KERNELS[name].reason(problem) is None:
+                return name
     return "reference"
 
 

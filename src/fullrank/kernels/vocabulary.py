@@ -54,14 +54,23 @@ class _Pass:
     """
 
     def __init__(
-        self, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, normalize: str,
-        dtype: torch.dtype, needs: tuple[bool, ...] = (False,) * 4,
-    ) -> None:  # fmt: skip
+        self,
+        hidden: Tensor,
+        log_prior: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        normalize: str,
+        dtype: torch.dtype,
+        needs: tuple[bool, ...] = (False,) * 4,
+    ) -> None:
         self.wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
+        self.hidden = hidden.to(dtype)
+        self.weight = weight.to(dtype)
         self.bias = None if bias is None else bias.to(self.wide)
         self.log_prior = None if log_prior is None else log_prior.to(self.wide)
-        self.normalize, self.on_cpu, self.needs = normalize, hidden.device.type == "cpu", needs
+        self.normalize = normalize
+        self.needs = needs
+        self.on_cpu = hidden.device.type == "cpu"
         self.mixtures = 1 if log_prior is None else log_prior.shape[1]
         self.tokens = hidden.shape[0] // self.mixtures
         self.hidden_grad = torch.empty_like(self.hidden, dtype=self.wide) if needs[0] else None
@@ -76,7 +85,8 @@ class _Pass:
         for chunk, logits in self._chunks():
             scales = logits.new_empty(logits.shape[0], dtype=self.wide)
             for piece, scores in self._blocks(logits):
-                tokens, rows = slice(chunk.start + piece.start, chunk.start + piece.stop), self._rows(piece)
+                tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
+                rows = self._rows(piece)
                 z, slope = _normalize(scores, self.normalize, any(self.needs))
                 if self.log_prior is None:
                     block = _compute_softmax(z, ids[tokens], smoothing)
@@ -113,14 +123,15 @@ class _Pass:
         All chunks share one scratch: done with a chunk, it may be written to.
         """
         vocabulary, width = self.weight.shape
-        budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
-        # the block of a GPU is the chunk, in `wide`
-        size = self.weight.element_size() if self.on_cpu else self.wide.itemsize
-        longest = max(budget // (vocabulary * size), 64)
-        longest = max((longest if self.on_cpu else min(longest, 4096)) // self.mixtures, -(-64 // self.mixtures))
-        pieces = list(_pieces(self.tokens, longest))
-        most = max((piece.stop - piece.start for piece in pieces), default=0)
-        scratch = self.hidden.new_empty(most * self.mixtures, vocabulary)
+        if self.on_cpu:
+            budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20)  # bytes
+            rows = budget // (vocabulary * self.weight.element_size())
+        else:  # the block of a GPU is the chunk, in `wide`
+            rows = min((256 << 20) // (vocabulary * self.wide.itemsize), 4096)
+        most = max(rows // self.mixtures, -(-64 // self.mixtures))  # tokens
+        pieces = list(_pieces(self.tokens, most))
+        longest = max((piece.stop - piece.start for piece in pieces), default=0)
+        scratch = self.hidden.new_empty(longest * self.mixtures, vocabulary)
         for piece in pieces:
             logits = scratch[: (piece.stop - piece.start) * self.mixtures]
             yield piece, torch.mm(self.hidden[self._rows(piece)], self.weight.t(), out=logits)
@@ -254,40 +265,73 @@ class _WeightedLoss(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
-def _token_nll(
-    components: Components, cluster: Cluster, states: Tensor, ids: Tensor, log_prior: Tensor | None = None
-) -> Tensor:
-    """nll (T,) by the softmax of one cluster.  states (T, K, E), K = 1 without log_prior."""
-    hidden = project_states(cluster, states).flatten(0, 1)
-    nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, components.normalize)
+class _Part(NamedTuple):
+    """A cluster, and of its tokens the states and the targets, counted from its first word."""
+
+    cluster: Cluster
+    states: Tensor
+    targets: Tensor
+
+
+def _split_by_cluster(components: Components, ids: Tensor) -> tuple[_Part, list[tuple[Tensor, _Part]]]:
+    """The head, whose targets are words and classes of tails; each tail behind the positions of its tokens.
+
+    One sort, and the one question that a device has to answer: how many tokens each cluster has.
+    """
+    head, *tails = components.clusters
+    if not tails:
+        return _Part(head, components.states, ids), []
+    words = len(head.weight) - len(tails)  # the head has a row for each tail, too
+    sizes = [len(tail.weight) for tail in tails]
+    starts = list(itertools.accumulate(sizes[:-1], initial=words))
+    cluster = torch.zeros_like(ids)
+    for start in starts:
+        cluster += ids >= start
+    ordered, order = cluster.sort(stable=True)
+    numbers = torch.arange(len(starts) + 1, device=ids.device)
+    ends: list[int] = torch.searchsorted(ordered, numbers, right=True).tolist()
+    in_tails = order[ends[0] :]
+    counts = [end - start for start, end in itertools.pairwise(ends)]
+    positions = in_tails.split(counts)
+    states = components.states.index_select(0, in_tails).split(counts)
+    targets = [ids[place] - start for place, start in zip(positions, starts, strict=True)]
+    classes = torch.where(cluster == 0, ids, words - 1 + cluster)
+    parts = map(_Part, tails, states, targets)
+    return _Part(head, components.states, classes), list(zip(positions, parts, strict=True))
+
+
+def _compute_nll(components: Components, part: _Part) -> Tensor:
+    """nll (T,) by the softmax of one cluster."""
+    cluster = part.cluster
+    hidden = project_states(cluster, part.states).flatten(0, 1)
+    operands = (hidden, components.log_prior, cluster.weight, cluster.bias)
+    nll: Tensor = _Recomputed.apply(*operands, part.targets, components.normalize)
     return nll
 
 
-def _compute_weighted_loss(
-    components: Components, cluster: Cluster, states: Tensor, ids: Tensor, scale: Tensor, smoothing: float = 0.0,
-    log_prior: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster; states as in `_token_nll`."""
-    hidden = project_states(cluster, states).flatten(0, 1)
-    operands: tuple[Tensor | None, ...] = (hidden, log_prior, cluster.weight, cluster.bias)
+def _compute_loss(components: Components, part: _Part, scale: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster."""
+    cluster = part.cluster
+    hidden = project_states(cluster, part.states).flatten(0, 1)
+    operands: tuple[Tensor | None, ...] = (hidden, components.log_prior, cluster.weight, cluster.bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
-    loss, nll = _WeightedLoss.apply(*operands, scale, ids, smoothing, components.normalize)
+    loss, nll = _WeightedLoss.apply(*operands, scale, part.targets, smoothing, components.normalize)
     return loss, nll
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
-    head, *tails = components.clusters
+    head, tails = _split_by_cluster(components, ids)
+    nll = _compute_nll(components, head)
     if not tails:
-        return _token_nll(components, head, components.states, ids, components.log_prior)
-    groups = _Groups(components, ids)
-    nll = _token_nll(components, head, components.states, groups.head_targets())
+        return nll
     inside = []
-    for tail, positions, states, targets in groups.tails():
+    for positions, tail in tails:
         with draws.select_tokens(positions, len(ids)):
-            inside.append(_token_nll(components, tail, states, targets))
-    return nll.index_add(0, groups.order[groups.ends[0] :], torch.cat(inside))
+            inside.append(_compute_nll(components, tail))
+    in_tails = torch.cat([positions for positions, _ in tails])
+    return nll.index_add(0, in_tails, torch.cat(inside))
 
 
 def vocabulary_loss(
@@ -297,47 +341,13 @@ def vocabulary_loss(
 
     None for label smoothing over tails and over mixtures.
     """
-    head, *tails = components.clusters
-    if label_smoothing and (tails or components.log_prior is not None):
+    if label_smoothing and (len(components.clusters) > 1 or components.log_prior is not None):
         return None
-    if not tails:
-        states, log_prior = components.states, components.log_prior
-        return _compute_weighted_loss(components, head, states, ids, scale, label_smoothing, log_prior)
-    groups = _Groups(components, ids)
-    loss, nll = _compute_weighted_loss(components, head, components.states, groups.head_targets(), scale)
-    for tail, positions, states, targets in groups.tails():
+    head, tails = _split_by_cluster(components, ids)
+    loss, nll = _compute_loss(components, head, scale, label_smoothing)
+    for positions, tail in tails:
         with draws.select_tokens(positions, len(ids)):
-            part, plain = _compute_weighted_loss(components, tail, states, targets, scale[positions])
-        loss, nll = loss + part, nll + plain
+            loss_inside, nll_inside = _compute_loss(components, tail, scale[positions], 0.0)
+        loss = loss + loss_inside
+        nll = nll + nll_inside
     return loss, nll
-
-
-class _Groups:
-    """Targets by cluster: `order` is a permutation of the tokens that ends with those of each tail side by side.
-
-    One sort, and the one question that a device has to answer: how many tokens each cluster has.
-    """
-
-    def __init__(self, components: Components, ids: Tensor) -> None:
-        self.states, self.clusters, self.ids = components.states, components.clusters, ids
-        sizes = [len(cluster.weight) for cluster in self.clusters]
-        self.words = sizes[0] - (len(sizes) - 1)  # the head has a row for each tail, too
-        self.starts = list(itertools.accumulate([self.words, *sizes[1:-1]]))
-        self.cluster = torch.zeros_like(ids)
-        for start in self.starts:
-            self.cluster += ids >= start
-        ordered, self.order = self.cluster.sort(stable=True)
-        last = torch.arange(len(self.clusters), device=ids.device)
-        self.ends: list[int] = torch.searchsorted(ordered, last, right=True).tolist()
-
-    def head_targets(self) -> Tensor:
-        """The word, or the class of its tail, (T,)."""
-        return torch.where(self.cluster == 0, self.ids, self.words - 1 + self.cluster)
-
-    def tails(self) -> Iterator[tuple[Cluster, Tensor, Tensor, Tensor]]:
-        """Each tail; the positions, states and targets of its tokens, counted from its first word."""
-        in_tails = self.order[self.ends[0] :]
-        counts = [end - start for start, end in itertools.pairwise(self.ends)]
-        positions, states = in_tails.split(counts), self.states.index_select(0, in_tails).split(counts)
-        for tail, own, rows, start in zip(self.clusters[1:], positions, states, self.starts, strict=True):
-            yield tail, own, rows, self.ids[own] - start

@@ -128,30 +128,28 @@ def list_choices(name: str, call: Call) -> list[Choice]:
     tiles: tuple[Tile, ...] = _TILES.get(name, _TILES_OF_GROUPS)
     if call.capability == _BLACKWELL and name not in _TILES:
         tiles = tuple(tile for tile in tiles if tile.rows < _ROWS_LOST)
-    choices = [choice for tile in tiles for choice in _list_groups(name, tile, call)]
-    fitting = [choice for choice in choices if _fits(name, choice, call)]
-    by_tile: dict[Tile, Choice] = {}
-    for choice in sorted(fitting, key=lambda choice: _count_loads(name, choice, call)):
-        tile = Tile(choice.sizes["BM"], choice.sizes["BN"], choice.warps, choice.stages)
-        by_tile.setdefault(tile, choice)
-    return list(by_tile.values())[:_MOST_TRIED] or [choices[-1]]
+    count_loads = functools.partial(_count_loads, name, call)
+    tried = []
+    for tile in tiles:
+        choices = _list_groups(name, call, tile)
+        fitting = [choice for choice in choices if _fits(name, call, choice)]
+        if fitting:
+            tried.append(min(fitting, key=count_loads))
+    return sorted(tried, key=count_loads)[:_MOST_TRIED] or [choices[-1]]
 
 
-def _list_groups(name: str, tile: Tile, call: Call) -> list[Choice]:
+def _list_groups(name: str, call: Call, tile: Tile) -> list[Choice]:
     """Choices with that tile, from the largest groups to the smallest; with rows in shared memory first."""
-    sizes = {"BM": tile.rows, "BN": tile.columns}
-    more: list[dict[str, int]]
-    if name == "totals":
-        more = [{}]
-    elif name == "mixing_gradient":
-        more = [
+    groups: list[dict[str, int]] = [{}]
+    if name == "mixing_gradient":
+        groups = [
             {"G": _split_evenly(call.heads, heads), "GJ": _split_evenly(call.heads, sources)}
             for sources, heads in _PAIRS
         ]
-    else:
-        groups = sorted({_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}, reverse=True)
-        more = [{"G": group, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for group in groups]
-    return [Choice(sizes | groups, tile.warps, tile.stages) for groups in more]
+    elif name != "totals":
+        sizes = sorted({_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}, reverse=True)
+        groups = [{"G": size, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for size in sizes]
+    return [Choice({"BM": tile.rows, "BN": tile.columns, **group}, tile.warps, tile.stages) for group in groups]
 
 
 def _split_evenly(heads: int, group: int) -> int:
@@ -159,49 +157,54 @@ def _split_evenly(heads: int, group: int) -> int:
     return triton.cdiv(heads, triton.cdiv(heads, group))
 
 
-def _count_loads(name: str, choice: Choice, call: Call) -> float:
+def _count_columns(call: Call, sizes: dict[str, int]) -> int:
+    """Heads whose rows of the other side a program loads in each round."""
+    if "G" not in sizes:
+        return 1
+    return sizes["G"] + sizes.get("GJ", call.heads)
+
+
+def _count_loads(name: str, call: Call, choice: Choice) -> float:
     """Rows that are loaded for a position of queries and one of keys, in all programs together."""
     sizes = choice.sizes
-    group, sources, held = sizes.get("G", 1), sizes.get("GJ", call.heads), sizes.get("HELD", True)
-    programs_of_text = triton.cdiv(call.heads, group) * triton.cdiv(call.heads, sources)
-    columns = 1 if name == "totals" else group + sources
-    return programs_of_text * (columns / sizes["BM"] + (0 if held else call.heads / sizes["BN"]))
+    programs_of_text = triton.cdiv(call.heads, sizes.get("G", 1)) * triton.cdiv(call.heads, sizes.get("GJ", call.heads))
+    loads = _count_columns(call, sizes) / sizes["BM"]
+    if not sizes.get("HELD", True):
+        loads += call.heads / sizes["BN"]
+    return programs_of_text * loads
 
 
-def _fits(name: str, choice: Choice, call: Call) -> bool:
-    bounds = _REGISTERS_ASYNCHRONOUS if _is_asynchronous(choice, call) else _REGISTERS
+def _fits(name: str, call: Call, choice: Choice) -> bool:
+    bounds = _REGISTERS_ASYNCHRONOUS if _is_asynchronous(call, choice) else _REGISTERS
     most = bounds[call.precision if call.size == 4 else "ieee"]
-    return _count_registers(name, choice, call) <= most and _count_shared_bytes(name, choice, call) <= call.shared
+    return _count_registers(call, choice) <= most and _count_shared_bytes(name, call, choice) <= call.shared
 
 
-def _is_asynchronous(choice: Choice, call: Call) -> bool:
+def _is_asynchronous(call: Call, choice: Choice) -> bool:
     return call.capability in _ASYNCHRONOUS and choice.sizes["BM"] >= _ROWS_ASYNCHRONOUS
 
 
-def _count_registers(name: str, choice: Choice, call: Call) -> float:
+def _count_registers(call: Call, choice: Choice) -> float:
     """Numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
-    sizes, threads = choice.sizes, 32 * choice.warps
-    group, sources, tile = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"] * sizes["BN"] / threads
-    if name == "mixing_gradient":
-        sums = sources * group * sizes["BM"] * 8 / threads
-        return (2 + sources) * tile + sums
-    return (2 + group) * tile + group * sizes["BM"] * call.width / threads
+    sizes = choice.sizes
+    group = sizes.get("G", 0)
+    tiles, columns_of_sums = group, group * call.width
+    if "GJ" in sizes:
+        tiles, columns_of_sums = sizes["GJ"], group * sizes["GJ"] * 8
+    numbers = (2 + tiles) * sizes["BM"] * sizes["BN"] + columns_of_sums * sizes["BM"]
+    return numbers / (32 * choice.warps)
 
 
-def _count_shared_bytes(name: str, choice: Choice, call: Call) -> int:
+def _count_shared_bytes(name: str, call: Call, choice: Choice) -> int:
     """Bytes of shared memory: rows that stay there during the loop, and loads under way."""
     sizes = choice.sizes
-    group, rows_of_round = sizes.get("G", 1), 0
-    if name == "totals":
-        kept = loads = 1
-    elif name == "mixing_gradient":
-        kept = loads = group + sizes["GJ"]
-    elif sizes["HELD"]:
-        kept, loads = call.heads, group + call.heads
+    columns = _count_columns(call, sizes)
+    buffers = choice.stages if _is_asynchronous(call, choice) else choice.stages - 1
+    if not sizes.get("HELD", True):
+        rows = max(buffers, 1) * (sizes["BM"] + sizes["BN"])
     else:
-        kept, loads, rows_of_round = 0, 1, sizes["BM"]
+        kept = call.heads if "HELD" in sizes else columns
+        rows = kept * sizes["BM"] + max(columns * buffers, 1) * sizes["BN"]
     if name in ("query_gradient", "key_gradient"):
-        kept += group
-    buffers = choice.stages if _is_asynchronous(choice, call) else choice.stages - 1
-    rows = kept * sizes["BM"] + max(buffers, 1) * rows_of_round + max(loads * buffers, 1) * sizes["BN"]
+        rows += sizes["G"] * sizes["BM"]
     return rows * call.width * call.size
