@@ -18,7 +18,6 @@ from fullrank.evaluation.tasks import (
     glue_scores,
     normalize_answer,
     squad_scores,
-    squad_v2_scores,
     tokenised_bleu,
     translation_scores,
 )
@@ -232,7 +231,7 @@ def by_definition(references, predictions):
 def test_v2_over_all_with_and_without_answers(v2):
     references, predictions = v2
     exact, f1 = by_definition(references, predictions)
-    scores = squad_v2_scores(predictions, references)
+    scores = squad_scores(predictions, references, v2=True)
     groups = {
         "": list(references),
         "HasAns_": [name for name in references if references[name]],
@@ -243,5 +242,5 @@ def test_v2_over_all_with_and_without_answers(v2):
             mean = float(sum(values[name] for name in names) / len(names))
             assert scores[prefix + metric] == pytest.approx(mean, abs=1e-12)
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (len(groups["HasAns_"]), len(groups["NoAns_"]))
-    only_empty = squad_v2_scores({"a": ""}, {"a": []})
+    only_empty = squad_scores({"a": ""}, {"a": []}, v2=True)
     assert only_empty == {"exact": 1.0, "f1": 1.0, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 1}

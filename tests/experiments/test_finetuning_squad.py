@@ -11,7 +11,7 @@ import torch
 from fullrank.config.finetune import FinetuneEvalConfig
 from fullrank.config.load import build_any
 from fullrank.data.tasks import Question, Window, choose_windows, read_squad
-from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
+from fullrank.evaluation.tasks import squad_scores
 from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, find_answers, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.training.values import TrainingPosition
@@ -119,7 +119,7 @@ def test_version_2_says_when_there_is_no_answer(place, tmp_path):
     final = train_quietly({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     answers = {question.id: question.answers for question in read_squad(place, "dev", "2.0").rows}
-    scores = squad_v2_scores(predictions, answers)
+    scores = squad_scores(predictions, answers, v2=True)
     assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
     share = sum(not given for given in answers.values()) / len(answers)
     assert scores["exact"] > share > 0  # more than saying always that there is none

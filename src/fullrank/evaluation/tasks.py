@@ -92,12 +92,7 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     Raises InputError for different numbers of hypotheses and references, and for none at all.
     """
     _check_pairs(hypotheses, references)
-    bleu = bleu_of(
-        "none",
-        lowercase=True,
-        smooth_method="none",
-        force=True,
-    )
+    bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
     score = bleu.corpus_score(list(hypotheses), [list(references)]).score
     return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}
 
@@ -178,38 +173,13 @@ def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) ->
     return 2 * common.total() / (len(predicted) + len(wanted))
 
 
-def squad_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
-    """v1.1: `exact_match` and `f1`, the mean over all questions of the best of each question's references."""
-    exact, f1 = _score_questions(predictions, references, v2=False)
-    return {
-        "exact_match": fmean(exact.values()),
-        "f1": fmean(f1.values()),
-    }
+def squad_scores(predictions: Mapping[str, str], references: References, *, v2: bool = False) -> dict[str, float]:
+    """The mean over all questions of the exact match, and of F1, with the best of each question's references.
 
-
-def squad_v2_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
-    """v2: `exact` and `f1` over all questions; `HasAns_*` and `NoAns_*` over those with and without an answer.
-
-    An empty prediction says that there is no answer.
+    v2: an empty prediction says that there is no answer; `HasAns_*` and `NoAns_*` are over questions with and without one.
     """
-    exact, f1 = _score_questions(predictions, references, v2=True)
-    figures: dict[str, float] = {
-        "exact": fmean(exact.values()),
-        "f1": fmean(f1.values()),
-    }
-    for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
-        names = [name for name, texts in references.items() if bool(texts) == has_answer]
-        if names:
-            figures[f"{prefix}_exact"] = fmean(exact[name] for name in names)
-            figures[f"{prefix}_f1"] = fmean(f1[name] for name in names)
-            figures[f"{prefix}_total"] = len(names)
-    return figures
-
-
-def _score_questions(
-    predictions: Mapping[str, str], references: References, *, v2: bool
-) -> tuple[dict[str, float], dict[str, float]]:
-    exact, f1 = {}, {}
+    exact: dict[str, float] = {}
+    f1: dict[str, float] = {}
     for name, texts in references.items():
         if v2:  # a reference of articles and punctuation alone cannot be matched
             texts = [text for text in texts if normalize_answer(text)] or [""]
@@ -217,4 +187,11 @@ def _score_questions(
         accepted = map(normalize_answer, texts)
         exact[name] = float(normalize_answer(predicted) in accepted)
         f1[name] = max(token_f1(predicted, text, empty_matches=v2) for text in texts)
-    return exact, f1
+    scores: dict[str, float] = {"exact" if v2 else "exact_match": fmean(exact.values()), "f1": fmean(f1.values())}
+    for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
+        names = [name for name, texts in references.items() if bool(texts) == has_answer]
+        if v2 and names:
+            scores[f"{prefix}_exact"] = fmean(exact[name] for name in names)
+            scores[f"{prefix}_f1"] = fmean(f1[name] for name in names)
+            scores[f"{prefix}_total"] = len(names)
+    return scores

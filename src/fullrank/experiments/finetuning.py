@@ -29,7 +29,7 @@ from fullrank.data.tasks import (
     read_squad,
     squad_windows,
 )
-from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
+from fullrank.evaluation.tasks import glue_scores, squad_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, finish_loss
 from fullrank.files import write_json
@@ -228,7 +228,7 @@ class SquadBenchmark:
         if folder is not None and rank() == 0:
             write_json(folder / "predictions.json", answers)
         references = {question.id: question.answers for question in questions}
-        scores = squad_v2_scores(answers, references) if is_v2 else squad_scores(answers, references)
+        scores = squad_scores(answers, references, v2=is_v2)
         table = nn.utils.rnn.pad_sequence([row.T for row in logits], batch_first=True, padding_value=_MASKED)
         loss = float(self.compute_loss(table.double().transpose(1, 2).contiguous(), split.targets))
         return {**scores, "loss": loss, "examples": len(questions), "windows": len(split.windows)}
