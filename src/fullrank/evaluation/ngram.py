@@ -36,48 +36,31 @@ def measure_ngrams(
 
     Texts are read as one stream each, which `start_id` precedes.
     """
-    padding = np.full(order, start_id)
-    streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
-    tokens = np.concatenate(streams).astype(np.int64)
-    ends = np.cumsum(list(map(len, streams)))
-    places = []
-    for end, stream in zip(ends, streams, strict=True):
-        start = end - len(stream)
-        places.append(np.arange(start + order, end))
+    lengths = np.array([len(ids) for ids in (train, *texts)])
+    ends = np.cumsum(lengths + order)
+    places = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    tokens = np.full(ends[-1], start_id, np.int64)
+    for ids, place in zip((train, *texts), places, strict=True):
+        tokens[place] = ids
     trained, *parts = places
     scored = np.concatenate(parts)
-    sizes = [len(part) for part in parts]
-    borders = np.cumsum(sizes)[:-1]
-    grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
+    borders = np.cumsum(lengths[1:-1])
+    history = np.zeros(len(tokens), np.int64)
+    grams = _number_pairs(history, tokens, vocab_size)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
-        history = np.concatenate([[0], grams[:-1]])
-        grams = _number_pairs(history, tokens, vocab_size)
-        highest = _predict(
-            history,
-            grams,
-            trained,
-            scored,
-            lower,
-            modified,
-        )
-        of_texts = np.split(highest, borders)
-        for figures, probabilities in zip(perplexities, of_texts, strict=True):
+        highest = _predict(history, grams, trained, scored, lower, modified)
+        for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
             nll = -np.log(probabilities).mean()
             figures.append(math.exp(nll))
         if n < order:
+            shorter = grams
             next_history = np.concatenate([[0], grams[:-1]])
-            longer = _number_pairs(next_history, tokens, vocab_size)
-            _, firsts = np.unique(longer[trained], return_index=True)
-            lower = _predict(
-                history,
-                grams,
-                trained[firsts],
-                scored,
-                lower,
-                modified,
-            )
+            grams = _number_pairs(next_history, tokens, vocab_size)
+            _, firsts = np.unique(grams[trained], return_index=True)
+            lower = _predict(history, shorter, trained[firsts], scored, lower, modified)
+            history = next_history
     return perplexities
 
 
@@ -109,10 +92,7 @@ def _predict(
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
     number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
     once, twice = number[1:3]
-    if once:
-        share = once / (once + 2 * twice)
-    else:
-        share = 0.5
+    share = once / (once + 2 * twice) if once else 0.5
     discounts = [0.0] + [share] * LARGEST_COUNT
     for k in range(1, LARGEST_COUNT + 1):
         if modified and number[k]:
