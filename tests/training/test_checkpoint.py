@@ -96,13 +96,13 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path / "begun", snapshot(step, 1), step=step, best=step == 1, keep_weights=3)
+        save_checkpoint(tmp_path / "begun", snapshot(step, 1), keep_weights=3)
     for number in itertools.count(1):
         folder = shutil.copytree(tmp_path / "begun", tmp_path / str(number), symlinks=True)
         with pytest.MonkeyPatch.context() as patch:
             calls = breaking_at(patch, number, error)
             with contextlib.suppress(Death if isinstance(error, Death) else RunError):
-                save_checkpoint(folder, snapshot(4), step=4, best=True, keep_weights=3)
+                save_checkpoint(folder, snapshot(4), keep_weights=3)
         check_kept(folder, [1, 2, 3], [1, 2, 3, 4], [2, 3, 4])
         found = load_checkpoint(folder, refuse)
         check(found, 3, 4)
@@ -111,11 +111,11 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
             check(read_checkpoint(folder / "best"), 4)
             check_kept(folder, [2, 3, 4])
         check(read_checkpoint(folder / "best"), 1, 4)
-        save_checkpoint(folder, snapshot(4), step=4, best=True, keep_weights=3)  # the run comes by again
+        save_checkpoint(folder, snapshot(4), keep_weights=3)  # the run comes by again
         check(load_checkpoint(folder, refuse), 4)
         check(read_checkpoint(folder / "best"), 4)
         check_kept(folder, [2, 3, 4])
-        save_checkpoint(folder, snapshot(5, 4), step=5, best=False)
+        save_checkpoint(folder, snapshot(5, 4))
         check(load_checkpoint(folder, refuse), 5)
         check(read_checkpoint(folder / "previous"), 4)
         assert len(list(folder.glob("step-*"))) == 2, "what no link points to is removed"
@@ -177,8 +177,8 @@ def cut(path):
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "checkpoint.json"])
 def test_damage_is_noticed_and_the_one_before_used(damage, name, tmp_path):
-    save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
-    save_checkpoint(tmp_path, snapshot(2), step=2, best=True)
+    save_checkpoint(tmp_path, snapshot(1))
+    save_checkpoint(tmp_path, snapshot(2))
     damage(tmp_path / "last" / name)
     with pytest.raises(DamagedError, match=name):
         verify_checkpoint(tmp_path / "last")
@@ -192,7 +192,7 @@ def test_damage_is_noticed_and_the_one_before_used(damage, name, tmp_path):
 
 def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path):
     assert load_checkpoint(tmp_path / "none", refuse) is None
-    save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
+    save_checkpoint(tmp_path, snapshot(1))
     cut(tmp_path / "last" / "training.safetensors")
     with pytest.raises(
         InputError, match=r"last is damaged: training.safetensors does not match .*delete .* or start again with --out"

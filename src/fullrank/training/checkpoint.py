@@ -294,10 +294,8 @@ class Snapshot:
 # -- saving ------------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(
-    folder: Path, snapshot: Snapshot, *, step: int, best: bool, keep_weights: int | None = None
-) -> None:
-    """Write `snapshot` into `folder` (a run's `checkpoints`) and make it `last`, and `best` if asked for.
+def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None = None) -> None:
+    """Write `snapshot` into `folder` (a run's `checkpoints`) and make it `last`, and `best` if its step is the best so far.
 
     keep_weights: keep the weights too, and at most so many of the kept ones.
     RunError if the disk does not take it: then the checkpoints that were there are unchanged.
@@ -305,9 +303,8 @@ def save_checkpoint(
     weights = _gather_tensors(snapshot.weights)
     training = _gather_tensors(snapshot.training)
     if rank() == 0:
-        snapshot = replace(snapshot, weights=weights, training=training)
-        with _explain_failure(folder, f"the checkpoint of step {step}"):
-            _write_checkpoint(folder, snapshot, step, best, keep_weights)
+        with _explain_failure(folder, f"the checkpoint of step {snapshot.state['step']}"):
+            _write_checkpoint(folder, replace(snapshot, weights=weights, training=training), keep_weights)
     barrier()
 
 
@@ -336,9 +333,10 @@ def _gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, keep_weights: int | None) -> None:
+def _write_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unlinked(folder)  # of a process that was killed
+    step = snapshot.state["step"]
     target = folder / f"step-{step:08d}"
     with _replace_folder(folder, target) as fresh:
         write_tensors(fresh / WEIGHTS, snapshot.weights)
@@ -346,20 +344,21 @@ def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, k
         write_record(fresh, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
     # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
     if keep_weights is not None:
-        _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
+        _keep_weights(target, step=step, number=keep_weights, run=snapshot.run)
     if last := _read_link(folder, "last"):
         _link(folder, "previous", last)
     _link(folder, "last", target.name)
-    if best:
+    if snapshot.state["best_step"] == step:
         _link(folder, "best", target.name)
     _remove_unlinked(folder)
 
 
-def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
+def _keep_weights(checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
     """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
 
     Weights kept later than `step` are removed, for that step comes again.
     """
+    folder = checkpoint.parent
     target = folder / KEPT / checkpoint.name
     target.parent.mkdir(exist_ok=True)
     with _replace_folder(folder, target) as fresh:

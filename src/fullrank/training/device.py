@@ -106,16 +106,14 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
         raise
 
 
-def compile_blocks(model: nn.Module) -> int:
-    """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
+def compile_blocks(model: nn.Module) -> None:
+    """`torch.compile` in place, names of parameters unchanged.
 
     A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
     compiled whole, which reaches calls of `model(...)` only.
     """
-    modules = list(model.compile_targets()) if isinstance(model, HasBlocks) else [model]
-    for module in modules:
+    for module in model.compile_targets() if isinstance(model, HasBlocks) else [model]:
         module.compile()
-    return len(modules)
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -171,7 +171,7 @@ class Training:
             keep = self.options.keep_checkpoints if evaluating else None
             is_due = plan.save_due(counters.step) or self.is_late or is_best or bool(keep) or counters.finished
             if is_due or self.is_ending or counters.step >= until:
-                self.save(is_best, keep)
+                self.save(keep)
             if self.is_ending and not counters.finished:
                 raise Interrupted(
                     f"stopped by {signals.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
@@ -300,7 +300,7 @@ class Training:
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 
-    def save(self, best: bool, keep: int | None) -> None:
+    def save(self, keep: int | None) -> None:
         """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
         counters = self.state.counters
         self.check_loss()
@@ -312,7 +312,7 @@ class Training:
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
         snapshot = replace(self.state.capture(), run=self.seal)
-        save_checkpoint(self.folder / "checkpoints", snapshot, step=counters.step, best=best, keep_weights=keep)
+        save_checkpoint(self.folder / "checkpoints", snapshot, keep)
         self.saved_at = time.monotonic()
         self.clock.resume()
 
