@@ -51,7 +51,7 @@ def test_blocks_score_every_token_once(size, shuffle, seed, epoch):
     assert sorted(found) == list(range(tokens))
     if not shuffle:
         assert found == list(range(tokens))
-    assert blocks.tokens_per_epoch == tokens
+    assert sum(blocks.tokens_of_batches(0)) == tokens
     assert blocks.batches_per_epoch == ceil(ceil(tokens / length) / rows)
     assert blocks.tokens_of_batches(epoch) == [blocks.batch(epoch, i).tokens for i in range(blocks.batches_per_epoch)]
 
@@ -74,7 +74,7 @@ def test_dropped_streams_are_contiguous(size):
     for row, targets in enumerate(whole.tolist()):
         assert targets == list(range(row * each, row * each + len(targets)))
     found = scored(streams)
-    assert len(found) == len(set(found)) == streams.tokens_per_epoch
+    assert len(found) == len(set(found)) == sum(streams.tokens_of_batches(0))
     assert tokens - len(found) <= rows * length + rows - 2
 
 
@@ -91,7 +91,7 @@ def test_random_segments_fill_every_stream_exactly():
         read = torch.cat([batch.targets for batch in batches], 1)
         assert torch.equal(read, torch.arange(4 * stream).view(4, stream))
         assert source.tokens_of_batches(epoch) == [batch.tokens for batch in batches]
-        assert source.tokens_per_epoch == sum(batch.tokens for batch in batches)
+        assert sum(source.tokens_of_batches(epoch)) == 4 * stream
         assert all(torch.equal(b.inputs[:, 1:], b.targets[:, :-1]) and b.weights is None for b in batches)
     assert source.tokens_of_batches(0) != source.tokens_of_batches(1)
     assert torch.equal(source.batch(1, 7).targets, streams(deviation=4.0, half=0.25).batch(1, 7).targets)
@@ -125,7 +125,7 @@ def test_context_is_read_again_and_not_predicted():
 
 def test_partial_shuffle_turns_each_stream():
     source = streams(shuffle=True, context=6)
-    used, starts = source.tokens_per_epoch // 4, []
+    used, starts = sum(source.tokens_of_batches(0)) // 4, []
     for epoch in (0, 1):
         batches = [source.batch(epoch, index) for index in range(source.batches_per_epoch)]
         read = torch.cat([batch.targets for batch in batches], 1)

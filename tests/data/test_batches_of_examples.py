@@ -51,6 +51,7 @@ def test_grouping_spares_padding_and_keeps_chance():
     def padded(grouped):
         batches = ExampleBatches(examples, batch_size=16, seed=1, group_by_length=grouped)
         parts = [batches.batch(0, i) for i in range(batches.batches_per_epoch)]
+        assert batches.tokens_of_batches(0) == [part.read for part in parts]
         return 1 - sum(part.read for part in parts) / sum(part.inputs["input_ids"].numel() for part in parts)
 
     assert padded(True) < 0.1 < 0.3 < padded(False)

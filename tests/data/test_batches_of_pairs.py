@@ -72,7 +72,7 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, s
             assert batches.tokens_of_batches(epoch)[index] == batch.tokens
         assert sorted(seen) == list(range(len(pairs)))
         assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
-        assert tokens == batches.tokens_per_epoch == int((pairs.target.lengths + 1).sum())
+        assert tokens == int((pairs.target.lengths + 1).sum())
     if limit == 100_000:
         assert batches.batches_per_epoch == 1
 

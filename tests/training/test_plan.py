@@ -30,8 +30,6 @@ def test_the_end_by_steps_epochs_and_tokens():
 class Known(ToyBatches):
     """Seven batches of 20 to 80 tokens, in another order every epoch."""
 
-    tokens_per_epoch: int = 260
-
     def tokens_of_batches(self, epoch):
         sizes = [20, 20, 30, 30, 30, 50, 80]
         return sizes[-(epoch % 7) :] + sizes[: -(epoch % 7)]
@@ -47,20 +45,6 @@ def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens, accumulation)
         step += 1
         seen += sum(batches.tokens_of_batches(epoch)[index] for epoch, index in found.batches_of(step))
     assert found.total_steps == step
-
-
-def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know_their_tokens():
-    """Seven batches of 99 tokens in all."""
-
-    @dataclass(frozen=True)
-    class Unknown(ToyBatches):
-        def tokens_of_batches(self, epoch):
-            return None
-
-    assert plan(tokens=2 * 99 + 16, batches=Unknown()).total_steps == 14 + 2
-    assert plan(tokens=2 * 99 + 16, batches=ToyBatches()).total_steps == 14 + 2
-    assert plan(tokens=42, batches=Unknown()).total_steps == 3
-    assert plan(tokens=42, batches=Unknown(), gradient_accumulation_steps=2).total_steps == 2
 
 
 def test_evaluation_by_fractions_of_an_epoch():

@@ -56,10 +56,6 @@ class ToyBatches:
 
     batches_per_epoch: int = 7
 
-    @property
-    def tokens_per_epoch(self):
-        return STREAMS * (LENGTH * self.batches_per_epoch - 2)
-
     def tokens_of_batches(self, epoch):
         return [self.batch(epoch, index)[:, 1:].numel() for index in range(self.batches_per_epoch)]
 

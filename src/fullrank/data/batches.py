@@ -138,7 +138,6 @@ class Blocks:
     def __post_init__(self) -> None:
         self._length = min(self.segment_length, len(self.ids))  # never longer than the text: nobody waits for padding
         self._blocks = -(-len(self.ids) // self._length)
-        self.tokens_per_epoch = len(self.ids)
         self.batches_per_epoch = -(-self._blocks // self.batch_size)
         self._order = lru_cache(maxsize=2)(self._draw_order)  # of this epoch and the next
 
@@ -213,7 +212,6 @@ class Streams:
             segments = max(1, round(self._stream / (self.segment_length * (1 - self.half / 2))))
             self._used = self._stream
         self.batches_per_epoch = segments
-        self.tokens_per_epoch = self.batch_size * self._used
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
     def _draw_cuts(self, epoch: int) -> np.ndarray:
@@ -347,10 +345,10 @@ class MaskedBatches:
 
     def __post_init__(self) -> None:
         self.batches_per_epoch = self.text.batches_per_epoch
-        self.tokens_per_epoch = self.text.tokens_per_epoch
 
-    def tokens_of_batches(self, epoch: int) -> None:
-        """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Tokens that are read in each batch of an epoch."""
+        return self.text.tokens_of_batches(epoch)
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch."""

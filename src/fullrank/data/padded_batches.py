@@ -96,7 +96,6 @@ class PairBatches:
             if (i - starts[-1] + 1) * width > batch_tokens:
                 starts.append(i)
         self._starts = np.array([*starts, len(longer)])
-        self.tokens_per_epoch = int(target.sum())
         self.batches_per_epoch = len(starts)
         self._orders = lru_cache(maxsize=2)(self._draw_order)
 
@@ -197,11 +196,11 @@ class ExampleBatches:
     def __post_init__(self) -> None:
         self._lengths = self.examples.lengths
         self.batches_per_epoch = -(-len(self.examples) // self.batch_size)
-        self.tokens_per_epoch = int(self._lengths.sum())
         self._batches = lru_cache(maxsize=1)(self._draw_epoch)
 
-    def tokens_of_batches(self, epoch: int) -> None:
-        """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Tokens that are read in each batch of an epoch."""
+        return [int(self._lengths[chosen].sum()) for chosen in self._batches(epoch)]
 
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch."""

@@ -480,7 +480,7 @@ def try_training(config: RunConfig, prepared: Prepared, evaluations: int) -> Tri
     return Trial(
         parameters=sum(sizes.values()),
         body=sum(sizes.values()) - sum(vocabulary),
-        tokens=parts.batches.tokens_per_epoch / parts.batches.batches_per_epoch,
+        tokens=sum(parts.batches.tokens_of_batches(0)) / parts.batches.batches_per_epoch,
         step=step,
         judging=final + evaluations * evaluation,
     )

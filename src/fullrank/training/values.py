@@ -72,11 +72,8 @@ class Batches(Protocol[Batch_co]):
     @property
     def batches_per_epoch(self) -> int: ...
 
-    @property
-    def tokens_per_epoch(self) -> int: ...
-
-    def tokens_of_batches(self, epoch: int) -> Sequence[int] | None:
-        """Tokens of each batch of an epoch; None if they are not known, then the mean is used."""
+    def tokens_of_batches(self, epoch: int) -> Sequence[int]:
+        """Tokens of each batch of an epoch; every epoch has as many."""
 
     def batch(self, epoch: int, index: int) -> Batch_co: ...
 
@@ -234,7 +231,7 @@ class Plan:
     """Length and rhythm of a training.
 
     total_steps: the end, and the length that schedules decay over. With a budget of `tokens` the first step that reaches it
-    is the last one, and `total_steps` an estimate where the batches do not know how many tokens they have.
+    is the last one.
     It stays as planned when a phase ends early on a plateau: learning rates go on as if it had not, and training ends
     when the last phase has had its own steps.
     evaluate_every need not be a whole number: an evaluation is due at the first step at or after each multiple of it.
@@ -320,7 +317,6 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
-    A budget in tokens counts steps exactly where the batches know the tokens of each of them, else with their mean.
     """
     per_epoch = batches.batches_per_epoch
     accumulation = options.gradient_accumulation_steps
@@ -343,12 +339,9 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
 
 
 def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
-    """The number of updates that read `tokens` tokens: exact, or by the mean tokens of a batch."""
-    per_epoch = batches.tokens_per_epoch
-    epochs, rest = divmod(tokens, per_epoch)
+    """The number of updates that read `tokens` tokens."""
+    epochs, rest = divmod(tokens, sum(batches.tokens_of_batches(0)))
     before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
     counts = batches.tokens_of_batches(epochs)
-    if counts is None:
-        return before + math.ceil(rest / (per_epoch / batches.batches_per_epoch * accumulation))
     needed = 1 + sum(seen < rest for seen in accumulate(counts)) if rest else 0
     return before + math.ceil(needed / accumulation)
