@@ -476,31 +476,32 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def map_in_processes(
-    work: Callable[[Item], Result], items: Iterable[Item], *, alone: bool = False
+    work: Callable[[Item], Result], items: Iterable[Item], size: int = 1, *, alone: bool = False
 ) -> Generator[Result, None, None]:
     """`work` of each item, in order. Few items are under way at a time.
 
-    One process where there is one core or item, with `alone`, or where processes cannot be forked safely.
+    size: items that a process gets at once. One process where there is one core, or no more items than that, with `alone`, or
+    where processes cannot be forked safely.
     """
     cores = len(usable_cores()) if sys.platform == "linux" and not alone else 1
-    items = iter(items)
-    first = list(itertools.islice(items, 2))
-    items = itertools.chain(first, items)
+    groups = batched(items, size)
+    first = list(itertools.islice(groups, 2))
+    groups = itertools.chain(first, groups)
     if cores < 2 or len(first) < 2:
-        yield from map(work, items)
+        yield from map(work, itertools.chain.from_iterable(groups))
         return
-    waiting = deque[Future[Result]]()
+    waiting = deque[Future[list[Result]]]()
     fork = multiprocessing.get_context("fork")
     try:
         with ProcessPoolExecutor(cores, fork, initializer=_begin, initargs=(work,)) as pool:
-            for item in items:
+            for group in groups:
                 with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                    waiting.append(pool.submit(_do, item))
+                    waiting.append(pool.submit(_do, group))
                 if len(waiting) > 2 * cores:
-                    yield waiting.popleft().result()
+                    yield from waiting.popleft().result()
             while waiting:
-                yield waiting.popleft().result()
+                yield from waiting.popleft().result()
     except BrokenProcessPool as error:
         raise RunError(
             "a process that was making token ids was killed (by the system, for want of memory?); on fewer cores (taskset) "
@@ -517,8 +518,8 @@ def _begin(work: Callable[[Any], Any]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
 
 
-def _do(item: Any) -> Any:
-    return _work(item)
+def _do(group: list[Any]) -> list[Any]:
+    return [_work(item) for item in group]
 
 
 def show_progress(pieces: Iterable[Piece], doing: str, total: int, report: Report) -> Iterator[Piece]:

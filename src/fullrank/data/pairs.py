@@ -188,8 +188,8 @@ def _write_lines(
     """
     content = sources.splits[split]
     moses = settings.moses and not content.is_tokenized
-    normalize = partial(_normalize_pairs, settings.languages, moses, settings.lowercase)
-    rows = chain.from_iterable(map_in_processes(normalize, batched(content.read_pairs(), _CHUNK), alone=not moses))
+    normalize = partial(_normalize_pair, settings, moses)
+    rows = map_in_processes(normalize, content.read_pairs(), _CHUNK, alone=not moses)
     every = sources.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:
@@ -210,16 +210,11 @@ def _write_lines(
     return counts
 
 
-def _normalize_pairs(
-    languages: Sequence[str], moses: bool, lowercase: bool, pairs: Sequence[tuple[str, str]]
-) -> list[_Lines]:
-    """The lines of pairs as they are encoded; with `moses` followed by those before that."""
-    rows: list[_Lines] = []
-    for pair in pairs:
-        sides = zip(languages, pair, strict=True)
-        text = [normalize_line(line, name, moses=moses, lowercase=lowercase) for name, line in sides]
-        rows.append((*text, *map(clean_line, pair)) if moses else tuple(text))
-    return rows
+def _normalize_pair(settings: PairSettings, moses: bool, pair: tuple[str, str]) -> _Lines:
+    """The lines of a pair as they are encoded; with `moses` followed by those before that."""
+    sides = zip(settings.languages, pair, strict=True)
+    text = [normalize_line(line, name, moses=moses, lowercase=settings.lowercase) for name, line in sides]
+    return (*text, *map(clean_line, pair)) if moses else tuple(text)
 
 
 def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, int]) -> Iterator[_Lines]:

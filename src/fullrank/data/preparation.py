@@ -272,15 +272,12 @@ def _encode(
             ids = ids[1:]
         return ids, _measure(piece.text, piece.begins, piece.open_end, units), piece.begins
 
-    def encode_group(group: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray, bool]]:
-        return [encode(piece) for piece in group]
-
     pieces = _read(sections, settings, f"encoding {split}", key, report)
-    groups = map_in_processes(encode_group, batched(pieces, _PIECES_AT_ONCE), alone=settings.kind == "byte")
+    encoded = map_in_processes(encode, pieces, _PIECES_AT_ONCE, alone=settings.kind == "byte")
     tokens = 0
     sizes = np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
-        for ids, piece_sizes, begins in chain.from_iterable(groups):
+        for ids, piece_sizes, begins in encoded:
             if tokens + len(ids) > most:
                 ids = ids[: most - tokens]
                 piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
