@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_unknown_words_share_what_the_first_order_leaves():
     """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
     (measured,) = measure_ngrams(np.array([1, 1, 1, 1]), [np.array([5, 5])], vocab_size=VOCAB, start_id=START, order=1)
     assert measured == [pytest.approx(4 * VOCAB / 0.5)]
+
+
+def test_counting_takes_80_bytes_a_token():
+    """50 million tokens, the most that are counted, take 3 GB (`COUNTED_TOKENS`)."""
+    generator = np.random.default_rng(0)
+    train = np.minimum(generator.zipf(1.3, 200_000), 9_999)
+    tracemalloc.start()
+    try:
+        measure_ngrams(train, [train[:100]], vocab_size=10_000, start_id=0, order=4)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 * len(train)
 
 
 def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Grams = NDArray[np.int32]  # numbers of n-grams, fewer than tokens: half the memory
 
 LARGEST_COUNT = 3  # counts above it have its discount
 
@@ -38,14 +39,14 @@ def measure_ngrams(
     """
     lengths = np.array([len(ids) for ids in (train, *texts)])
     ends = np.cumsum(lengths + order)
-    places = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    tokens = np.full(ends[-1], start_id, np.int64)
+    places = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    tokens = np.full(ends[-1], start_id, np.int32)
     for ids, place in zip((train, *texts), places, strict=True):
         tokens[place] = ids
     trained, *parts = places
-    scored = np.concatenate(parts)
+    scored = np.concatenate([np.arange(part.start, part.stop) for part in parts])
     borders = np.cumsum(lengths[1:-1])
-    history = np.zeros(len(tokens), np.int64)
+    history = np.zeros_like(tokens)
     grams = _number_pairs(history, tokens, vocab_size)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
@@ -56,20 +57,34 @@ def measure_ngrams(
             figures.append(math.exp(nll))
         if n < order:
             shorter = grams
-            next_history = np.concatenate([[0], grams[:-1]])
+            next_history = np.zeros_like(grams)
+            next_history[1:] = grams[:-1]
             grams = _number_pairs(next_history, tokens, vocab_size)
             _, firsts = np.unique(grams[trained], return_index=True)
-            lower = _predict(history, shorter, trained[firsts], scored, lower, modified)
+            lower = _predict(history, shorter, trained.start + firsts, scored, lower, modified)
             history = next_history
     return perplexities
 
 
-def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
-    return np.unique(history * vocab_size + tokens, return_inverse=True)[1]
+def _number_pairs(history: Grams, tokens: Grams, vocab_size: int) -> Grams:
+    """Numbers from 0 of the pairs, in the order of their values: less memory than `np.unique` with `return_inverse`."""
+    pairs = history * np.int64(vocab_size) + tokens
+    order = np.argsort(pairs)
+    ordered = pairs[order]
+    is_other = np.zeros(len(pairs), bool)
+    is_other[1:] = ordered[1:] != ordered[:-1]
+    numbers = np.empty_like(tokens)
+    numbers[order] = np.cumsum(is_other, dtype=np.int32)
+    return numbers
 
 
 def _predict(
-    history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
+    history: Grams,
+    grams: Grams,
+    counted: Ids | slice,
+    scored: Ids,
+    lower: NDArray[np.float64],
+    modified: bool,
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
     number = grams.max() + 1
@@ -77,7 +92,7 @@ def _predict(
     discounts = _choose_discounts(counts, modified)
     taken = discounts[np.minimum(counts, LARGEST_COUNT)]
     different, firsts = np.unique(grams[counted], return_index=True)
-    after = history[counted[firsts]]
+    after = history[counted][firsts]
     length = history.max() + 1
     totals = np.bincount(after, counts[different], length)
     left = np.bincount(after, taken[different], length)
