@@ -9,6 +9,7 @@ import torch
 
 import fullrank as fr
 from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SUM
+from fullrank.core.errors import InputError
 
 V, WINDOW = 5, 8
 _generator = torch.Generator().manual_seed(3)
@@ -271,3 +272,8 @@ def test_texts_that_are_cut_by_their_length_add_up():
     """Two halves, each read by itself: scores depend on the number of later tokens, and every length adds up to one."""
     report = fr.check_scoring(lambda ids: sum(float(nll(part).sum()) for part in ids.chunk(2)), vocab_size=V)
     assert report.passes, report
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(InputError, match="score: a function from a text to its nll, given float"):
+        fr.check_scoring(1.5, vocab_size=5)

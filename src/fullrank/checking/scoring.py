@@ -58,6 +58,8 @@ def check_scoring(
     `score` for sums over the vocabulary; what they do not reach is said.
     Raises InputError where score fails or returns something else, and where texts or vocab_size are missing.
     """
+    if not callable(score):
+        raise InputError(f"score: a function from a text to its nll, given {type(score).__name__}")
     size = len(vocabulary) if vocabulary else vocab_size
     is_text = texts is not None and isinstance(next(iter(texts), None), str)
     if is_text and vocabulary:
