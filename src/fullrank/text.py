@@ -147,7 +147,7 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
     for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
         if not isinstance(ids, Tensor):
             raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
-        if ids.ndim != 2 or ids.is_floating_point() or not ids.shape[1]:
+        if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
             raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
         texts += ids.split(1)
     if not texts:

@@ -10,6 +10,7 @@ from scipy import stats
 
 import fullrank as fr
 from fullrank.analysis.heads import Heads, LayerHeads, compare_deviations, heads
+from fullrank.core.errors import InputError
 from moving import moved
 
 IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -169,3 +170,10 @@ def test_deviations_of_the_papers_table():
         records = [[fr.Record({"layer": 0}, "deviation", one.layers[0].deviation)] for one in (a, b)]
         (compared,) = compare_deviations(*records)
         assert compared.value == pytest.approx(change, abs=3)
+
+
+@pytest.mark.parametrize(("shape", "message"), [((0, 9), r"input_ids: \(B, N\)"), ((2, 1), "two tokens or more")])
+def test_texts_without_a_prediction(shape, message):
+    model = fr.LanguageModel(config())
+    with pytest.raises(InputError, match=message):
+        heads(model, torch.zeros(shape, dtype=torch.int64))

@@ -5,11 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.analysis import gradient_share
+from fullrank.core.errors import InputError
 from moving import moved
 
 V = 47
@@ -169,6 +171,17 @@ def test_a_soft_cap_is_exempt_and_escapes():
         assert "soft-cap" in str(found.layer.exempt)
         assert found.layer.bound == 9
         assert found.rank == 30
+
+
+@pytest.mark.parametrize("family", ["ours", "bert"])
+def test_a_model_of_masked_tokens_has_no_contexts(family):
+    if family == "ours":
+        model = fr.MaskedLanguageModel(random_model({}).config)
+    else:
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=V, **sizes))
+    with pytest.raises(InputError, match="rank: give a causal model"):
+        fr.analysis.rank(model, ids())
 
 
 TARGETS = torch.where(torch.rand(8, 12, generator=torch.Generator().manual_seed(1)) < 0.3, -100, FOREIGN.roll(-1, 1))

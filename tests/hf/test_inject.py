@@ -90,6 +90,10 @@ def bert_with(**settings):
     return model
 
 
+def described(**fields):
+    return {**B, "interface": {"BertSelfAttention": fields}}
+
+
 @pytest.mark.parametrize(
     ("make", "given", "message"),
     [
@@ -100,6 +104,9 @@ def bert_with(**settings):
         (bert_with, {**B, "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
         (bert_with, {"mix": "differential"}, "mix 'differential' is more than a matrix"),
         (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
+        (bert_with, {**B, "interface": "query"}, "interface: a mapping of class names"),
+        (bert_with, described(query="q_proj"), "query: the name of a submodule of each BertSelfAttention, given 'q_proj'"),
+        (bert_with, described(query="query", blocks=3), "blocks: a number that divides the 4 heads, given 3"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_injected_is_named(make, given, message):

@@ -163,3 +163,11 @@ def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
     torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-5)
     fr.remove(merged)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in merged.modules())
+
+
+def test_an_adapter_without_peft_says_how_to_install_it(tmp_path, monkeypatch):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "none"}')
+    (tmp_path / "fullrank.json").write_text("{}")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"LoRA needs peft; install it"):
+        fr.load_injected(tmp_path)

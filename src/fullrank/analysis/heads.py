@@ -213,6 +213,8 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
         return "next tokens, with memory", list(zip(inputs, targets, strict=True))
     rows = max(1, _AT_ONCE // length)
     if model.mask_id is None:
+        if length < 2:
+            raise InputError("input_ids: texts of two tokens or more, as the first one is not predicted; given 1")
         inputs = tokens[:, :-1].split(rows)
         targets = tokens[:, 1:].split(rows)
         return "next tokens", list(zip(inputs, targets, strict=True))

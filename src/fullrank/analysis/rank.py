@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
-from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.output import IGNORED
 from fullrank.models import LoadedModel, open_model
@@ -128,8 +127,8 @@ def rank(
         raise InputError(f"contexts: two or more, given {contexts}")
     source = open_model(model)
     source.require({"logits", "hidden"}, "rank")
-    if isinstance(source.own, MaskedLanguageModel):
-        raise InputError("rank: give a causal model, of fullrank or of transformers; given a MaskedLanguageModel")
+    if source.predicts == "masked tokens":
+        raise InputError(f"rank: give a causal model, of fullrank or of transformers; given a {source.name}")
     double = open_model(_convert_to_double(source.module))
     layer = describe_output(double)
     wanted = contexts or 2 * (layer.hidden_size + 2) + 32

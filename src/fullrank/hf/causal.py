@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from fullrank.config.finetune import AdapterConfig, PretrainedConfig, TextFinetuneConfig
 from fullrank.config.load import build_any, read_yaml
-from fullrank.core.errors import InputError, pip_install
+from fullrank.core.errors import InputError
 from fullrank.core.model import LossParts, ModelOutput, Pass
 from fullrank.core.output import IGNORED, Output, scale_tokens, weigh_losses
 from fullrank.core.trace import Trace
@@ -278,10 +277,7 @@ def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
     """A model as it is trained: whole, or with an adapter; mixing parameters are trained in both."""
     if adapter is None:
         return CausalModel(model)
-    if importlib.util.find_spec("peft") is None:
-        raise InputError(f"train.adapter: LoRA needs peft; install it: {pip_install('hf')}")
-    import peft
-
+    peft = load.import_peft("train.adapter")
     has_mixing = any(".fullrank." in f".{name}" for name, _ in model.named_parameters())
     settings = peft.LoraConfig(
         r=adapter.r,

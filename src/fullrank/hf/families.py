@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,18 +53,28 @@ _described: dict[str, tuple[str | None, int | None]] = {}
 def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]]) -> None:
     """Note where classes of attention project their queries: {"OwnAttention": {"query": "q_proj", "blocks": 1}}.
 
-    Raises InputError for other fields, and for a class that the model lacks or that has no eager attention function.
+    Raises InputError for other fields and values, and for a class that the model lacks or that has no eager attention function.
     """
-    homes = {kind.__name__: kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    if not isinstance(interface, Mapping):
+        raise InputError(f"interface: a mapping of class names to mappings, given {interface!r}")
+    described = {}
     for name, fields in interface.items():
         if not isinstance(fields, Mapping) or set(fields) - {"query", "blocks"}:
             raise InputError(f"interface: {name}: a mapping with query and blocks, given {fields!r}")
-        if not hasattr(sys.modules.get(homes.get(name, "")), "eager_attention_forward"):
+        query, blocks = fields.get("query"), fields.get("blocks")
+        modules = [module for module in model.modules() if _computing_class(module).__name__ == name]
+        if not any(hasattr(_file_of(module), "eager_attention_forward") for module in modules):
             raise InputError(
                 f"interface: {name}: no class of a module of {type(model).__name__} that has an eager_attention_forward in its "
                 "file"
             )
-        _described[name] = fields.get("query"), fields.get("blocks")
+        if query is not None and not all(isinstance(getattr(module, query, None), nn.Module) for module in modules):
+            raise InputError(f"interface: {name}: query: the name of a submodule of each {name}, given {query!r}")
+        heads = head_size(modules[0]).num_heads
+        if blocks is not None and (type(blocks) is not int or blocks < 1 or heads % blocks):
+            raise InputError(f"interface: {name}: blocks: a number that divides the {heads} heads, given {blocks!r}")
+        described[name] = query, blocks
+    _described.update(described)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -77,7 +88,7 @@ def is_attention(module: nn.Module) -> bool:
         return True
     if kind.__name__ in _REFUSED:
         return False
-    file = sys.modules.get(kind.__module__)
+    file = _file_of(module)
     has_interface = hasattr(file, "ALL_ATTENTION_FUNCTIONS") and hasattr(file, "eager_attention_forward")
     is_named = "Attention" in kind.__name__ or kind.__name__ == "LongcatFlashMLA"
     has_queries = kind.__name__ in _LAYOUTS or find_projection(module)[0] is not None
@@ -111,13 +122,18 @@ def _computing_class(module: nn.Module) -> type:
     return next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
 
 
+def _file_of(module: nn.Module) -> ModuleType | None:
+    """The file of the class that defines its forward pass."""
+    return sys.modules.get(_computing_class(module).__module__)
+
+
 def eager_of(module: nn.Module) -> Callable[..., Any]:
     """The attention function of a module with `attn_implementation="eager"`."""
     if getattr(module, "reorder_and_upcast_attn", False):
         raise InputError(
             f"{type(module).__name__}: reorder_and_upcast_attn computes another attention; set it to false"
         )
-    eager: Callable[..., Any] = sys.modules[_computing_class(module).__module__].eager_attention_forward
+    eager: Callable[..., Any] = _file_of(module).eager_attention_forward  # type: ignore[union-attr]
     return eager
 
 

@@ -18,7 +18,7 @@ from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor
 
 from fullrank.config.load import read_yaml
-from fullrank.core.errors import FullRankError, InputError, one_line
+from fullrank.core.errors import FullRankError, InputError, one_line, pip_install
 from fullrank.files import read_json
 from fullrank.hf import classes
 from fullrank.hf.inject import LOADED_BY, arguments_of, find_injected_modules, inject
@@ -164,8 +164,7 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
             f"{folder}: no adapter of `fullrank finetune` ({INJECTED} beside {_ADAPTER}, peft_type LORA, no auto_mapping); "
             "inject its model first, then load it with peft.PeftModel.from_pretrained"
         )
-    import peft
-
+    peft = import_peft(str(folder))
     name = adapter["base_model_name_or_path"]
     with quiet(), explain_errors(f"{folder}: its model {name} is none"):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -175,6 +174,15 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
     if settings and not find_injected_modules(model):
         inject(model, **arguments_of(settings))
     return peft.PeftModel.from_pretrained(model, folder)
+
+
+def import_peft(key: str) -> Any:
+    """PEFT; InputError that begins with `key` where it is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(f"{key}: LoRA needs peft; install it: {pip_install('hf')}")
+    import peft
+
+    return peft
 
 
 def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
