@@ -29,7 +29,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.errors import InputError
-from fullrank.hf.load import _make_small_config
+from fullrank.hf.tiny import make_small_config
 
 LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 64, 4, 30_000_000
 
@@ -95,7 +95,7 @@ def examined(kind: str) -> dict[str, Any]:
 def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     """A tiny model of a type, inputs that it takes, and its own eager output."""
     torch.manual_seed(0)
-    config = _make_small_config(CONFIG_MAPPING[kind])
+    config = make_small_config(CONFIG_MAPPING[kind])
     with torch.device("meta"):  # costs no memory
         count = model_of(copy.deepcopy(config), kind).num_parameters()
     if count > LARGEST:

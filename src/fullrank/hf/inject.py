@@ -100,7 +100,7 @@ def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: f
         raise InputError(
             "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
         )
-    if find_injected_parts(model):
+    if is_injected(model):
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
@@ -192,15 +192,9 @@ def find_injected_modules(model: nn.Module) -> dict[str, Injected]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
 
 
-def find_injected_parts(model: nn.Module) -> dict[str, nn.Module]:
-    """All that was injected by its names in the model: stages of attention, and the latent states of a mixture."""
-    modules = dict(model.named_modules())
-    heads = tuple(f"{name}." for name, module in modules.items() if isinstance(module, MixtureHead))
-    return {
-        name: module
-        for name, module in modules.items()
-        if isinstance(module, Injected) or (isinstance(module, Latents) and name.startswith(heads))
-    }
+def is_injected(model: nn.Module) -> bool:
+    """True if stages of attention or a mixture of softmaxes were injected."""
+    return any(isinstance(module, Injected | MixtureHead) for module in model.modules())
 
 
 def add_identities(model: Any) -> tuple[Any, set[int]]:
@@ -211,24 +205,25 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     """
     modules = find_weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
-    is_injected = bool(find_injected_parts(model))
-    settings = settings_of(model) if is_injected else {}
-    mixed = is_injected and _changes_weights(settings["mix"], settings["normalize"])
-    if mixed and had == set(modules):
+    settings = settings_of(model) if is_injected(model) else {}
+    if not settings or not _changes_weights(settings["mix"], settings["normalize"]):
+        had = set()
+    if had == set(modules):
         return model, set()
+    numbers = {number for number, name in enumerate(modules) if name not in had}
     model = copy.deepcopy(model)
-    if mixed:
+    if had:
         for name, module in attention_modules(model).items():
             if name not in had:
                 module.fullrank = _build_stages(name, module, "position_independent", "softmax", 0.0)
-    else:
-        head = find_mixture_head(model)
-        latents = None if head is None else head.fullrank
-        plain = remove(model) if is_injected else model
-        inject(plain, mix="position_independent", output=settings.get("output"))
-        if head is not None and latents is not None:
-            head.fullrank = latents
-    return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
+        return model, numbers
+    head = find_mixture_head(model)
+    latents = None if head is None else head.fullrank
+    plain = remove(model) if settings else model
+    inject(plain, mix="position_independent", output=settings.get("output"))
+    if head is not None and latents is not None:
+        head.fullrank = latents
+    return model, numbers
 
 
 def find_weighted_modules(model: Any) -> dict[str, Any]:
@@ -243,7 +238,7 @@ def find_weighted_modules(model: Any) -> dict[str, Any]:
 
 def settings_of(model: Any) -> dict[str, Any]:
     """The arguments with which `inject` was called on a model."""
-    if not find_injected_parts(model):
+    if not is_injected(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it; call fullrank.inject first")
     return arguments_of(model.config.fullrank)
 
@@ -259,7 +254,7 @@ def remove(model: Any) -> Any:
     The latent states of a mixture of softmaxes are lost, and the vocabulary layer keeps what it has learned.
     Raises InputError if nothing was injected; then nothing is changed.
     """
-    if not find_injected_parts(model):
+    if not is_injected(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it")
     if _FORMERS not in vars(model):
         raise InputError(f"{type(model).__name__}: only a part of an injected model; remove it from the whole one")
@@ -287,13 +282,16 @@ def parameter_groups(model: nn.Module, *, learning_rate: float, mixing_learning_
     """
     mixing = {id(p) for stages in find_injected_modules(model).values() for p in stages.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
-    rest = [p for p in trained if id(p) not in mixing]
+    of_mixing = [p for p in trained if id(p) in mixing]
+    matrices = [p for p in trained if id(p) not in mixing and p.dim() > 1]
+    vectors = [p for p in trained if id(p) not in mixing and p.dim() <= 1]
+    if mixing_learning_rate is None:
+        mixing_learning_rate = learning_rate
     groups = [
-        {"params": [p for p in rest if p.dim() > 1], "lr": learning_rate, "weight_decay": weight_decay},
-        {"params": [p for p in rest if p.dim() <= 1], "lr": learning_rate, "weight_decay": 0.0},
-        {"params": [p for p in trained if id(p) in mixing], "weight_decay": 0.0,
-         "lr": learning_rate if mixing_learning_rate is None else mixing_learning_rate},
-    ]  # fmt: skip
+        {"params": matrices, "lr": learning_rate, "weight_decay": weight_decay},
+        {"params": vectors, "lr": learning_rate, "weight_decay": 0.0},
+        {"params": of_mixing, "lr": mixing_learning_rate, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]
 
 

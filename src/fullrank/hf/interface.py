@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +86,37 @@ def traced(trace: Trace | None) -> Iterator[None]:
         _trace.reset(token)
 
 
-def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-           scaling: float | None = None, dropout: float = 0.0, **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+class Call(NamedTuple):
+    """A call of an attention function: query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask, other arguments."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scaling: float | None
+    dropout: float
+    others: dict[str, Any]
+
+    @property
+    def dropout_now(self) -> float:
+        return self.dropout if self.module.training else 0.0
+
+    def repeat(self, heads: Tensor) -> Tensor:
+        """Keys or values for each query head."""
+        return repeat_heads(heads, self.query.shape[1] // heads.shape[1])
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **arguments: Any,
+) -> tuple[Tensor, Tensor | None]:
     """query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask -> output (B, N, H, D), weights (B, H, N, M) or None.
 
     Weights are mixed over query heads, key and value heads are permuted. Engines give no weights, the definition does.
@@ -95,24 +124,15 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     injected = _find_stages(module)
     if injected is not None:
         key, value = injected.route(key, value)
+    call = Call(module, query, key, value, attention_mask, scaling, dropout, arguments)
     if injected is None or injected.keeps_weights:
-        return _attend_unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
+        return _attend_unmixed(call)
     mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
-    rules = injected.rules(module)
-    if scaling is not None and _is_plain(rules, query, key, value, arguments):
-        if query.shape[2] == 1 and not module.training and type(injected.normalize) is Softmax:
-            return _step(mixing, query, key, value, attention_mask, scaling), None
-        layout = layout_of(attention_mask, query, key) if query.shape[2] > 1 else None
-        if layout is not None and injected.normalize.reason is None:
-            groups = query.shape[1] // key.shape[1]
-            keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-            p = dropout if module.training else 0.0
-            problem = Problem(query, keys, values, mixing, None, layout, scaling, injected.normalize.engine, p)
-            if (out := engine.load().attend(problem)) is not None:
-                return out.transpose(1, 2).contiguous(), None
-    return _definition(
-        injected, mixing, rules, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments
-    )
+    if _is_plain(injected.rules(module), call):
+        out = _attend_plain(call, injected, mixing)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
+    return _definition(call, injected, mixing)
 
 
 # a name without a mask would get none at all, not even a causal one
@@ -197,32 +217,41 @@ def _find_stages(module: nn.Module) -> Injected | None:
     return injected
 
 
-def _step(
-    matrix: Tensor | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-) -> Tensor:
-    """Plain attention of a single query, in few operations: in decoding each costs more than its numbers."""
-    groups = query.shape[1] // key.shape[1]
-    scores = query @ repeat_heads(key, groups).mT * scaling
-    dtype = None if query.dtype == torch.float64 else torch.float32
-    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
-    return (mix_heads(weights, matrix) @ repeat_heads(value, groups)).transpose(1, 2).contiguous()
-
-
-def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
+def _is_plain(rules: EagerRules, call: Call) -> bool:
     """True if a call is scaled dot-product attention, so that others than the model's own function may compute it."""
     return (
         rules.plain
+        and call.scaling is not None
         and kernels.get_forced() != "reference"
-        and query.dtype == key.dtype == value.dtype
-        and value.shape == key.shape
-        and all(arguments.get(name) is None for name in rules.extras)
-        and not _weights_wanted(arguments)
+        and call.query.dtype == call.key.dtype == call.value.dtype
+        and call.value.shape == call.key.shape
+        and all(call.others.get(name) is None for name in rules.extras)
+        and not _weights_wanted(call)
     )
 
 
-def _weights_wanted(arguments: dict[str, Any]) -> bool:
+def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tensor | None:
+    """Scaled dot-product attention (B, H, N, D) by an engine; of a single query in few operations. None: no engine can."""
+    query, normalize = call.query, injected.normalize
+    scaling = cast(float, call.scaling)
+    if query.shape[2] > 1:
+        layout = layout_of(call.mask, query, call.key)
+        if layout is None or normalize.reason is not None:
+            return None
+        keys, values = call.repeat(call.key), call.repeat(call.value)
+        problem = Problem(query, keys, values, mixing, None, layout, scaling, normalize.engine, call.dropout_now)
+        return engine.load().attend(problem)
+    if call.module.training or type(normalize) is not Softmax:
+        return None
+    scores = query @ call.repeat(call.key).mT * scaling  # in decoding each operation costs more than its numbers
+    dtype = None if query.dtype == torch.float64 else torch.float32
+    weights = torch.softmax(scores if call.mask is None else scores + call.mask, -1, dtype=dtype).to(query.dtype)
+    return mix_heads(weights, mixing) @ call.repeat(call.value)
+
+
+def _weights_wanted(call: Call) -> bool:
     """True with the argument `output_attentions`, under `traced`, and where a model above collects its layers' weights."""
-    if arguments.get("output_attentions"):
+    if call.others.get("output_attentions"):
         return True
     if torch.compiler.is_compiling():
         return False
@@ -232,40 +261,40 @@ def _weights_wanted(arguments: dict[str, Any]) -> bool:
     return bool(collected) and any("attentions" in key for key in collected)
 
 
-def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, module: nn.Module, query: Tensor, key: Tensor,
-                value: Tensor, mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
-        weights, own_dropout = _compute_weights(module, injected, query, key, value, mask, arguments)
+        weights, own_dropout = _compute_weights(call, injected)
     else:
-        if extras := sorted(name for name in rules.extras if arguments.get(name) is not None):
+        extras = injected.rules(call.module).extras
+        given = sorted(name for name in extras if call.others.get(name) is not None)
+        if given:
             raise InputError(
-                f"{type(module).__name__}: its attention takes a {', '.join(extras)} (a soft-cap or position biases), which "
-                "other normalisers than softmax would have to take apart; inject without normalize"
+                f"{type(call.module).__name__}: its attention takes a {', '.join(given)} (a soft-cap or position biases), "
+                "which other normalisers than softmax would have to take apart; inject without normalize"
             )
-        weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
+        weights = injected.normalize(_scores(call)).to(call.query.dtype)
     mixed = mix_heads(weights, mixing)
-    values = repeat_heads(value, query.shape[1] // value.shape[1])
+    values = call.repeat(call.value)
     if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:
         trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned, values))
-    p = max(dropout, own_dropout) if module.training else 0.0
+    p = max(call.dropout_now, own_dropout)
     # torch's own dropout of contiguous weights draws the same numbers as the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
-    out = dropped.to(value.dtype) @ values
+    out = dropped.to(values.dtype) @ values
     return out.transpose(1, 2).contiguous(), mixed
 
 
-def _attend_unmixed(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
-) -> Any:
+def _attend_unmixed(call: Call) -> Any:
     """Attention whose weights stay as they are, by the module's former function under the mask of eager attention."""
-    fused = vars(module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(arguments)
-    if not fused:
-        return eager_of(module)(module, query, key, value, mask, **arguments)
-    if mask is None:
-        arguments["is_causal"] = False  # eager attention without a mask sees everything
-    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **arguments)
+    run: Any = eager_of(call.module)
+    arguments = {"scaling": call.scaling, "dropout": call.dropout, **call.others}
+    if vars(call.module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(call):
+        run = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        if call.mask is None:
+            arguments["is_causal"] = False  # eager attention without a mask sees everything
+    return run(call.module, call.query, call.key, call.value, call.mask, **arguments)
 
 
 # -- the model's own attention -------------------------------------------------------------------------------------------
@@ -306,31 +335,35 @@ class _WithoutDropout:
         return value
 
 
-def _compute_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-                 arguments: dict[str, Any]) -> tuple[Tensor, float]:  # fmt: skip
+def _compute_weights(call: Call, injected: Injected) -> tuple[Tensor, float]:
     """The weights (B, H, N, M) of a module's own attention function before dropout, and its rate of dropout.
 
     The function is called with values of no width, so that only weights are computed: all that it does to scores is kept.
     Where it changes weighted values further, values are the identity, and the output is the weights.
     """
-    keys = key.shape[2]
-    without: Any = _WithoutDropout(module) if module.training else module
+    module, value = call.module, call.value
+    reader: Any = _WithoutDropout(module) if module.training else module
     if injected.rules(module).after:
-        identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
-        out, _ = injected.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
-        weights = out.transpose(1, 2)
+        keys = call.key.shape[2]
+        values = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
     else:
-        _, weights = injected.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
-    return weights, without.p if module.training else 0.0
+        values = value[..., :0]
+    out, weights = injected.eager(
+        reader, call.query, call.key, values, call.mask, dropout=0.0, scaling=call.scaling, **call.others
+    )
+    if injected.rules(module).after:
+        weights = out.transpose(1, 2)
+    return weights, reader.p if module.training else 0.0
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def _scores(call: Call) -> Tensor:
     """The masked scores (B, H, N, M) of a plain attention function, -inf for hidden keys, as normalisers read them.
 
     A query that sees no key is padding: it sees all keys here, so that no weight becomes NaN.
     """
-    keys = repeat_heads(key, query.shape[1] // key.shape[1])
-    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    query, mask = call.query, call.mask
+    scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    scores = query @ call.repeat(call.key).transpose(2, 3) * scaling
     if mask is None:
         return scores
     hidden = _hidden(mask)
@@ -343,16 +376,18 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
 
     Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
     """
-    without, like = _WithoutDropout(module), next(module.parameters(), torch.empty(0))
-    groups, heads, width = getattr(module, "num_key_value_groups", 1), injected.size.num_heads, injected.size.head_dim
+    reader = _WithoutDropout(module)
+    device = next(module.parameters(), torch.empty(0)).device
+    groups = getattr(module, "num_key_value_groups", 1)
+    heads, width = injected.size.num_heads, injected.size.head_dim
     shapes = ((2, heads, 3, width), *((2, heads // groups, 5, width),) * 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)
-        query, key, value = (3 * torch.randn(shape, device="cpu").to(like.device) for shape in shapes)
-        mask = torch.zeros(2, 1, 3, 5, device=like.device)
+        query, key, value = (3 * torch.randn(shape, device="cpu").to(device) for shape in shapes)
+        mask = torch.zeros(2, 1, 3, 5, device=device)
         mask[..., 4] = torch.finfo(mask.dtype).min
         try:
-            out, weights = injected.eager(without, query, key, value, mask, dropout=0.0, scaling=0.5)
+            out, weights = injected.eager(reader, query, key, value, mask, dropout=0.0, scaling=0.5)
         except (AttributeError, RuntimeError, TypeError) as error:
             raise InputError(
                 f"{type(module).__name__}: its own (eager) attention function fails: {error}; choose others with `layers`"
@@ -364,7 +399,7 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
             )
         scores = 0.5 * query @ repeat_heads(key, groups).transpose(2, 3) + mask
         # an attribute of unknown use may change weights: a parameter, a buffer, a number
-        plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
+        plain = reader.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
         after = not torch.allclose(out.transpose(1, 2), weights @ repeat_heads(value, groups), atol=1e-5)
     arguments = inspect.signature(injected.eager).parameters
     named = {name for name, argument in arguments.items() if argument.kind is not argument.VAR_KEYWORD}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import importlib.util
-import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +13,20 @@ import transformers
 from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor
 
-from fullrank.config.load import read_yaml
 from fullrank.core.errors import FullRankError, InputError, one_line, pip_install
 from fullrank.files import read_json
 from fullrank.hf import classes
 from fullrank.hf.inject import LOADED_BY, arguments_of, find_injected_modules, inject
+from fullrank.hf.tiny import build_tiny
 
 # files of which a saved tokenizer has at least one
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "tekken.json", "vocab.json", "vocab.txt", "vocab.bpe",
 )  # fmt: skip
-# arguments of `from_pretrained` that say where a model lies
 _ADAPTER = "adapter_config.json"
 INJECTED = "fullrank.json"  # in the folder of an adapter: what was injected into its model
+# arguments of `from_pretrained` that say where a model lies
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 
 
@@ -53,8 +49,8 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     model_type = name.removeprefix("hf:")
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
         with quiet(), explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
-            small = build_tiny(model_type)
-        return small._replace(module=small.module.to(dtype))
+            module, inputs = build_tiny(model_type)
+        return Loaded(module.to(dtype), inputs=inputs)
     source = location_of(model_type)
     folder = Path(source)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
@@ -142,10 +138,9 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     # transformers knows classes by their names
     Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
     returns_report = from_pretrained_arguments.pop("output_loading_info", False)
+    options = {**from_pretrained_arguments, "config": config, "output_loading_info": True}
     model: Any
-    model, report = Injecting.from_pretrained(
-        str(folder), config=config, output_loading_info=True, **from_pretrained_arguments
-    )
+    model, report = Injecting.from_pretrained(str(folder), **options)
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
         raise InputError(f"{folder}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
@@ -244,7 +239,9 @@ def find_longest_text(model: Any) -> int | None:
 def quiet() -> Iterator[None]:
     """No progress bars, remarks and reports of retries inside the block."""
     logging = transformers.utils.logging
-    level, hub_level, bars = logging.get_verbosity(), hub_logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    hub_level = hub_logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -267,119 +264,3 @@ def explain_errors(what: str, advice: str = "") -> Iterator[None]:
     except Exception as error:
         words = one_line(error, 1000)
         raise InputError(f"{what} that transformers can load ({words[:240]}){advice}") from error
-
-
-# -- tiny untrained models of a model type: its configuration made small by the names of its settings -----------------------
-
-_VOCABULARY = 64
-_MOST_LAYERS, _MOST_PARAMETERS = 4, 30_000_000
-_LENGTH, _SOURCE = 67, 29  # tokens of the example inputs
-_RULES: dict[str, Any] = read_yaml(Path(__file__).with_name("tiny.yaml"))
-
-
-def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
-    """(model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
-    from transformers.models.auto import modeling_auto as auto
-
-    causal, translating = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    pairs = dict.fromkeys((*causal.items(), *translating.items()))
-    return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
-
-
-def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Loaded:
-    """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
-
-    class_name: one of `list_classes`, the first if not given. settings: of the configuration, before the small ones.
-    Raises InputError for what predicts no next tokens, for what needs more than tokens and for what would be large; an error
-    of transformers where it cannot build the model.
-    """
-    named = [name for _, name in list_classes(model_type)]
-    if not named or class_name not in (None, *named):
-        raise InputError(f"hf:{model_type}: no {class_name or 'class'} that predicts next tokens")
-    if reason := _RULES["inapplicable"].get(model_type):
-        raise InputError(f"hf:{model_type}: not a model of tokens alone: {reason}")
-    cls = getattr(transformers, class_name or named[0])
-    config = _make_small_config(transformers.CONFIG_MAPPING[model_type], **settings)
-    parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
-    if not isinstance(config, cls.config_class) and parts:
-        config = parts[0]  # the class is that of a part of the model
-    try:
-        with torch.device("meta"):
-            count = cls(copy.deepcopy(config)).num_parameters()
-        if count > _MOST_PARAMETERS:
-            raise InputError(f"hf:{model_type}: {count:,} parameters at least, too large for a tiny model")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            model = cls(config).float().eval()
-    except ImportError as error:
-        raise InputError(f"hf:{model_type}: needs another package: {one_line(error, 120)}") from error
-    return Loaded(model, inputs=_make_inputs(model))
-
-
-def _make_inputs(model: Any) -> dict[str, Tensor] | None:
-    draw, config = torch.Generator().manual_seed(1), model.config
-
-    def tokens(length: int) -> Tensor:
-        return torch.randint(4, _VOCABULARY, (1, length), generator=draw)
-
-    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
-        return {"input_ids": tokens(_SOURCE), "decoder_input_ids": tokens(_LENGTH)}
-    return None
-
-
-def _make_small_config(config_class: Any, **settings: Any) -> Any:
-    """The configuration that the class stands for, with small sizes, in its parts too."""
-    windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
-    return config_class(**_shrink_settings(config_class(**windows)) | windows | settings)
-
-
-def _shrink_settings(config: Any) -> dict[str, Any]:
-    fields = {field.name: field.default for field in dataclasses.fields(config) if field.init}
-    values = {name: vars(config).get(config.attribute_map.get(name, name)) for name in fields}
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, transformers.PreTrainedConfig):
-            settings[name] = type(value)(**_shrink_settings(value))
-        elif value is None and name in _RULES["open"]:
-            settings[name] = _RULES["open"][name]
-        elif fields[name] is not None:
-            settings[name] = _shrink(name, value)
-    heads, groups = values.get("num_attention_heads"), "num_key_value_heads"
-    if groups in settings and values[groups] == heads:
-        settings[groups] = 4
-    if values.get("is_decoder") is False and not config.is_encoder_decoder:
-        settings["is_decoder"] = True
-    return settings | _layers(config, values) | _RULES["special"].get(config.model_type, {})
-
-
-def _shrink(name: str, value: Any) -> Any:
-    if isinstance(value, list) and name.endswith("token_id"):
-        return [_shrink(name, one) for one in value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    most = next((most for pattern, most in _RULES["most"] if re.search(pattern, name)), None)
-    if most == 0:
-        return value if value < _VOCABULARY else 4 + value % (_VOCABULARY - 4)
-    if isinstance(most, float):
-        return most
-    return value if most is None else min(value, most)
-
-
-def _layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with an entry for each layer, cut to the fewest layers in which every entry occurs, and their number."""
-    count = getattr(config, "num_hidden_layers", 0)
-    lists = {name: one for name, one in values.items() if isinstance(one, list | tuple) and len(one) == count > 1}
-    if not lists:
-        return {}
-    kinds = [{(name, str(entries[place])) for name, entries in lists.items()} for place in range(count)]
-    wanted, kept = set[tuple[str, str]]().union(*kinds), list[int]()
-    while len(kept) < min(count, _MOST_LAYERS) and (wanted or len(kept) < 2):
-        rest = [place for place in range(count) if place not in kept]
-        best = max(rest, key=[len(kind & wanted) for kind in kinds].__getitem__)
-        kept, wanted = sorted([*kept, best]), wanted - kinds[best]
-    cut: dict[str, Any] = {name: [_shrink(name, value[place]) for place in kept] for name, value in lists.items()}
-    if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
-        cut = {name: [*entries, *entries] for name, entries in cut.items()} | {"num_kv_shared_layers": len(kept)}
-        kept = [*kept, *kept]
-    key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
-    return cut | ({key: len(kept)} if key in values else {})

@@ -1,0 +1,136 @@
+"""Tiny untrained models of a model type: its configuration made small by the names of its settings (`tiny.yaml`)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from fullrank.config.load import read_yaml
+from fullrank.core.errors import InputError, one_line
+
+_VOCABULARY = 64
+_MOST_LAYERS, _MOST_PARAMETERS = 4, 30_000_000
+_LENGTH, _SOURCE = 67, 29  # tokens of the example inputs
+_RULES: dict[str, Any] = read_yaml(Path(__file__).with_name("tiny.yaml"))
+
+
+def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
+    """(model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    translating = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    pairs = dict.fromkeys((*causal.items(), *translating.items()))
+    return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
+
+
+def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> tuple[Any, dict[str, Tensor] | None]:
+    """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
+
+    Beside it example inputs where token ids do not do, else None.
+    class_name: one of `list_classes`, the first if not given. settings: of the configuration, before the small ones.
+    Raises InputError for what predicts no next tokens, for what needs more than tokens and for what would be large; an error
+    of transformers where it cannot build the model.
+    """
+    names = [name for _, name in list_classes(model_type)]
+    if not names or class_name not in (None, *names):
+        raise InputError(f"hf:{model_type}: no {class_name or 'class'} that predicts next tokens")
+    if reason := _RULES["inapplicable"].get(model_type):
+        raise InputError(f"hf:{model_type}: not a model of tokens alone: {reason}")
+    cls = getattr(transformers, class_name or names[0])
+    config = make_small_config(transformers.CONFIG_MAPPING[model_type], **settings)
+    parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
+    if not isinstance(config, cls.config_class) and parts:
+        config = parts[0]  # the class is that of a part of the model
+    try:
+        with torch.device("meta"):
+            count = cls(copy.deepcopy(config)).num_parameters()
+        if count > _MOST_PARAMETERS:
+            raise InputError(f"hf:{model_type}: {count:,} parameters at least, too large for a tiny model")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            model = cls(config).float().eval()
+    except ImportError as error:
+        raise InputError(f"hf:{model_type}: needs another package: {one_line(error, 120)}") from error
+    return model, _make_inputs(model)
+
+
+def _make_inputs(model: Any) -> dict[str, Tensor] | None:
+    if not model.config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    lengths = {"input_ids": _SOURCE, "decoder_input_ids": _LENGTH}
+    return {name: torch.randint(4, _VOCABULARY, (1, length), generator=generator) for name, length in lengths.items()}
+
+
+def make_small_config(config_class: Any, **settings: Any) -> Any:
+    """The configuration that the class stands for, with small sizes, in its parts too."""
+    windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
+    return config_class(**_shrink_settings(config_class(**windows)) | windows | settings)
+
+
+def _shrink_settings(config: Any) -> dict[str, Any]:
+    fields = {field.name: field.default for field in dataclasses.fields(config) if field.init}
+    values = {name: vars(config).get(config.attribute_map.get(name, name)) for name in fields}
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, transformers.PreTrainedConfig):
+            settings[name] = type(value)(**_shrink_settings(value))
+        elif value is None and name in _RULES["open"]:
+            settings[name] = _RULES["open"][name]
+        elif fields[name] is not None:
+            settings[name] = _shrink(name, value)
+    groups = "num_key_value_heads"
+    if groups in settings and values[groups] == values.get("num_attention_heads"):
+        settings[groups] = 4
+    if values.get("is_decoder") is False and not config.is_encoder_decoder:
+        settings["is_decoder"] = True
+    return settings | _cut_layers(config, values) | _RULES["special"].get(config.model_type, {})
+
+
+def _shrink(name: str, value: Any) -> Any:
+    if isinstance(value, list) and name.endswith("token_id"):
+        return [_shrink(name, item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    most = next((most for pattern, most in _RULES["most"] if re.search(pattern, name)), None)
+    if most == 0:
+        return value if value < _VOCABULARY else 4 + value % (_VOCABULARY - 4)
+    if isinstance(most, float):
+        return most
+    return value if most is None else min(value, most)
+
+
+def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with an entry for each layer, cut to the fewest layers in which every entry occurs, and their number."""
+    count = getattr(config, "num_hidden_layers", 0)
+    lists = {name: value for name, value in values.items() if isinstance(value, list | tuple)}
+    lists = {name: entries for name, entries in lists.items() if len(entries) == count > 1}
+    if not lists:
+        return {}
+    kinds = [set(zip(lists, map(str, entries), strict=True)) for entries in zip(*lists.values(), strict=True)]
+    missing = set().union(*kinds)
+    kept: list[int] = []
+    while len(kept) < min(count, _MOST_LAYERS) and (missing or len(kept) < 2):
+        gains = {layer: len(kinds[layer] & missing) for layer in range(count) if layer not in kept}
+        best = max(gains, key=gains.__getitem__)
+        kept = sorted([*kept, best])
+        missing -= kinds[best]
+    cut: dict[str, Any] = {name: [_shrink(name, entries[layer]) for layer in kept] for name, entries in lists.items()}
+    layers = len(kept)
+    if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
+        cut = {name: entries * 2 for name, entries in cut.items()} | {"num_kv_shared_layers": layers}
+        layers *= 2
+    key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if key in values:
+        cut[key] = layers
+    return cut
