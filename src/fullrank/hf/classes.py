@@ -24,7 +24,7 @@ from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.core.model import Model
-from fullrank.core.output import IGNORED, Output
+from fullrank.core.output import IGNORED
 from fullrank.core.trace import Trace
 from fullrank.hf.configuration import FullRankConfig
 
@@ -147,12 +147,11 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
         return None
     rows, tokens = input_ids.shape
     past = 0 if state is None else state.length
-    if attention_mask.dim() != 2 or attention_mask.shape not in {(rows, tokens), (rows, past + tokens)}:
+    given = tuple(attention_mask.shape)
+    if given not in ((rows, tokens), (rows, past + tokens)):
         allowed = f"{(rows, tokens)} or {(rows, past + tokens)}"
-        raise InputError(
-            f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {tuple(attention_mask.shape)}"
-        )
-    new = attention_mask[:, attention_mask.shape[1] - tokens :].bool()
+        raise InputError(f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {given}")
+    new = attention_mask[:, given[1] - tokens :].bool()
     return None if bool(new.all()) else new
 
 
@@ -195,13 +194,12 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
     def initialize_weights(self) -> None:
         """Tensors of `model` that a checkpoint lacks start as in a new model of ours, whatever its initialiser."""
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        missing = [name for name, tensor in own.items() if not getattr(tensor, "_is_hf_initialized", False)]
+        tensors = _name_tensors(self.model)
+        missing = [name for name, tensor in tensors.items() if not getattr(tensor, "_is_hf_initialized", False)]
         if missing and not self._started:
-            fresh = self._build(self.config)
-            starts = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+            starts = _name_tensors(self._build(self.config))
             for name in missing:
-                init.copy_(own[name], starts[name])
+                init.copy_(tensors[name], starts[name])
         super().initialize_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -242,7 +240,9 @@ class FullRankPreTrainedModel(PreTrainedModel):
         """A collector of attention weights and hidden states, None where neither is asked for."""
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        return Trace(weights=bool(weights), states=[] if states else None) if weights or states else None
+        if not (weights or states):
+            return None
+        return Trace(weights=bool(weights), states=[] if states else None)
 
     def _replace_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
         """Ids of the vocabulary. The first id beyond it is padding where every entry may stand in a text: it is read as some
@@ -250,14 +250,19 @@ class FullRankPreTrainedModel(PreTrainedModel):
         """
         return ids.masked_fill(ids == self.config.vocab_size, replacement)
 
-    def _predict(self, output: Output, hidden: Tensor, labels: Tensor | None, num_items: Tensor | int | None,
-                 logits_to_keep: int | Tensor = 0) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def _predict(
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        logits_to_keep: int | Tensor = 0,
+    ) -> tuple[Tensor, Tensor | None]:
         """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats, None without labels.
 
         The loss is the mean over labels other than -100, or their sum over num_items; 0 where there is no such label.
         """
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits: Tensor = output(hidden[:, kept])
+        logits: Tensor = self.model.output(hidden[:, kept])
         if labels is None:
             return logits, None
         labels = self._replace_padding(labels[:, kept], IGNORED).flatten()
@@ -265,6 +270,11 @@ class FullRankPreTrainedModel(PreTrainedModel):
         loss = F.cross_entropy(precise.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
         items = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
         return logits, loss / items.clamp_min(1)
+
+
+def _name_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -276,22 +286,26 @@ def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **
 
 def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
     """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
-    states = None if trace is None or trace.states is None else (*trace.states, last)
-    weights = None
-    if trace is not None and trace.weights:
+    found: dict[str, tuple[Tensor, ...] | None] = {"hidden_states": None, "attentions": None}
+    if trace is None:
+        return found
+    if trace.states is not None:
+        found["hidden_states"] = (*trace.states, last)
+    if trace.weights:
         if not trace.layers:
             raise InputError("output_attentions: multi-linear attention has no attention weights")
-        weights = tuple(layer.mixed for layer in trace.layers)
-    return {"hidden_states": states, "attentions": weights}
+        found["attentions"] = tuple(layer.mixed for layer in trace.layers)
+    return found
 
 
 class _WithPadding(LogitsProcessorList):
     """Processors that may look up the score of padding, which has an id beyond the vocabulary."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        return (
-            super().__call__(input_ids, F.pad(scores, (0, 1), value=-torch.inf), **kwargs)[:, :-1] if self else scores
-        )
+        if not self:
+            return scores
+        padded = F.pad(scores, (0, 1), value=-torch.inf)
+        return super().__call__(input_ids, padded, **kwargs)[:, :-1]
 
 
 class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
@@ -325,11 +339,11 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             past = FullRankCache()
         hidden = self._read(self._replace_padding(input_ids), attention_mask, layer_of(past), trace)
         if labels is not None:  # each token predicts the next one, and padding predicts nothing
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             if attention_mask is not None:
                 seen = attention_mask[:, -labels.shape[1] :].bool()
-                labels = labels.masked_fill(~torch.cat((seen[:, :1], seen[:, :-1]), dim=1), IGNORED)
-            labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
-        logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
+                labels = labels.masked_fill(~seen, IGNORED)
+        logits, loss = self._predict(hidden, labels, num_items_in_batch, logits_to_keep)
         return CausalLMOutputWithPast(loss, logits, past, **_collect_traced(trace, hidden))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
@@ -408,5 +422,5 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         trace = self._trace(output_attentions, output_hidden_states)
         states = self.model.encoder.encode(self._replace_padding(input_ids), attention_mask, trace=trace).hidden
         hidden = self.model.output_dropout(states)
-        logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
+        logits, loss = self._predict(hidden, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, **_collect_traced(trace, states))

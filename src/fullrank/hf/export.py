@@ -50,19 +50,13 @@ class _Kind(NamedTuple):
     words: str
 
 
-KINDS = {
-    "LanguageModel": _Kind(
-        LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"
-    ),
-    "MaskedLanguageModel": _Kind(
-        MaskedLanguageModel,
-        "masked",
-        "FullRankForMaskedLM",
-        "AutoModelForMaskedLM",
-        "fill-mask",
-        "masked language model",
-    ),
-}
+_CAUSAL = _Kind(
+    LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"
+)
+_MASKED = _Kind(
+    MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM", "fill-mask", "masked language model"
+)
+KINDS = {"LanguageModel": _CAUSAL, "MaskedLanguageModel": _MASKED}
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -119,8 +113,8 @@ def _make_folder(out: Path) -> Iterator[Path]:
                 out.rmdir()  # it was empty
             new.rename(out)
     except Exception as error:  # safetensors and tokenizers have errors of their own
+        reason = "no space left on the disk" if no_room(error) else error
         if no_room(error) or isinstance(error, OSError):
-            reason = "no space left on the disk" if no_room(error) else error
             raise RunError(f"{out}: cannot be written ({reason}); nothing of it is there") from error
         raise
 
@@ -219,30 +213,45 @@ def _make_card(
     record: the run, None for a model that `model.save` wrote; without_tokenizer: the reason for which there is none.
     """
     result = mapping(record.result) if record is not None else {}
-    measured = mapping(result.get({"best": "final", "last": "last"}.get(checkpoint, "")))
-    figures = {split: values for split in measured if (values := mapping(measured[split]))}
-    data = ModelCardData(library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"])
-    numbers = (key for values in figures.values() for key, value in values.items() if number(value) is not None)
-    environment = Environment(
-        loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+    checkpoints = {"best": "final", "last": "last"}  # by their names in results
+    measured = mapping(result.get(checkpoints.get(checkpoint, "")))
+    figures = {split: mapping(values) for split, values in measured.items() if mapping(values)}
+    keys: dict[str, None] = {}
+    for values in figures.values():
+        keys |= dict.fromkeys(key for key, value in values.items() if number(value) is not None)
+    remark = NOT_NEXT_TOKEN if config.sees_future else None
+    if kind.objective == "masked":
+        remark = MASKED_TOKEN
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(loader=PackageLoader("fullrank.hf"), **options)
     # each string on one line, so that no text ends the block of code
     write_yaml = partial(format_yaml, width=float("inf"))
     environment.filters |= {"show": _show, "yaml": write_yaml}
+    data = ModelCardData(library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"])
     return environment.get_template("card.md").render(
-        title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, result=result,
-        without_tokenizer=without_tokenizer, header=data.to_yaml(), figures=figures,
-        keys=list(dict.fromkeys(numbers)), corpus=mapping(result.get("corpus")),
-        remark=MASKED_TOKEN if kind.objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None,
+        title=title,
+        kind=kind,
+        config=config,
+        checkpoint=checkpoint,
+        trained=record is not None,
+        result=result,
+        without_tokenizer=without_tokenizer,
+        header=data.to_yaml(),
+        figures=figures,
+        keys=list(keys),
+        corpus=mapping(result.get("corpus")),
+        remark=remark,
         training={} if record is None else _training_facts(record, result),
-    )  # fmt: skip
+    )
 
 
 def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
     """Facts of the training from `result.json`; of a recipe the name, and no path of a machine."""
-    keys = ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment")
-    facts = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
-    facts |= {key: record.get(key) for key in ("row", "scale")} | {key: result.get(key) for key in keys}
+    facts: dict[str, object] = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
+    for key in ("row", "scale"):
+        facts[key] = record.get(key)
+    for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment"):
+        facts[key] = result.get(key)
     return {key: value for key, value in facts.items() if value not in (None, "", {})}
 
 

@@ -43,6 +43,11 @@ _CHUNK = 16  # tokens, at least, of a chunk of decayed sums
 # -- the order of steps -----------------------------------------------------------------------------------------------
 
 
+def _count_pairs(rectangle: Rectangle) -> int:
+    j0, j1, m0, m1 = rectangle
+    return (j1 - j0) * (m1 - m0)
+
+
 class Step(NamedTuple):
     """Queries first .. last read the state, then meet the pairs directly; then the pairs go into the state.
 
@@ -63,7 +68,7 @@ class Step(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        return sum((j1 - j0) * (m1 - m0) for j0, j1, m0, m1 in self.rectangles)
+        return sum(map(_count_pairs, self.rectangles))
 
 
 class Size(NamedTuple):
@@ -198,8 +203,11 @@ class _Operands:
             return None
         if self.visible is not None:
             seen = self.visible[:, step.first : step.masked]
-            parts = [seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1] for j0, j1, m0, m1 in step.rectangles]
-            return ~torch.cat([part.flatten(2) for part in parts], -1)
+            parts = []
+            for j0, j1, m0, m1 in step.rectangles:
+                both = seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1]
+                parts.append(both.flatten(2))
+            return ~torch.cat(parts, -1)
         past = self.size.keys - self.size.queries
         return _later(step.rectangles, past + step.first, past + step.masked, self.query.device)
 
@@ -237,8 +245,12 @@ class _Operands:
 def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: torch.device) -> Tensor:
     """(1, last - first, p), True where a pair is later than a query at position first .. last; some KiB each."""
     with torch.inference_mode(False):  # what is cached may be read with gradients later
-        position = torch.arange(max(last, *(max(j1, m1) for _, j1, _, m1 in rectangles)), device=device)
-        times = [torch.maximum(position[j0:j1, None], position[m0:m1]).flatten() for j0, j1, m0, m1 in rectangles]
+        ends = [max(j1, m1) for _, j1, _, m1 in rectangles]
+        position = torch.arange(max(last, *ends), device=device)
+        times = []
+        for j0, j1, m0, m1 in rectangles:
+            later = torch.maximum(position[j0:j1, None], position[m0:m1])
+            times.append(later.flatten())
         return (torch.cat(times) > position[first:last, None])[None]
 
 
@@ -251,10 +263,12 @@ def _view_rows(weight: Tensor, step: Step) -> Tensor | None:
 
 def _parts(x: Tensor, step: Step) -> list[tuple[Rectangle, Tensor]]:
     """Views (keys, values, ...) of x (p, ...), one for each rectangle."""
-    sizes = [(j1 - j0, m1 - m0) for j0, j1, m0, m1 in step.rectangles]
-    parts = x.split([keys * values for keys, values in sizes])
-    views = (part.view(*size, *x.shape[1:]) for part, size in zip(parts, sizes, strict=True))
-    return list(zip(step.rectangles, views, strict=True))
+    parts = x.split([_count_pairs(rectangle) for rectangle in step.rectangles])
+    views = []
+    for rectangle, part in zip(step.rectangles, parts, strict=True):
+        j0, j1, m0, m1 = rectangle
+        views.append((rectangle, part.view(j1 - j0, m1 - m0, *x.shape[1:])))
+    return views
 
 
 def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:

@@ -134,7 +134,8 @@ class _Pass:
         scratch = self.hidden.new_empty(longest * self.mixtures, vocabulary)
         for piece in pieces:
             logits = scratch[: (piece.stop - piece.start) * self.mixtures]
-            yield piece, torch.mm(self.hidden[self._rows(piece)], self.weight.t(), out=logits)
+            torch.mm(self.hidden[self._rows(piece)], self.weight.t(), out=logits)
+            yield piece, logits
 
     def _blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """A few tokens at a time, in `wide` and with the bias: on a CPU so few that their logits stay in its cache.
@@ -143,8 +144,10 @@ class _Pass:
         """
         rows, vocabulary = logits.shape
         tokens = rows // self.mixtures
-        few = max((1 << 19) // (vocabulary * self.mixtures), -(-16 // self.mixtures))
-        for piece in _pieces(tokens, few if self.on_cpu else max(tokens, 1)):
+        most = max(tokens, 1)
+        if self.on_cpu:
+            most = max((1 << 19) // (vocabulary * self.mixtures), -(-16 // self.mixtures))
+        for piece in _pieces(tokens, most):
             block = logits[self._rows(piece)].to(self.wide)
             yield piece, block if self.bias is None else block.add_(self.bias)
 
@@ -183,10 +186,17 @@ def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     The largest probability is 1 / sum_v exp(z_v - max), at least 1/V: unlike that of an improbable target it never
     underflows, and -log of it is what the logsumexp is above the largest z.
     """
-    top, target = z.amax(1), z.gather(1, ids[:, None]).squeeze(1)
+    top = z.amax(1)
+    target = z.gather(1, ids[:, None]).squeeze(1)
     probability = torch.softmax(z, dim=1)
     above = -probability.amax(1).log()
     return probability, (top - target) + above, top + above
+
+
+def _subtract_targets(gradient: Tensor, ids: Tensor, share: float) -> None:
+    """Subtract a share from the entry of each row's target, in place."""
+    subtracted = gradient.new_full((1, 1), -share).expand(len(ids), 1)
+    gradient.scatter_add_(1, ids[:, None], subtracted)
 
 
 def _compute_softmax(z: Tensor, ids: Tensor, e: float) -> _Block:
@@ -196,7 +206,7 @@ def _compute_softmax(z: Tensor, ids: Tensor, e: float) -> _Block:
     if e:
         loss = (1 - e) * nll + e * (total - z.mean(1))
         gradient.sub_(e / z.shape[1])
-    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), e - 1).expand(len(ids), 1))
+    _subtract_targets(gradient, ids, 1 - e)
     return _Block(loss, nll, gradient)
 
 
@@ -208,7 +218,7 @@ def _compute_mixture(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     joint = log_prior - each.view(tokens, mixtures)
     total = torch.logsumexp(joint, dim=1)
     share = torch.exp(joint - total[:, None])
-    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
+    _subtract_targets(gradient, ids, 1.0)
     return _Block(-total, -total, gradient, share)
 
 
@@ -217,13 +227,21 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor,
+        ctx: Any,
+        hidden: Tensor,
+        log_prior: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
         normalize: str,
-    ) -> Tensor:  # fmt: skip
-        ctx.normalize, ctx.dtype = normalize, product_dtype(hidden, weight)
+    ) -> Tensor:
+        ctx.normalize = normalize
+        ctx.dtype = product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
         with torch.autocast(device_kind(hidden), enabled=False):
-            return _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype).losses(ids, 0.0)[1]
+            run = _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype)
+            _, nll = run.losses(ids, 0.0)
+        return nll
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
@@ -243,25 +261,34 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, scale: Tensor,
-        ids: Tensor, smoothing: float, normalize: str,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        dtype, needs = product_dtype(hidden, weight), ctx.needs_input_grad[:4]
+        ctx: Any,
+        hidden: Tensor,
+        log_prior: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        ids: Tensor,
+        smoothing: float,
+        normalize: str,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = product_dtype(hidden, weight)
         with torch.autocast(device_kind(hidden), enabled=False):
-            run = _Pass(hidden, log_prior, weight, bias, normalize, dtype, needs)
+            run = _Pass(hidden, log_prior, weight, bias, normalize, dtype, ctx.needs_input_grad[:4])
             loss, nll = run.losses(ids, smoothing, scale)
         # saved, so that they go with the graph: a loss that is kept after its backward pass keeps no gradients
         ctx.save_for_backward(*run.gradients())
-        total, plain_total = (loss * scale).sum(), (nll * scale).sum()
+        total = (loss * scale).sum()
+        plain_total = (nll * scale).sum()
         ctx.mark_non_differentiable(plain_total)
         return total, plain_total
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_order("nll and loss")
-        # the usual case; asking a GPU would wait for it
-        unit = cotangent.device.type == "cpu" and float(cotangent) == 1.0
-        gradients = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.saved_tensors)
+        gradients = list(ctx.saved_tensors)
+        # mostly it is one; asking a GPU would wait for it
+        if cotangent.device.type != "cpu" or float(cotangent) != 1.0:
+            gradients = [None if g is None else g.to(cotangent.dtype) * cotangent for g in gradients]
         return *gradients, None, None, None, None
 
 
