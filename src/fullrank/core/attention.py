@@ -26,6 +26,7 @@ from .stages import (
     Attend,
     Heads,
     HeadSize,
+    Linear,
     Mixing,
     Normalizer,
     Projection,
@@ -253,8 +254,8 @@ class FeedForward(nn.Module):
         self.activation: Callable[[Tensor], Tensor] = registry.lookup(
             "activation", config.hidden_act, "model.hidden_act"
         )
-        self.up = nn.Linear(config.hidden_size, columns, bias=config.mlp_bias)
-        self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
+        self.up = Linear(config.hidden_size, columns, bias=config.mlp_bias)
+        self.down = Linear(inner, config.hidden_size, bias=config.mlp_bias)
         self.dropout = make_dropout(config.dropout.activation, config.dropout.locked)
 
     def forward(self, x: Tensor) -> Tensor:

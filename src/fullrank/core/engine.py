@@ -123,6 +123,9 @@ class Engines(Protocol):
     asked for by name that computes no such call.
     """
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x W' + b (.., V) without gradient.  x (.., E), weight (V, E), bias (V,)."""
+
     def attend(self, problem: Problem | str) -> Tensor | None:
         """Weighted attention, (B, H, N, D)."""
 

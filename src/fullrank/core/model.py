@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,11 +15,10 @@ from .attention import Block
 from .cache import Cache, Past, ProjectedSource, Source
 from .config import ModelConfig
 from .draws import draw_words, make_dropout
-from .embedding import Input, Position, TokenEmbedding
+from .embedding import Input, Position
 from .errors import InputError
 from .layout import Layout, State, find_positions, number_documents, read_mask
 from .memory import Memory
-from .output import Output
 from .stages import make_norm
 from .trace import Trace
 
@@ -229,29 +227,3 @@ def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", f
 
 def longest(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-_FEW_ROWS, _MANY_PASSES = 8, 32
-
-
-@contextmanager
-def store_weights_by_columns(model: Any, rows: int, passes: int) -> Iterator[None]:
-    """Inside, the weights of layers on a CPU lie in memory column by column; their values stay.
-
-    A product of one row with them then takes about two thirds of the time, one of 8 rows nearly as long as before. To copy
-    the weights takes as long as 5 to 25 such passes gain, so that nothing is done for many rows or few passes.
-    """
-    by_rows: dict[Tensor, Tensor] = {}
-    if rows <= _FEW_ROWS and passes >= _MANY_PASSES and hasattr(model, "modules"):
-        layers = (module for module in model.modules() if isinstance(module, nn.Linear | TokenEmbedding | Output))
-        for weight in (layer._parameters.get("weight") for layer in layers):
-            # other kinds of tensors are sharded or quantized
-            if weight is not None and type(weight.data) is Tensor and weight.is_floating_point() and weight.is_cpu:
-                by_rows[weight] = weight.data
-    try:
-        for matrix, data in by_rows.items():
-            matrix.data = data.t().contiguous().t()
-        yield
-    finally:
-        for matrix, data in by_rows.items():
-            matrix.data = data

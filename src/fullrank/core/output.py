@@ -26,11 +26,12 @@ from .embedding import TokenEmbedding, check_ids, start_normal, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
+from .stages import Linear, linear
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) -> Tensor:
     """z (..., V), in fp32 at least: the probabilities are softmax(z).  hidden (..., E), weight (V, E), bias (V,)."""
-    scores = F.linear(hidden, weight, bias)
+    scores = linear(hidden, weight, bias)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     return scores + F.logsigmoid(scores) if normalize == "sigsoftmax" else scores
 
@@ -240,7 +241,7 @@ class SoftmaxOutput(Output):
         """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
         _flatten_hidden(hidden, self.matrix.shape[1])
         if self.normalize == "softmax":
-            return F.linear(hidden, self.matrix, self.bias)
+            return linear(hidden, self.matrix, self.bias)
         return logits(hidden, self.matrix, self.bias, self.normalize)
 
     def flops_per_token(self) -> float:
@@ -262,8 +263,8 @@ class Latents(nn.Module):
     def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
         super().__init__()
         self.mixtures, self.residual = config.mixtures, config.latent == "residual"
-        self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size)
-        self.prior = nn.Linear(hidden_size, self.mixtures, bias=False)
+        self.latent = Linear(hidden_size, self.mixtures * hidden_size)
+        self.prior = Linear(hidden_size, self.mixtures, bias=False)
         self.dropout = make_dropout(config.latent_dropout)
         self.reset_residual()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import draws, registry
+from . import draws, engine, registry
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
@@ -129,7 +129,7 @@ class Attend(nn.Module):
 
     def merge(self, bias: bool, shares: int = 1) -> nn.Module:
         """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
-        return nn.Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
+        return Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
 
     def view(self, layout: Layout) -> Layout:
         """The layout as this class reads it."""
@@ -195,7 +195,21 @@ def multiply(equation: str, heads: Tensor, parameter: Tensor) -> Tensor:
     return torch.einsum(equation, heads, parameter.to(heads.dtype))
 
 
-class SeparateLinear(nn.Linear):
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W' + b (.., V), as `torch.nn.functional.linear`; an engine is asked where there is no gradient."""
+    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    out = None if watched else engine.load().linear(x, weight, bias)
+    return F.linear(x, weight, bias) if out is None else out
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` by way of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class SeparateLinear(Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -225,14 +239,14 @@ class Projection(nn.Module):
         self.reads_keys = "keys" in needs
         self.query: nn.Linear | None = None
         if "scored" in needs:
-            self.query = nn.Linear(size.hidden_size, inner, bias=bias)
+            self.query = Linear(size.hidden_size, inner, bias=bias)
         elif "query" in needs:
             self.query = SeparateLinear(size.hidden_size, inner, bias=bias)
         idle = "keys" in attend.idle and not self.reads_keys
-        self.key = nn.Linear(size.hidden_size, shared, bias=bias) if self.reads_keys or idle else None
+        self.key = Linear(size.hidden_size, shared, bias=bias) if self.reads_keys or idle else None
         if self.key is not None and idle:
             self.key.requires_grad_(False)
-        self.value = nn.Linear(size.hidden_size, shared, bias=bias)
+        self.value = Linear(size.hidden_size, shared, bias=bias)
         self.relative: RelativeKeys | None = None
         self.shared_projection, self.clamp_length = attend.shared_projection, attend.clamp_length
         if "relative" in needs and not self.shared_projection:

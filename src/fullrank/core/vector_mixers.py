@@ -19,7 +19,7 @@ from .embedding import Rotary
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
+from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, linear, multiply, to_default_device
 
 register("gate", "none")(None)
 
@@ -165,7 +165,7 @@ class Gate(AttentionStage):
 
 def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
     """sigmoid(W x), (B, H, N, 1 or D) as the outputs need it, of x (B, N, E) and W (H, E) or (H D, E)."""
-    gates = torch.sigmoid(F.linear(x, weight))
+    gates = torch.sigmoid(linear(x, weight))
     of_heads = gates.unflatten(-1, (outputs.shape[1], -1))
     return of_heads.transpose(1, 2).to(outputs.dtype)
 

@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
-from fullrank.core.model import store_weights_by_columns
 from fullrank.decoding.sample import Constraints, Decodable, read_prompts
 
 
@@ -76,7 +75,7 @@ def beam_search(
     if not -10 <= length_penalty <= 10:
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
-    with evaluating(model), store_weights_by_columns(model, len(prompt_ids) * beams, constraints.longest):
+    with evaluating(model):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.layout import read_mask
-from fullrank.core.model import ModelOutput, longest, store_weights_by_columns
+from fullrank.core.model import ModelOutput, longest
 
 
 class Decodable(Protocol):
@@ -87,7 +87,7 @@ def sample(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    with evaluating(model), store_weights_by_columns(model, len(prompt_ids), constraints.longest):
+    with evaluating(model):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )

@@ -28,7 +28,6 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, count_things
-from fullrank.core.model import store_weights_by_columns
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.data.padded_batches import batches_by_length
@@ -322,8 +321,7 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
     """
     tally = Tally(device_of(model))
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
-    rows = protocol.segment_length * (protocol.streams or batch_size)  # of a pass
-    with evaluating(model), store_weights_by_columns(model, rows, len(ids) // rows):
+    with evaluating(model):
         changed = apply_protocol(model, protocol)
         if model.config.sees_future and protocol.kind != "memory":
             result = _score_padded(changed, batches, tally)

@@ -25,6 +25,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.calls import fits, is_plain, needs_grad
+from fullrank.kernels.native.linear import MOST_ROWS, multiply_few_rows
 from fullrank.kernels.operators import is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
@@ -142,6 +143,13 @@ def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
     return KERNELS[name].run(problem) if KERNELS[name].declines(problem) is None else None
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """See `fullrank.core.engine`."""
+    if _forced == "reference" or x.numel() > MOST_ROWS * x.shape[-1]:
+        return None
+    return multiply_few_rows(x, weight, bias)
+
+
 def multilinear_pairs(problem: Pairs) -> Tensor | None:
     """See `fullrank.core.engine`."""
     return _run_multilinear(multilinear.multiply_pairs, problem)
@@ -184,7 +192,8 @@ def chosen() -> Iterator[set[str]]:
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    if _forced == "reference":
+    few = not torch.is_grad_enabled() and components.states.shape[:-1].numel() <= MOST_ROWS
+    if _forced == "reference" or few:  # the definition has `linear` for these
         return None
     return leave_out_of_graphs(vocabulary.vocabulary_nll)(components, ids)
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gradients.h"
+#include "linear.h"
 
 namespace {
 
@@ -109,4 +110,13 @@ extern "C" int fullrank_mixed(const Call* call, int is_double, int backward) try
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
+}
+
+// x (rows, width) and weight (size, width) to out (rows, size); rows from 1 to 8
+extern "C" void fullrank_linear(const void* x, const void* weight, const void* bias, void* out, int64_t rows, int64_t width,
+                                int64_t size, int64_t threads, int is_double) {
+    if (is_double)
+        Linear<double>{(const double*)x, (const double*)weight, (const double*)bias, (double*)out, width, size}.run(rows, threads);
+    else
+        Linear<float>{(const float*)x, (const float*)weight, (const float*)bias, (float*)out, width, size}.run(rows, threads);
 }
