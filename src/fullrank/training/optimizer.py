@@ -229,12 +229,16 @@ def constant(step: int, total: int, options: TrainConfig) -> float:
     return options.learning_rate
 
 
+def _follow_cosine(angle: float, options: TrainConfig) -> float:
+    """The learning rate on a cosine from `learning_rate` at 0 to `min_learning_rate` at pi."""
+    low = options.min_learning_rate
+    return low + (options.learning_rate - low) * (1 + math.cos(angle)) / 2
+
+
 @register("schedule", "cosine")
 def cosine(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
-    low = options.min_learning_rate
-    high = options.learning_rate
-    return low + (high - low) * (1 + math.cos(math.pi * _compute_decayed_share(step, total, options))) / 2
+    return _follow_cosine(math.pi * _compute_decayed_share(step, total, options), options)
 
 
 @register("schedule", "cosine_restarts")
@@ -247,9 +251,7 @@ def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
     """
     period = options.period or max(1, total - options.warmup_steps)
     k = (step - options.warmup_steps - 1) % period + 1
-    low = options.min_learning_rate
-    high = options.learning_rate
-    return low + (high - low) * (1 + math.cos(math.pi * k / period)) / 2
+    return _follow_cosine(math.pi * k / period, options)
 
 
 @register("schedule", "cosine_wave")
@@ -282,9 +284,8 @@ class CosineWave(Schedule):
 @register("schedule", "linear")
 def linear(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
-    low = options.min_learning_rate
     high = options.learning_rate
-    return high + (low - high) * _compute_decayed_share(step, total, options)
+    return high + (options.min_learning_rate - high) * _compute_decayed_share(step, total, options)
 
 
 @register("schedule", "inverse_sqrt")
