@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from fullrank.core.errors import InputError
@@ -163,25 +163,17 @@ def cut_sentences(text: str) -> Iterator[str]:
         yield from filter(_LETTER.search, _SENTENCE.split(" ".join(paragraph)))
 
 
-def drop_repeats(documents: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """(name, lines): a line of six or more words stays only in the first document that has it."""
-    seen: dict[str, str] = {}
-    for name, lines in documents:
-        yield (
-            name,
-            [line for line in lines if len(line.split()) < _LONG or seen.setdefault(line.casefold(), name) == name],
-        )
-
-
 def write_texts(folder: Path) -> None:
     """Write `train.txt`, `valid.txt`, `test.txt` into `folder`: a sentence a line, an empty line after each document.
 
     Raises InputError where the distribution of Python ships (almost) no documentation.
     """
     texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
-    for name, lines in drop_repeats(read_documents()):
-        if lines:
-            texts[choose_split(name)] += [*lines, ""]
+    first: dict[str, str] = {}  # document of each long line: the line stays only in the first that has it
+    for name, lines in read_documents():
+        kept = [line for line in lines if len(line.split()) < _LONG or first.setdefault(line.casefold(), name) == name]
+        if kept:
+            texts[choose_split(name)] += [*kept, ""]
     words = sum(len(line.split()) for lines in texts.values() for line in lines)
     if words < _FEWEST_WORDS or not all(texts.values()):
         raise InputError(
