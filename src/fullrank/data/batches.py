@@ -142,7 +142,7 @@ class Blocks:
         self._order = lru_cache(maxsize=2)(self._draw_order)  # of this epoch and the next
 
     def _draw_order(self, epoch: int) -> np.ndarray:
-        order = np.arange(self._blocks, dtype=np.int32 if self._blocks < 1 << 31 else np.int64)
+        order = np.arange(self._blocks)
         if self.shuffle:
             np.random.default_rng([self.seed, epoch]).shuffle(order)
         return order
@@ -150,7 +150,7 @@ class Blocks:
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch."""
         first = index * self.batch_size
-        blocks = self._order(epoch)[first : first + self.batch_size].astype(np.int64)
+        blocks = self._order(epoch)[first : first + self.batch_size]
         at = blocks[:, None] * self._length + np.arange(-1, self._length)
         padding = at[:, 1:] >= len(self.ids)
         read = self.ids[np.clip(at, 0, len(self.ids) - 1)].astype(np.int64)

@@ -279,18 +279,16 @@ def _find_own(config: DataConfig, report: Report) -> Sources:
     if not absent:
         return Sources(splits)
     train = splits["train"]
-    most = _MOST_CUT if config.has_pairs else None
+    cut = "lines of the training files, 5 % each"
+    most = None
     if config.has_pairs:
         train.check_pairs()
+        most = _MOST_CUT
+        cut = f"pairs of the training files, 5 % each, at most {most:,}"
     shares = [1.0, *[0.05] * len(absent)]
     parts = [cut_by_lines([section.path for section in side], shares, train.key, most) for side in train.columns]
     for split, *cuts in zip(["train", *absent], *parts, strict=True):
         splits[split] = replace(train, key=f"data.{split}", columns=tuple(cuts))
-    cut = (
-        f"pairs of the training files, 5 % each, at most {_MOST_CUT:,}"
-        if most
-        else "lines of the training files, 5 % each"
-    )
     note = f"{' and '.join(absent)}: the last {cut}"
     report(note)
     return Sources({split: splits[split] for split in SPLITS}, (note,))

@@ -305,7 +305,7 @@ def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
 
     p(w) = (count of w in train + 1) / (tokens of train + V), both without the entries `without`, which have no p: infinity.
     """
-    counts = _count_ids(corpus, "train") + 1.0
+    counts = _count_ids(corpus.folder, "train", len(corpus.tokenizer)) + 1.0
     counts[list(without)] = 0
     with np.errstate(divide="ignore"):
         nats: np.ndarray = math.log(counts.sum()) - np.log(counts)
@@ -314,19 +314,15 @@ def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
 
 def unigram_perplexity(corpus: Corpus, split: str) -> float:
     """Perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary."""
-    counts = _count_ids(corpus, split)
+    counts = _count_ids(corpus.folder, split, len(corpus.tokenizer))
     return math.exp(float(counts @ unigram_nats(corpus)) / int(counts.sum()))
 
 
-def _count_ids(corpus: Corpus, split: str) -> np.ndarray:
-    """Counts of each entry in a split; (V,) int64."""
-    return _count_file(corpus.folder / f"{split}.{IDS}.bin", len(corpus.tokenizer))
-
-
 @lru_cache(maxsize=2)  # the training split stands behind the figures of every other
-def _count_file(path: Path, entries: int) -> np.ndarray:
+def _count_ids(folder: Path, split: str, entries: int) -> np.ndarray:
+    """Counts of each entry in a split; (V,) int64."""
     counts = np.zeros(entries, dtype=np.int64)
-    with path.open("rb") as file:  # read, not mapped: not all of it need stay in memory
+    with (folder / f"{split}.{IDS}.bin").open("rb") as file:  # read, not mapped: not all of it need stay in memory
         while len(ids := np.fromfile(file, id_type(entries), _COUNTED_AT_ONCE)):
             counts += np.bincount(ids, minlength=entries)
     return counts
