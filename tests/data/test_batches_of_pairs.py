@@ -63,7 +63,7 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, s
         seen = []
         tokens = 0
         for index in range(batches.batches_per_epoch):
-            chosen, batch = batches.indices(epoch, index), batches.batch(epoch, index)
+            chosen, batch = batches.pairs_of_batches(epoch)[index], batches.batch(epoch, index)
             seen += chosen.tolist()
             assert batch.source_ids.numel() <= limit
             assert batch.targets.numel() <= limit
@@ -82,14 +82,14 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
     one = PairBatches(pairs, batch_tokens=128, seed=5)
     two = PairBatches(pairs, batch_tokens=128, seed=5)
     places = [(0, 3), (4, 0), (1, one.batches_per_epoch - 1), (0, 0)]
-    first = [one.indices(*place).tolist() for place in places]
-    assert [two.indices(*place).tolist() for place in reversed(places)] == first[::-1]
+    first = [one.pairs_of_batches(place[0])[place[1]].tolist() for place in places]
+    assert [two.pairs_of_batches(place[0])[place[1]].tolist() for place in reversed(places)] == first[::-1]
     other = PairBatches(pairs, batch_tokens=128, seed=6)
     number = one.batches_per_epoch
     assert other.batches_per_epoch == number
 
     def epoch_of(batches, epoch):
-        return [tuple(batches.indices(epoch, i).tolist()) for i in range(number)]
+        return [tuple(batches.pairs_of_batches(epoch)[i].tolist()) for i in range(number)]
 
     assert epoch_of(one, 0) != epoch_of(one, 1)
     assert epoch_of(one, 0) != epoch_of(other, 0)

@@ -95,33 +95,27 @@ class PairBatches:
         for i, width in enumerate(np.sort(longer).tolist()):
             if (i - starts[-1] + 1) * width > batch_tokens:
                 starts.append(i)
-        self._starts = np.array([*starts, len(longer)])
+        self._borders = starts[1:]
         self.batches_per_epoch = len(starts)
-        self._orders = lru_cache(maxsize=2)(self._draw_order)
+        self.pairs_of_batches = lru_cache(maxsize=2)(self._draw_epoch)
 
-    def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs in the order of their lengths, and the numbers of the batches in the order in which they come."""
-        source, target, longer = self._lengths
+    def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
+        """The pairs of each batch of an epoch."""
         if not self.shuffle:
-            return np.lexsort((source, target, longer)), np.arange(self.batches_per_epoch)
+            return np.split(np.lexsort(self._lengths), self._borders)
         draw = np.random.default_rng([self.seed, epoch])
         ties = draw.permutation(len(self.pairs))
-        return np.lexsort((ties, source, target, longer)), draw.permutation(self.batches_per_epoch)
-
-    def indices(self, epoch: int, index: int) -> np.ndarray:
-        """Pairs of batch `index` of an epoch."""
-        pairs, batches = self._orders(epoch)
-        return pairs[self._starts[batches[index]] : self._starts[batches[index] + 1]]
+        batches = np.split(np.lexsort((ties, *self._lengths)), self._borders)
+        return [batches[i] for i in draw.permutation(len(batches))]
 
     def batch(self, epoch: int, index: int) -> PairBatch:
         """Batch `index` of an epoch."""
-        return pair_batch(self.pairs, self.indices(epoch, index))
+        return pair_batch(self.pairs, self.pairs_of_batches(epoch)[index])
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
-        pairs, batches = self._orders(epoch)
-        tokens: list[int] = np.add.reduceat(self._lengths[1][pairs], self._starts[:-1])[batches].tolist()
-        return tokens
+        _, target, _ = self._lengths
+        return [int(target[chosen].sum()) for chosen in self.pairs_of_batches(epoch)]
 
 
 # examples of a task
