@@ -275,7 +275,7 @@ def reproduce(
     from fullrank.config.load import is_finetuning, load, read_figures, select_rows, tables
 
     recipes = tables(table)
-    finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
+    finetuning = is_finetuning(recipes[0], scale, overrides or [])
     if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
@@ -386,7 +386,7 @@ def finetune(
         return
     if seeds is not None or not plain:
         raise InputError("--seeds, --no-plain: go with --text FILE; `fullrank reproduce` trains seeds of a table")
-    if not is_finetuning(choice.config, None, choice.scale, choice.settings):
+    if not is_finetuning(choice.config, choice.scale, choice.settings):
         raise InputError(
             "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola, or of a pretrained model on a "
             "text: fullrank finetune MODEL --text FILE; `fullrank train` trains from the beginning"

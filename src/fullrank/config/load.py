@@ -291,9 +291,9 @@ def resolve_arms(
     return arms
 
 
-def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
-    """True for a configuration of fine-tuning, by `data.name`; nothing else of it is checked."""
-    return finetunes(_read_settings(name, row, scale, overrides).config)
+def is_finetuning(name: str, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
+    """True for a configuration of fine-tuning, or a table of such; nothing else of it is checked."""
+    return finetunes(_read_settings(name, None, scale, overrides).config)
 
 
 def _read_settings(name: str, row: str | None, scale: Any, overrides: Iterable[str]) -> Resolved[Any]:

@@ -53,8 +53,8 @@ from fullrank.files import (
 
 _BUILTIN_MIN_COUNT = 3
 _PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one
-# of tokens, in a label; words are the usual
-_LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"], "pretrained": ["tokens of the model"]}
+# of tokens, at the end of a label; words are the usual
+_LABELS = {"byte": ", bytes", "character": ", characters", "bpe": ", BPE", "pretrained": ", tokens of the model"}
 
 
 def prepare(
@@ -180,7 +180,8 @@ def _build(
         marks.append(f"Python {platform.python_version()}")
     if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in sections["train"]))
-        marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))
+        shown = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+        marks.append(shown + _LABELS.get(settings.kind, ""))
     if settings.sos:
         marks.append(f"with {SOS}")
     if counts["train"]["tokens"] == settings.max_tokens and not info.published:

@@ -24,11 +24,10 @@ from fullrank.files import (
     digest,
     lines,
     mended,
-    open_text,
     parse_json,
+    read_text,
     sha256_of,
     silent,
-    text_of,
 )
 
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
@@ -239,11 +238,9 @@ def _describe_squad(version: str) -> CorpusInfo:
 
 def _read_squad_file(file: Path) -> list[Question]:
     """The questions of a file in the official form; InputError where it departs from that."""
-    with open_text(file, "data.dir") as opened:
-        text = text_of(opened.read(), str(file))
     questions = []
     try:
-        for article in mended(parse_json(text))["data"]:
+        for article in mended(parse_json(read_text(file)))["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     row = {"title": article.get("title", ""), "context": paragraph["context"], **entry}
