@@ -21,8 +21,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fullrank as fr
-from fullrank.config.finetune import GLUE
-from fullrank.data.tasks import load_glue
+from fullrank.config.finetune import TaskDataConfig
+from fullrank.data.tasks import read_task
 
 Rows = Sequence[tuple[tuple[str, ...], int]]  # sentences and label
 
@@ -38,7 +38,8 @@ def reference() -> tuple[Rows, Rows]:
 
 
 def glue(folder: str, task: str) -> tuple[Rows, Rows]:
-    train, dev = (load_glue(GLUE[task], split, folder).rows for split in ("train", "dev"))
+    data = TaskDataConfig(name=f"glue/{task}", dir=folder)
+    train, dev = (read_task(data, split).rows for split in ("train", "dev"))
     return train, dev
 
 

@@ -29,7 +29,7 @@ def test_a_task_is_read_through_and_counted(folder):
     train, dev = found["splits"]["train"], found["splits"]["dev"]
     assert (train["rows"], train["published"], train["is_slice"]) == (4, 635, True)
     assert (dev["rows"], dev["is_slice"], dev["source"]) == (71, False, str(folder / "WNLI" / "dev.tsv"))
-    assert [line.startswith("GLUE WNLI (slice): train has 4 rows") for line in err.splitlines()] == [True]
+    assert [line.startswith("glue/wnli (slice): train has 4 rows") for line in err.splitlines()] == [True]
     assert not [path for path in folder.rglob("*") if path.suffix != ".tsv" and path.is_file()], "nothing is written"
 
 

@@ -8,8 +8,15 @@ import types
 import numpy as np
 import pytest
 
-from fullrank.config.finetune import GLUE
-from fullrank.data.tasks import load_glue
+from fullrank.config.finetune import GLUE, TaskDataConfig
+from fullrank.data.tasks import read_task
+
+
+def load_glue(task, split, folder=None, cache=None):
+    where = {"dir": folder, "cache": cache}
+    return read_task(
+        TaskDataConfig(name=f"glue/{task}", **{key: str(path) for key, path in where.items() if path}), split
+    )
 
 
 def columns_of(split):
@@ -92,7 +99,7 @@ def test_official_forms(tmp_path, case, end, mark):
     rows, (first, second, labels) = OFFICIAL[case]
     path = put(tmp_path / name, *rows, end=end, mark=mark, last="")  # no line end after the last line
     for folder in (tmp_path, path.parent):
-        found = load_glue(GLUE[task], split, folder)
+        found = load_glue(task, split, folder)
         assert columns_of(found)[:2] == (first, second)
         assert (found.source, found.is_slice, len(found)) == (str(path), True, len(first))
         assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -141,7 +148,7 @@ def hub_rows(task, labels):
 def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     labels = [3.8, 0.0] if task == "stsb" else [1, 0]
     module = hub(hub_rows(task, labels))
-    found = load_glue(GLUE[task], "train", cache=tmp_path)
+    found = load_glue(task, "train", cache=tmp_path)
     first, second, read = columns_of(found)
     assert first == [f"{COLUMNS[task][0]} {i}" for i in range(2)]
     assert second == ([f"{COLUMNS[task][1]} {i}" for i in range(2)] if len(COLUMNS[task]) == 2 else None)
@@ -151,7 +158,7 @@ def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     assert (path, name, split, cache) == ("nyu-mll/glue", task, "train", str(tmp_path / "hub"))
     assert len(revision) == 40
     hub(hub_rows(task, labels[::-1]))
-    assert load_glue(GLUE[task], "train").sha256 != found.sha256
+    assert load_glue(task, "train").sha256 != found.sha256
 
 
 def test_torn_rows_of_question_pairs_are_left_out(tmp_path):
@@ -159,4 +166,4 @@ def test_torn_rows_of_question_pairs_are_left_out(tmp_path):
     header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
     torn = [("1", "1", "2", "How"), ("do I?", "Why?", "0")]
     put(tmp_path / "QQP/train.tsv", header, *torn, ("2", "3", "4", "What?", "Which?", "1"))
-    assert columns_of(load_glue(GLUE["qqp"], "train", tmp_path)) == (["What?"], ["Which?"], [1])
+    assert columns_of(load_glue("qqp", "train", tmp_path)) == (["What?"], ["Which?"], [1])

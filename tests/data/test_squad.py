@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from fullrank.data.tasks import Question, choose_windows, read_squad, squad_windows
+from fullrank.config.finetune import TaskDataConfig
+from fullrank.data.tasks import Question, choose_windows, read_task, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
+
+
+def read_squad(where, split):
+    return read_task(TaskDataConfig(name="squad", dir=str(where)), split)
 
 
 def entry(name, question, *answers, **more):
@@ -48,7 +53,6 @@ def test_every_field(tmp_path):
         Question("a", "Rhine", CONTEXT, "Where does it rise?", ("Switzerland", "in Switzerland"), (21, 18)),
         Question("b", "Rhine", CONTEXT, "What flows?", ("Rhine",), (52,)),
     ]
-    assert read_squad(str(file), "dev").rows == split.rows
     assert (split.source, split.sha256) == (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
     assert (split.split, split.is_slice) == ("dev", True)
 

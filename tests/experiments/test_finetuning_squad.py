@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.config.finetune import FinetuneEvalConfig
+from fullrank.config.finetune import FinetuneEvalConfig, TaskDataConfig
 from fullrank.config.load import build_any
-from fullrank.data.tasks import Question, Window, choose_windows, read_squad
+from fullrank.data.tasks import Question, Window, choose_windows, read_task
 from fullrank.evaluation.tasks import squad_scores
 from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, find_answers, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
@@ -98,12 +98,17 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place)
     assert model.qa_outputs.weight.grad.abs().sum() > 0
 
 
+def answers_of(place, name):
+    split = read_task(TaskDataConfig(name=name, dir=str(place)), "dev")
+    return {question.id: question.answers for question in split.rows}
+
+
 def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place, tmp_path):
     raw = settings(place, epochs=8, learning_rate=1e-2)
     result = train_quietly(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     final = result["final"]["dev"]
-    scores = squad_scores(predictions, {question.id: question.answers for question in read_squad(place, "dev").rows})
+    scores = squad_scores(predictions, answers_of(place, "squad"))
     assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
     assert final["examples"] == 16 < final["windows"] == result["windows"]["dev"]
     assert scores["exact_match"] > 0.8  # one word of the context is right
@@ -118,7 +123,7 @@ def test_version_2_says_when_there_is_no_answer(place, tmp_path):
     raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
     final = train_quietly({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    answers = {question.id: question.answers for question in read_squad(place, "dev", "2.0").rows}
+    answers = answers_of(place, "squad-v2")
     scores = squad_scores(predictions, answers, v2=True)
     assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
     share = sum(not given for given in answers.values()) / len(answers)

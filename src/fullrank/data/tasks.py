@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.config.corpora import CorpusInfo, list_corpora
-from fullrank.config.finetune import SCORES, SQUAD, GlueTask
+from fullrank.config.finetune import GLUE, SCORES, SQUAD, GlueTask, TaskDataConfig
 from fullrank.core.errors import InputError, RunError, one_line, pip_install
 from fullrank.data import invented
 from fullrank.files import (
@@ -72,16 +72,47 @@ class TaskSplit:
         return {**counts, "source": self.source, "sha256": self.sha256}
 
 
-def _report_slice(name: str, split: TaskSplit, report: Report) -> TaskSplit:
-    if split.is_slice:
-        counts = f"{len(split):,} rows, published are {split.published:,}"
-        report(f"{name} (slice): {split.split} has {counts} ({split.source})")
-    return split
+def read_task(data: TaskDataConfig, split: str, report: Report = silent) -> TaskSplit:
+    """One split of a task: train or dev; of glue/mnli also dev_mismatched.
+
+    From `data.dir`, a file in the official form or a folder: of the tasks, or of the files of this one. Without it from the
+    Hugging Face hub, which keeps its copy in `data.cache`. `report` hears of a slice and of a download.
+    Raises InputError for files that are missing, empty, cut short, not UTF-8, or of another form or version; that lack a column
+    or hold a label outside the allowed ones; where an answer is not in its context or two questions have one id. RunError if
+    the hub cannot be reached.
+    """
+    info = list_corpora()[data.name]
+    published = info.published[split]
+    rows: list[Any]
+    if data.invented:
+        rows = make_questions(SQUAD[data.name], split) if data.answers else make_examples(GLUE[data.task], split)
+        return TaskSplit(split, rows, published, "invented", digest([repr(rows)]))
+    file = None if data.dir is None else _find_file(info, split, Path(data.dir).expanduser())
+    source = str(file or info.hub.partition(",")[0])
+    given = _read_hub(info, split, data.cache, report) if file is None else []
+    if data.answers:
+        version = SQUAD[data.name]
+        rows = _read_squad_file(file) if file else [_read_question(row, version) for row in given]
+        _check_questions(rows, source, version)
+    else:
+        rows = _read_examples(GLUE[data.task], file, given, source)
+    if not rows:
+        raise InputError(f"data.dir: {source} holds no rows of the split {split}")
+    plain = [*map(dataclasses.asdict, rows)] if data.answers else rows
+    sha256 = digest(plain) if file is None else sha256_of(file)
+    task = TaskSplit(split, rows, published, source, sha256)
+    if task.is_slice:
+        report(f"{data.name} (slice): {split} has {len(rows):,} rows, published are {published:,} ({source})")
+    return task
 
 
-def _find_file(where: str | Path, folders: Sequence[str], names: Sequence[str]) -> Path:
+def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
     """The file `where`, or in one of the folders in it: an official name in any place comes before that of a slice."""
-    where = Path(where).expanduser()
+    official = Path(info.files[split][0])
+    title = official.parent.name
+    folders = [title, f"glue/{title}"] if title else [info.name, "squad"]
+    stem = official.stem.removesuffix("_matched")
+    names = [official.name, f"{stem}.slice{official.suffix}"]
     paths = [where / folder / name for name in names for folder in (*folders, "")]
     found = next((path for path in paths if path.is_file()), where)
     if found.is_dir():
@@ -122,34 +153,18 @@ def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Re
     return map(mended, rows)
 
 
-def load_glue(
-    task: GlueTask,
-    split: str,
-    folder: str | Path | None = None,
-    cache: str | Path | None = None,
-    report: Report = silent,
-) -> TaskSplit:
-    """One split of a task: train or dev; of mnli also dev_mismatched.
+# GLUE: one or two sentences with a label
 
-    `folder` holds the folders of the tasks, or the files of this one; without it the rows come from the Hugging Face hub, which
-    keeps its copy in `cache`. `report` hears of a slice and of a download.
-    Raises InputError for files that are missing, empty, cut short, not UTF-8, or that lack a column or hold a label outside the
-    allowed ones; RunError if the hub cannot be reached.
-    """
-    info = list_corpora()[f"glue/{task.name}"]
-    official = Path(info.files[split][0])
-    title = official.parent.name
-    path = None
-    found: Iterable[tuple[str, Mapping[str, Any]]]
-    if folder is None:
-        source = info.hub.partition(",")[0]
-        columns = [*(task.hub_sentences or task.sentences), "label"]
-        found = ((f"row {number}", row) for number, row in enumerate(_read_hub(info, split, cache, report)))
-    else:
-        path = _find_file(folder, [title, f"glue/{title}"], [official.name, f"{split}.slice.tsv"])
-        source = str(path)
+
+def _read_examples(
+    task: GlueTask, file: Path | None, given: Iterable[Mapping[str, Any]], source: str
+) -> list[tuple[tuple[str, ...], float]]:
+    """The sentences and the label of each row of a file, or else of the hub's `given` rows."""
+    columns = [*(task.hub_sentences or task.sentences), "label"]
+    found: Iterable[tuple[str, Mapping[str, Any]]] = ((f"row {number}", row) for number, row in enumerate(given))
+    if file is not None:
         columns = [*task.sentences, task.label_column]
-        found = _read_tsv(task, path)
+        found = _read_tsv(task, file)
     rows = []
     for place, row in found:
         if missing := [column for column in columns if column not in row]:
@@ -157,10 +172,7 @@ def load_glue(
             raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {known}")
         *sentences, label = (row[column] for column in columns)
         rows.append((tuple(sentences), task.read_label(label, f"data.dir: {source}, {place}")))
-    if not rows:
-        raise InputError(f"data.dir: {source} holds no rows of the split {split}")
-    sha256 = digest(rows) if path is None else sha256_of(path)
-    return _report_slice(f"GLUE {title}", TaskSplit(split, rows, info.published[split], source, sha256), report)
+    return rows
 
 
 def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -202,40 +214,6 @@ class Question:
     impossible: bool | None = None
 
 
-def read_squad(
-    where: str | Path | None,
-    split: str,
-    version: str = "1.1",
-    *,
-    cache: str | Path | None = None,
-    report: Report = silent,
-) -> TaskSplit:
-    """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
-
-    `where`: a file in the official JSON form; a folder that holds it, or the folder `squad` or `squad-v2` with it, under its
-    official name (train-v1.1.json), else a slice of it (train-v1.1.slice.json); or None: the hub, which keeps its copy in
-    `cache`. Every answer is checked to stand where the file says. `report` hears of a slice and of a download.
-    Raises InputError for files that are missing, cut short, of the other version or without a key they need, for an
-    answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
-    """
-    info = _describe_squad(version)
-    if where is None:
-        source = info.hub
-        questions = _read_squad_hub(info, split, cache, report)
-        sha256 = digest([*map(dataclasses.asdict, questions)])
-    else:
-        file = _find_file(where, [info.name, "squad"], [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"])
-        source = str(file)
-        questions = _read_squad_file(file)
-        sha256 = sha256_of(file)
-    _check_questions(questions, source, version)
-    return _report_slice(f"SQuAD {version}", TaskSplit(split, questions, info.published[split], source, sha256), report)
-
-
-def _describe_squad(version: str) -> CorpusInfo:
-    return next(list_corpora()[name] for name in SQUAD if SQUAD[name] == version)
-
-
 def _read_squad_file(file: Path) -> list[Question]:
     """The questions of a file in the official form; InputError where it departs from that."""
     questions = []
@@ -253,12 +231,10 @@ def _read_squad_file(file: Path) -> list[Question]:
     return questions
 
 
-def _read_squad_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Report) -> list[Question]:
-    questions = []
-    for row in _read_hub(info, split, cache, report):
-        answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
-        questions.append(_make_question(row, answers, not answers if SQUAD[info.name] == "2.0" else None))
-    return questions
+def _read_question(row: Mapping[str, Any], version: str) -> Question:
+    """A row of the hub."""
+    answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
+    return _make_question(row, answers, not answers if version == "2.0" else None)
 
 
 def _make_question(row: Mapping[str, Any], answers: Sequence[tuple[str, int]], impossible: bool | None) -> Question:
@@ -397,7 +373,7 @@ _TRAIN = 2_000
 _OTHER = 400  # of a split
 
 
-def make_examples(task: GlueTask, split: str) -> TaskSplit:
+def make_examples(task: GlueTask, split: str) -> list[tuple[tuple[str, ...], float]]:
     """A split of a task of GLUE, 2,000 examples to train on and 400 of any other."""
     draw = Random(zlib.crc32(f"{task.name} {split}".encode()))
     rows: list[tuple[tuple[str, ...], float]] = []
@@ -411,13 +387,12 @@ def make_examples(task: GlueTask, split: str) -> TaskSplit:
             words = invented.draw_words(draw)
             other = invented.draw_words(draw)
             kept = label * len(words) // (classes - 1)
-            rows.append(((invented.join_words(words), invented.join_words(words[:kept] + other[kept:])), label))
-    return TaskSplit(
-        split, rows, list_corpora()[f"glue/{task.name}"].published[split], "invented", digest([repr(rows)])
-    )
+            changed = words[:kept] + other[kept:]
+            rows.append(((invented.join_words(words), invented.join_words(changed)), label))
+    return rows
 
 
-def make_questions(split: str, version: str) -> TaskSplit:
+def make_questions(version: str, split: str) -> list[Question]:
     """A split of SQuAD, as large; in version 2.0 a third of the questions is about an animal that the context does not name."""
     draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
     questions = []
@@ -431,4 +406,4 @@ def make_questions(split: str, version: str) -> TaskSplit:
         starts = tuple(context.index(answer) for answer in answers)
         question = f"where is the {animals[place]}"
         questions.append(Question(f"invented-{number}", "invented", context, question, answers, starts, impossible))
-    return TaskSplit(split, questions, _describe_squad(version).published[split], "invented", digest([repr(questions)]))
+    return questions

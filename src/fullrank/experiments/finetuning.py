@@ -18,17 +18,7 @@ from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalCo
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
-from fullrank.data.tasks import (
-    NO_ANSWER,
-    Question,
-    TaskSplit,
-    Window,
-    load_glue,
-    make_examples,
-    make_questions,
-    read_squad,
-    squad_windows,
-)
+from fullrank.data.tasks import NO_ANSWER, Question, TaskSplit, Window, read_task, squad_windows
 from fullrank.evaluation.tasks import glue_scores, squad_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, finish_loss
@@ -115,12 +105,6 @@ class GlueBenchmark:
         self.outputs = self.task.outputs
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
 
-    def read(self, split: str, say: Say) -> TaskSplit:
-        data = self.config.data
-        if data.invented:
-            return make_examples(self.task, split)
-        return load_glue(self.task, split, data.dir, data.cache, say)
-
     def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
         texts, labels = zip(*source.rows, strict=True)
         encoded = encode(pretrained, texts, self.config.data.max_length)
@@ -186,12 +170,6 @@ class SquadBenchmark:
             f"development split, fp32, windows of at most {config.data.max_length} tokens every {config.data.doc_stride}, "
             f"answers of at most {config.eval.max_answer_length} tokens"
         )
-
-    def read(self, split: str, say: Say) -> TaskSplit:
-        data = self.config.data
-        if data.invented:
-            return make_questions(split, self.version)
-        return read_squad(data.dir, split, self.version, cache=data.cache, report=say)
 
     def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
         data, tokenizer = self.config.data, pretrained.tokenizer
@@ -307,10 +285,10 @@ class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
     def prepare(self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        benchmark, data = benchmark_of(config), config.data
+        data = config.data
         splits = {}
         for name in list_corpora()[data.name].published:
-            source = benchmark.read(name, say)
+            source = read_task(data, name, say)
             most = data.max_train if name == "train" else data.max_eval
             rows = choose_subset(len(source), most, data.subset_seed)
             splits[name] = source if len(rows) == len(source) else source.take(rows)
