@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Blocks, Streams
 
@@ -62,9 +63,9 @@ def test_dropped_streams_are_contiguous(size):
     tokens, rows, length = size
     if tokens < rows * length:
         with pytest.raises(InputError, match=r"too few for .* lower train.batch_size or train.segment_length"):
-            Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START)
+            Streams(text(tokens), TrainConfig(batch_size=rows, segment_length=length), START)
         return
-    streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START)
+    streams = Streams(text(tokens), TrainConfig(batch_size=rows, segment_length=length), START)
     batches = [streams.batch(0, i) for i in range(streams.batches_per_epoch)]
     assert all(batch.weights is None for batch in batches)
     assert streams.tokens_of_batches(0) == [batch.tokens for batch in batches]
@@ -79,11 +80,11 @@ def test_dropped_streams_are_contiguous(size):
 
 
 def streams(tokens=4003, **options):
-    return Streams(text(tokens), batch_size=4, segment_length=20, start_id=START, seed=3, **options)
+    return Streams(text(tokens), TrainConfig(batch_size=4, segment_length=20, seed=3, **options), START)
 
 
 def test_random_segments_fill_every_stream_exactly():
-    source = streams(deviation=4.0, half=0.25)
+    source = streams(segment_deviation=4.0, half_segments=0.25)
     stream = 4003 // 4
     assert source.batches_per_epoch == round(stream / (20 * 0.875))
     for epoch in (0, 1):
@@ -94,13 +95,14 @@ def test_random_segments_fill_every_stream_exactly():
         assert sum(source.tokens_of_batches(epoch)) == 4 * stream
         assert all(torch.equal(b.inputs[:, 1:], b.targets[:, :-1]) and b.weights is None for b in batches)
     assert source.tokens_of_batches(0) != source.tokens_of_batches(1)
-    assert torch.equal(source.batch(1, 7).targets, streams(deviation=4.0, half=0.25).batch(1, 7).targets)
+    assert torch.equal(
+        source.batch(1, 7).targets, streams(segment_deviation=4.0, half_segments=0.25).batch(1, 7).targets
+    )
 
 
 def test_lengths_of_random_segments_are_normal():
-    source = Streams(
-        np.zeros(700_000, np.uint16), batch_size=1, segment_length=70, start_id=0, deviation=5.0, half=0.05
-    )
+    options = TrainConfig(batch_size=1, segment_length=70, segment_deviation=5.0, half_segments=0.05, seed=0)
+    source = Streams(np.zeros(700_000, np.uint16), options, start_id=0)
     lengths = np.array(source.tokens_of_batches(2))
     short = lengths < 52  # between the means 35 and 70
     assert abs(short.mean() - 0.05) < 5 * (0.05 * 0.95 / len(lengths)) ** 0.5
@@ -110,8 +112,8 @@ def test_lengths_of_random_segments_are_normal():
 
 
 def test_context_is_read_again_and_not_predicted():
-    source = streams(context=15, deviation=3.0)
-    plain, seen = streams(deviation=3.0), 0
+    source = streams(context=15, segment_deviation=3.0)
+    plain, seen = streams(segment_deviation=3.0), 0
     for index in range(source.batches_per_epoch):
         batch, other = source.batch(0, index), plain.batch(0, index)
         context = min(15, seen)
@@ -124,7 +126,7 @@ def test_context_is_read_again_and_not_predicted():
 
 
 def test_partial_shuffle_turns_each_stream():
-    source = streams(shuffle=True, context=6)
+    source = streams(partial_shuffle=True, context=6)
     used, starts = sum(source.tokens_of_batches(0)) // 4, []
     for epoch in (0, 1):
         batches = [source.batch(epoch, index) for index in range(source.batches_per_epoch)]
@@ -139,9 +141,8 @@ def test_partial_shuffle_turns_each_stream():
 
 
 def test_no_random_segment_is_empty():
-    source = Streams(
-        text(20_000), batch_size=1, segment_length=64, start_id=START, deviation=16.0, half=0.5, multiple=12
-    )
+    random = {"segment_deviation": 16.0, "half_segments": 0.5, "segment_multiple": 12}
+    source = Streams(text(20_000), TrainConfig(batch_size=1, segment_length=64, **random), START)
     lengths = [source.tokens_of_batches(epoch) for epoch in range(3)]
     assert all(min(epoch) > 0 and sum(epoch) == 20_000 for epoch in lengths)
     assert all(length % 12 == 0 for epoch in lengths for length in epoch[:-1])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.data.padded_batches import Encoded, ExampleBatches, batches_by_length
 
 
@@ -23,7 +24,7 @@ def encoded(count, seed=0):
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("count", "size"), [(1, 4), (23, 4), (24, 4), (1003, 8)])
 def test_every_example_comes_once_an_epoch_and_in_another_order(count, size, grouped):
-    batches = ExampleBatches(encoded(count), batch_size=size, seed=3, group_by_length=grouped)
+    batches = ExampleBatches(encoded(count), FinetuneTrainConfig(batch_size=size, seed=3, group_by_length=grouped))
     orders = []
     for epoch in (0, 1):
         found = [batches.batch(epoch, i).indices.tolist() for i in range(batches.batches_per_epoch)]
@@ -36,7 +37,7 @@ def test_every_example_comes_once_an_epoch_and_in_another_order(count, size, gro
 
 def test_a_batch_is_a_function_of_seed_epoch_and_index():
     def make(seed):
-        return ExampleBatches(encoded(300), batch_size=8, seed=seed)
+        return ExampleBatches(encoded(300), FinetuneTrainConfig(batch_size=8, seed=seed))
 
     one, two = make(1), make(1)
     two.batch(4, 2)
@@ -49,13 +50,14 @@ def test_grouping_spares_padding_and_keeps_chance():
     examples = encoded(2000)
 
     def padded(grouped):
-        batches = ExampleBatches(examples, batch_size=16, seed=1, group_by_length=grouped)
+        batches = ExampleBatches(examples, FinetuneTrainConfig(batch_size=16, group_by_length=grouped))
         parts = [batches.batch(0, i) for i in range(batches.batches_per_epoch)]
         assert batches.tokens_of_batches(0) == [part.read for part in parts]
         return 1 - sum(part.read for part in parts) / sum(part.inputs["input_ids"].numel() for part in parts)
 
     assert padded(True) < 0.1 < 0.3 < padded(False)
-    first = [ExampleBatches(examples, batch_size=16, seed=seed).batch(0, 0).indices.tolist() for seed in range(20)]
+    made = [FinetuneTrainConfig(batch_size=16, seed=seed) for seed in range(20)]
+    first = [ExampleBatches(examples, options).batch(0, 0).indices.tolist() for options in made]
     assert len({tuple(found) for found in first}) == 20  # not the longest ones, whatever the seed
 
 

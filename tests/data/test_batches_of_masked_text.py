@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fullrank.config.run import TrainConfig
 from fullrank.data import build_words
 from fullrank.data.batches import Blocks, MaskedBatches, Masking, Streams, iterate_masked_blocks
 
@@ -14,8 +15,9 @@ TOKENIZER = build_words(["\n", *(f"w{i}" for i in range(WORDS - 2)), "<unk>"])
 EOS, MASK = 0, WORDS
 
 
-def masking(probability=0.15, replaced=0.8, drawn=0.1):
-    return Masking.from_tokenizer(TOKENIZER, MASK, probability=probability, replaced=replaced, drawn=drawn)
+def masking(probability=0.15, replaced=0.8, drawn=0.1, seed=1):
+    options = TrainConfig(mlm_probability=probability, mask_replace_prob=replaced, random_replace_prob=drawn, seed=seed)
+    return Masking.from_tokenizer(TOKENIZER, MASK, options)
 
 
 def marked_text(size, seed=0):
@@ -88,9 +90,10 @@ def test_training_batches_are_pure_functions(shuffled):
     ids = marked_text(1003)
 
     def batches(seed):
-        options = {"batch_size": 4, "segment_length": 16, "start_id": EOS}
-        plain = Blocks(ids, shuffle=True, seed=7, **options) if shuffled else Streams(ids, **options)
-        return MaskedBatches(plain, masking(), seed=seed)
+        sizes = {"batch_size": 4, "segment_length": 16}
+        streams = Streams(ids, TrainConfig(**sizes), EOS)
+        plain = Blocks(ids, shuffle=True, seed=7, start_id=EOS, **sizes) if shuffled else streams
+        return MaskedBatches(plain, masking(seed=seed))
 
     def content(batch):
         return batch.inputs.flatten().tolist(), batch.at.tolist()

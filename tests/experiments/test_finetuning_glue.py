@@ -1,5 +1,7 @@
 """Fine-tuning on GLUE: the same updates as a loop written here, the same figures as the equations, nothing lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.finetune import GLUE
+from fullrank.config.finetune import GLUE, FinetuneTrainConfig
 from fullrank.config.load import build_any
 from fullrank.core.errors import InputError
 from fullrank.data.padded_batches import ExampleBatches
@@ -62,7 +64,7 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     data = Finetuning().prepare(config, {}, False, lambda _: None).corpus
     model = load_pretrained(config.model, "classification", num_labels=2)
     texts, labels = columns_of(data["train"])
-    batches = ExampleBatches(encode(model, texts, 32), batch_size=8, seed=config.train.seed)
+    batches = ExampleBatches(encode(model, texts, 32), replace(config.train, batch_size=8))
     parameters = dict(model.model.named_parameters())
     assert {name.rpartition(".")[2] for name in mixing_names(model.model)} == {"from_query", "mixing"}
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -113,7 +115,7 @@ def test_penalties_reach_the_injected_attention(place):
     for name, parameter in model.model.named_parameters():
         if name in mixing_names(model.model):
             torch.nn.init.normal_(parameter)
-    batch = ExampleBatches(encode(model, texts, 32), batch_size=8, seed=1).batch(0, 0)
+    batch = ExampleBatches(encode(model, texts, 32), FinetuneTrainConfig(batch_size=8)).batch(0, 0)
     objective = ExampleObjective(model.model, labels, logits_of_batch, F.cross_entropy, config.train)
     loss, trace = objective(batch, {}, TrainingPosition(step=1)), fr.Trace()
     with fr.traced(trace):

@@ -191,7 +191,7 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teache
     other = objective.parts["distill"].model.double()
     monkeypatch.setattr(Distillation, "CHUNK", 5)  # in the middle of a row
     ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
-    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0, context=config.train.context)
+    streams = Streams(ids, TrainConfig(batch_size=3, segment_length=8, context=config.train.context), 0)
     carry = {}
     memories = [None, None]
     for step in range(4):

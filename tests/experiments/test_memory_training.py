@@ -78,7 +78,7 @@ def small(**train_options):
 def test_the_memory_travels_in_the_carry():
     model, objective = small()
     ids = torch.randint(30, (240,), generator=torch.Generator().manual_seed(2)).numpy()
-    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0)
+    streams = Streams(ids, TrainConfig(batch_size=3, segment_length=8), 0)
     carry = {}
     memory = None
     for step in range(4):
@@ -98,7 +98,7 @@ def test_the_layers_that_rest_are_those_that_were_drawn():
     for i, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=i: ran.add(i))
     schedule, seen = SkipRetain("not_first", 0.5, num_layers=LAYERS), set()
-    streams = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0)
+    streams = Streams(torch.arange(300).numpy() % 30, TrainConfig(batch_size=3, segment_length=8), 0)
     for step in range(1, 12):
         ran.clear()
         place = TrainingPosition(step, part=step % 2, phase=phase, accumulation=2)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import Tokenizer
 
@@ -177,74 +178,71 @@ class Streams:
     Streams are of equal length and of whole segments; up to batch_size * segment_length + batch_size - 2 tokens at their ends
     are never targets.
 
-    With draws from (seed, epoch):
-    deviation, half: lengths of segments are random, N(L, deviation^2), a share `half` of them N(L / 2, deviation^2), five
-    tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and their
-    lengths are stretched by the few thousandths that make them fill it exactly.
-    multiple: all but the last are multiples of it, and of two of it at least before they are stretched.
-    shuffle: each stream begins at a place of its own in every epoch, and goes round (partial shuffle, Press 2019).
+    What `options` (the train section) draw from (seed, epoch):
+    segment_deviation, half_segments: lengths of segments are random, N(L, deviation^2), a share of them N(L / 2, deviation^2),
+    five tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and
+    their lengths are stretched by the few thousandths that make them fill it exactly.
+    segment_multiple: all but the last are multiples of it, and of two of it at least before they are stretched.
+    partial_shuffle: each stream begins at a place of its own in every epoch, and goes round (Press 2019).
     context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
     """
 
     ids: np.ndarray
-    _: KW_ONLY
-    batch_size: int
-    segment_length: int
+    options: TrainConfig
     start_id: int
-    seed: int = 0
-    deviation: float = 0.0
-    half: float = 0.0
-    multiple: int = 1
-    context: int = 0
-    shuffle: bool = False
 
     def __post_init__(self) -> None:
-        self._random = self.deviation > 0 or self.half > 0
-        self._stream = len(self.ids) // self.batch_size
-        segments = self._stream // self.segment_length
+        options = self.options
+        self._random = options.segment_deviation > 0 or options.half_segments > 0
+        self._stream = len(self.ids) // options.batch_size
+        segments = self._stream // options.segment_length
         if segments == 0:
             raise InputError(
-                f"{len(self.ids):,} tokens are too few for {self.batch_size} streams of at least {self.segment_length}; "
-                "lower train.batch_size or train.segment_length"
+                f"{len(self.ids):,} tokens are too few for {options.batch_size} streams of at least "
+                f"{options.segment_length}; lower train.batch_size or train.segment_length"
             )
-        self._used = segments * self.segment_length
+        self._used = segments * options.segment_length
         if self._random:
-            segments = max(1, round(self._stream / (self.segment_length * (1 - self.half / 2))))
+            segments = max(1, round(self._stream / (options.segment_length * (1 - options.half_segments / 2))))
             self._used = self._stream
         self.batches_per_epoch = segments
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
     def _draw_cuts(self, epoch: int) -> np.ndarray:
         """The borders of the segments of an epoch, from 0 to the length of a stream."""
+        options = self.options
         count = self.batches_per_epoch
+        length = options.segment_length
+        multiple = options.segment_multiple
         if not self._random:
-            return np.arange(count + 1) * self.segment_length
-        drawn = np.random.default_rng([self.seed, epoch, _LENGTHS])
-        means = np.where(drawn.random(count) < self.half, self.segment_length / 2, self.segment_length)
-        shortest = min(max(5, 2 * self.multiple), self.segment_length)  # less than a multiple would round to none
-        lengths = np.maximum(drawn.normal(means, self.deviation), shortest)
-        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self.multiple)
-        cuts = np.rint(places).astype(np.int64) * self.multiple
+            return np.arange(count + 1) * length
+        drawn = np.random.default_rng([options.seed, epoch, _LENGTHS])
+        means = np.where(drawn.random(count) < options.half_segments, length / 2, length)
+        shortest = min(max(5, 2 * multiple), length)  # less than a multiple would round to none
+        lengths = np.maximum(drawn.normal(means, options.segment_deviation), shortest)
+        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / multiple)
+        cuts = np.rint(places).astype(np.int64) * multiple
         cuts[-1] = self._used
         return cuts
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch."""
+        rows = self.options.batch_size
         start, end = self._cuts(epoch)[index : index + 2].tolist()
-        context = min(self.context, start)
-        at = np.tile(np.arange(start - 1 - context, end), (self.batch_size, 1))
-        if self.shuffle:
-            drawn = np.random.default_rng([self.seed, epoch, _OFFSETS])
-            offsets = drawn.integers(self._stream, size=(self.batch_size, 1))
+        context = min(self.options.context, start)
+        at = np.tile(np.arange(start - 1 - context, end), (rows, 1))
+        if self.options.partial_shuffle:
+            drawn = np.random.default_rng([self.options.seed, epoch, _OFFSETS])
+            offsets = drawn.integers(self._stream, size=(rows, 1))
             at = (at + offsets) % self._stream
-        at += np.arange(self.batch_size)[:, None] * self._stream
+        at += np.arange(rows)[:, None] * self._stream
         read = torch.from_numpy(self.ids[np.maximum(at, 0)].astype(np.int64))
         read[torch.from_numpy(at < 0)] = self.start_id
         return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
-        tokens: list[int] = (np.diff(self._cuts(epoch)) * self.batch_size).tolist()
+        tokens: list[int] = (np.diff(self._cuts(epoch)) * self.options.batch_size).tolist()
         return tokens
 
 
@@ -291,26 +289,22 @@ class MaskedBatch(Shared):
 class Masking:
     """The rule by which tokens are masked, for models that predict them (BERT, Devlin et al. 2019).
 
-    A token is chosen with `probability`. Of the chosen ones, a share `replaced` becomes `<mask>` (`mask_id`), a share `drawn` a
-    random token, and the rest stay: so a model cannot trust its input anywhere.
+    A token is chosen with `mlm_probability`. Of the chosen ones, a share `mask_replace_prob` becomes `<mask>` (`mask_id`), a
+    share `random_replace_prob` a random token, and the rest stay: so a model cannot trust its input anywhere.
     marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
     """
 
-    probability: float
-    replaced: float
-    drawn: float
+    options: TrainConfig
     mask_id: int
     marks: np.ndarray
     ordinary: np.ndarray
 
     @classmethod
-    def from_tokenizer(
-        cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float
-    ) -> Masking:
+    def from_tokenizer(cls, tokenizer: Tokenizer, mask_id: int, options: TrainConfig) -> Masking:
         """Masking for texts of `tokenizer`."""
         marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
         ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
-        return cls(probability, replaced, drawn, mask_id, marks, ordinary)
+        return cls(options, mask_id, marks, ordinary)
 
     def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
         """The tokens of `text` (its targets), masked. Every token that is no padding takes three numbers of `generator`."""
@@ -318,10 +312,11 @@ class Masking:
         real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
         read = tokens[real]
         choice, kind, replacement = generator.random((len(read), 3)).T
-        chosen = (choice < self.probability) & ~np.isin(read, self.marks)
+        chosen = (choice < self.options.mlm_probability) & ~np.isin(read, self.marks)
+        replaced = self.options.mask_replace_prob
         seen = read.copy()
-        seen[chosen & (kind < self.replaced)] = self.mask_id
-        random = chosen & (kind >= self.replaced) & (kind < self.replaced + self.drawn)
+        seen[chosen & (kind < replaced)] = self.mask_id
+        random = chosen & (kind >= replaced) & (kind < replaced + self.options.random_replace_prob)
         seen[random] = self.ordinary[(replacement[random] * len(self.ordinary)).astype(np.int64)]
         inputs = tokens.copy()
         inputs[real] = seen
@@ -340,8 +335,6 @@ class MaskedBatches:
 
     text: Blocks | Streams
     masking: Masking
-    _: KW_ONLY
-    seed: int
 
     def __post_init__(self) -> None:
         self.batches_per_epoch = self.text.batches_per_epoch
@@ -352,7 +345,7 @@ class MaskedBatches:
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch."""
-        generator = np.random.default_rng([_MASKS, self.seed, epoch, index])
+        generator = np.random.default_rng([_MASKS, self.masking.options.seed, epoch, index])
         return self.masking.batch(self.text.batch(epoch, index), generator)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Batch, Part, Shared
 from fullrank.data.prepared import Pairs
@@ -177,19 +178,16 @@ class ExampleBatch(Shared):
 class ExampleBatches:
     """Training examples in batches, in another order every epoch.
 
-    group_by_length: examples of like length share a batch. They are shuffled, sorted within groups of 50 batches, and the
+    train.group_by_length: examples of like length share a batch. They are shuffled, sorted within groups of 50 batches, and the
     batches shuffled again. The last batch of an epoch is smaller where the examples do not come out even.
     """
 
     examples: Encoded
-    _: KW_ONLY
-    batch_size: int
-    seed: int
-    group_by_length: bool = True
+    options: FinetuneTrainConfig
 
     def __post_init__(self) -> None:
         self._lengths = self.examples.lengths
-        self.batches_per_epoch = -(-len(self.examples) // self.batch_size)
+        self.batches_per_epoch = -(-len(self.examples) // self.options.batch_size)
         self._batches = lru_cache(maxsize=1)(self._draw_epoch)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
@@ -203,13 +201,14 @@ class ExampleBatches:
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
-        generator = np.random.default_rng([_EXAMPLES, self.seed, epoch])
+        size = self.options.batch_size
+        generator = np.random.default_rng([_EXAMPLES, self.options.seed, epoch])
         order = generator.permutation(len(self.examples))
-        if not self.group_by_length:
-            return _cut(order, self.batch_size)
-        groups = _cut(order, self.batch_size * _GROUPED)
+        if not self.options.group_by_length:
+            return _cut(order, size)
+        groups = _cut(order, size * _GROUPED)
         by_length = [group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]
-        batches = _cut(np.concatenate(by_length), self.batch_size)
+        batches = _cut(np.concatenate(by_length), size)
         return [batches[i] for i in generator.permutation(len(batches))]
 
 

@@ -307,12 +307,7 @@ class Finetuning(Task):
         model = pretrained.model.to(device)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
         train, dev = splits["train"], splits["dev"]
-        batches = ExampleBatches(
-            train.encoded,
-            batch_size=config.train.batch_size,
-            seed=config.train.seed,
-            group_by_length=config.train.group_by_length,
-        )
+        batches = ExampleBatches(train.encoded, config.train)
         options = config.train.options(batches.batches_per_epoch)
         # null: once, at the end, which comes by itself
         every_epochs = evaluation.every_epochs or (None if evaluation.every_steps else float(2**31))

@@ -116,11 +116,7 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
                 f"train.segment_length {length} tokens; make one of them smaller or give more text"
             )
         return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
-    return Streams(
-        ids, batch_size=size, segment_length=length, start_id=start, seed=options.seed,
-        deviation=options.segment_deviation, half=options.half_segments, multiple=options.segment_multiple,
-        context=options.context, shuffle=options.partial_shuffle,
-    )  # fmt: skip
+    return Streams(ids, options, start)
 
 
 def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -385,7 +381,7 @@ class MaskedModelTask(LanguageModelTask):
             model,
             folder,
             objective=MaskedObjective(model, options),
-            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed),
+            batches=MaskedBatches(training_batches(config, corpus), masking),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},
@@ -401,14 +397,7 @@ class MaskedModelTask(LanguageModelTask):
 
 
 def make_masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
-    options = config.train
-    return Masking.from_tokenizer(
-        corpus.tokenizer,
-        model.mask_id,
-        probability=options.mlm_probability,
-        replaced=options.mask_replace_prob,
-        drawn=options.random_replace_prob,
-    )
+    return Masking.from_tokenizer(corpus.tokenizer, model.mask_id, config.train)
 
 
 def _iterate_blocks(
