@@ -13,7 +13,7 @@ import torch
 import fullrank as fr
 from cli_runs import SMALL, called, succeeds
 from fullrank import records
-from fullrank.config.corpora import list_corpora
+from fullrank.config.run import list_corpora
 from fullrank.data import register_corpus
 from fullrank.errors import InputError
 from fullrank.text import read_file

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fullrank.config.corpora import list_corpora
-from fullrank.config.run import DataConfig
+from fullrank.config.run import DataConfig, list_corpora
 from fullrank.core.errors import RunError
 from fullrank.data import prepare
 from fullrank.data.corpora import download

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fullrank.config.corpora import list_corpora
-from fullrank.config.run import DataConfig
+from fullrank.config.run import DataConfig, list_corpora
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare
 

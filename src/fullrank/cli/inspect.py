@@ -196,7 +196,7 @@ def describe_size(size: dict[str, Any]) -> list[str]:
 @verb("fullrank data list", name="list", group=data)
 def list_data(json: Json = False) -> None:
     """List the known corpora: tokens, published counts, terms, source."""
-    from fullrank.config.corpora import list_corpora
+    from fullrank.config.run import list_corpora
 
     corpora = [dataclasses.asdict(corpus) for corpus in list_corpora().values()]
     lines = []
@@ -225,8 +225,8 @@ def prepare_data(
 
     Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """
-    from fullrank.config.corpora import has_pairs
     from fullrank.config.load import apply_overrides, build, is_of_task
+    from fullrank.config.run import has_pairs
 
     words = list(overrides or [])
     words += [f"data.{name}={folder}" for name, folder in (("dir", source), ("cache", to)) if folder]

@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fullrank.config.corpora import has_pairs
 from fullrank.config.load import flatten, is_of_task, read_yaml
+from fullrank.config.run import has_pairs
 from fullrank.core.errors import InputError
 from fullrank.files import parse_mapping, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict

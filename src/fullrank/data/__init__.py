@@ -5,7 +5,7 @@
 GLUE and SQuAD.
 """
 
-from fullrank.config.corpora import CorpusInfo, register_corpus
+from fullrank.config.run import CorpusInfo, register_corpus
 from fullrank.data.language import Language
 from fullrank.data.preparation import encode_file, prepare
 from fullrank.data.prepared import (

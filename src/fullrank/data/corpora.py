@@ -19,9 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.corpora import CorpusInfo, find_corpus
 from fullrank.config.finetune import TaskDataConfig
-from fullrank.config.run import DataConfig
+from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin, invented
 from fullrank.files import (

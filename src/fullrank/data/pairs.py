@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from fullrank.config.corpora import CorpusInfo, find_corpus
-from fullrank.config.run import DataConfig
+from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
 from fullrank.core.errors import InputError
 from fullrank.data import invented
 from fullrank.data.corpora import Sources, find_pairs

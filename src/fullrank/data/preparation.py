@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from fullrank.config.corpora import CorpusInfo, find_corpus
-from fullrank.config.run import DataConfig
+from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import SPLITS, Sources, find_text
 from fullrank.data.pairs import plan_pairs

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from fullrank.config.corpora import CorpusInfo
+from fullrank.config.run import CorpusInfo
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import Sources
 from fullrank.data.language import Language

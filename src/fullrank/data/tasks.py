@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.config.corpora import CorpusInfo, list_corpora
 from fullrank.config.finetune import GLUE, SCORES, SQUAD, GlueTask, TaskDataConfig
+from fullrank.config.run import CorpusInfo, list_corpora
 from fullrank.core.errors import InputError, RunError, one_line, pip_install
 from fullrank.data import invented
 from fullrank.files import (

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.corpora import list_corpora
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
+from fullrank.config.run import list_corpora
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, batches_by_length, choose_subset
