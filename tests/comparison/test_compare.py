@@ -9,7 +9,7 @@ from made_runs import CORPUS, SLICE, edit_config, find, make_pairs_of_seeds, mak
 
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import find_warnings, report_to_dict, summarize
-from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose
+from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose, integer, number
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 PLACE = {"split": "test", "checkpoint": "final"}
@@ -159,3 +159,10 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path):
     assert "2 unreadable lines were left out" in content.runs[0].problems[0]
     assert len(content.runs[0].metrics) == 1
     assert summarize(build_report([runs["half"]]))[0] == "No run has finished yet"
+
+
+@pytest.mark.parametrize("value", [True, "7", None, math.nan, math.inf, 10**400])
+def test_what_is_no_finite_number_is_none(value):
+    """A damaged file may hold a whole number that no float is as large as."""
+    assert number(value) is None
+    assert integer(value) is None

@@ -1,5 +1,6 @@
 """Tables, figures and pages of records: numbers and labels stand where they belong."""
 
+import math
 import re
 
 import pytest
@@ -42,7 +43,15 @@ def test_grid_with_a_label_as_columns():
 
 @pytest.mark.parametrize(
     ("value", "spec", "text"),
-    [(1234567, "", "1,234,567"), (0.123456, "", "0.1235"), (None, "", "-"), (-1.5, "+.1f", "−1.5"), (2.6, ",d", "3")],
+    [
+        (1234567, "", "1,234,567"),
+        (0.123456, "", "0.1235"),
+        (None, "", "-"),
+        (-1.5, "+.1f", "−1.5"),
+        (2.6, ",d", "3"),
+        (math.inf, ",d", "inf"),
+        (-math.inf, "+.2f", "−inf"),
+    ],
 )
 def test_values_as_text(value, spec, text):
     assert format_value(value, spec) == text
@@ -54,6 +63,11 @@ def test_lines_are_means_over_the_band_and_points_show_their_values():
     assert line.get_ydata().tolist() == [12.0, 22.0]
     titles = re.findall("<g><title>([^<]*)</title>", draw_svg(plot, CURVES))
     assert titles == ["plain 10: 12", "plain 20: 22", "b 10: 12", "b 20: 22"]
+
+
+def test_lines_over_text_name_the_label():
+    with pytest.raises(InputError, match="'row' of a record is 'plain'"):
+        draw_plot(Lines(x="row", y="perplexity"), CURVES)
 
 
 def test_heat_map_cells_stand_at_their_labels():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -32,7 +33,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def number(value: Any) -> float | None:
     """`value` as a finite float, else None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def integer(value: Any) -> int | None:

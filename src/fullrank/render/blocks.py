@@ -270,8 +270,10 @@ def format_value(value: float | None, spec: str = "") -> str:
     """A number by a format specification; without one, whole numbers with commas and others with four digits."""
     if value is None or math.isnan(value):
         return "-"
-    if spec.endswith("d"):
+    if spec.endswith("d") and math.isfinite(value):
         value = round(value)
+    elif spec.endswith("d"):
+        spec = "f"
     if not spec:
         is_whole = float(value).is_integer() and abs(value) < 1e15
         spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"

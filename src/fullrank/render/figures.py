@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -297,7 +297,7 @@ def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray
     """x, mean and sample deviation over the curves of a band, at the places of the first curve that all of them span."""
     curves = []
     for of_curve in group_records(points, (band,)).values():
-        values = {float(cast(float, record.labels[x])): _value(record) for record in of_curve}
+        values = {_read_place(record, x): _value(record) for record in of_curve}
         curves.append(np.array(sorted(values.items())).T)
     first = max(xs[0] for xs, _ in curves)
     last = min(xs[-1] for xs, _ in curves)
@@ -309,6 +309,15 @@ def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray
     else:
         deviation = np.zeros(len(shared))
     return shared, spanned.mean(0), deviation
+
+
+def _read_place(record: Record, x: str) -> float:
+    place = record.labels[x]
+    if not isinstance(place, int | float):
+        raise InputError(
+            f"Lines: x is a label of numbers, but '{x}' of a record is {place!r}; give another, or a HeatMap"
+        )
+    return float(place)
 
 
 def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
