@@ -180,7 +180,7 @@ def report(
     from fullrank.experiments.run_folder import sort_by_table
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
-    folders = [path for path in runs if path.is_dir()] or runs
+    folders = [path for path in runs if not path.is_file()] or runs
     runs = sort_by_table([run for folder in folders for run in (find_runs(folder) or [folder])])
     out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     show_report(runs, out, json=json, title=title)
