@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullrank.core.engine import Distances, Problem
-from fullrank.kernels.calls import differentiable
+from fullrank.kernels.native import differentiable
 
 
 def call(

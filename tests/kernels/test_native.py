@@ -9,8 +9,7 @@ from calls import call, check, equation, exact, needs_compiler
 import fullrank as fr
 from fullrank.core.cache import Buffer
 from fullrank.kernels import KERNELS, native
-from fullrank.kernels.calls import differentiable
-from fullrank.kernels.native import attend
+from fullrank.kernels.native import attend, differentiable
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 READY = native._ready

@@ -9,8 +9,7 @@ from calls import call, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.kernels.calls import differentiable
-from fullrank.kernels.native import attend
+from fullrank.kernels.native import attend, differentiable
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

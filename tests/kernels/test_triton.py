@@ -11,7 +11,7 @@ from calls import call, check
 
 import fullrank as fr
 from fullrank.kernels import KERNELS, triton
-from fullrank.kernels.calls import differentiable
+from fullrank.kernels.native import differentiable
 from fullrank.kernels.triton import attend
 from layouts import LAYOUTS
 

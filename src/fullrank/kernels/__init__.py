@@ -24,9 +24,9 @@ from fullrank.core import engine
 from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
-from fullrank.kernels.calls import fits, is_plain, needs_grad
+from fullrank.kernels.native import fits, is_plain, needs_grad
 from fullrank.kernels.native.linear import MOST_ROWS, multiply_few_rows
-from fullrank.kernels.operators import is_transformed, leave_out_of_graphs
+from fullrank.kernels.vocabulary import is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.operators import define_operator, is_transformed, make_gradients, product_dtype
+from fullrank.kernels.vocabulary import define_operator, is_transformed, make_gradients, product_dtype
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.kernels.native.build import library
-from fullrank.kernels.operators import is_transformed
+from fullrank.kernels.vocabulary import is_transformed
 
 MOST_ROWS = 8
 _LEAST_WORK = 1 << 17  # multiply-adds that are worth a thread

@@ -43,8 +43,8 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.calls import find_beginnings, find_obstacle, find_visible_keys, tokens_of
-from fullrank.kernels.operators import define_operator, make_gradients, mark_constant
+from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, tokens_of
+from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
