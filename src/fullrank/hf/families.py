@@ -70,9 +70,12 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
             )
         if query is not None and not all(isinstance(getattr(module, query, None), nn.Module) for module in modules):
             raise InputError(f"interface: {name}: query: the name of a submodule of each {name}, given {query!r}")
-        heads = head_size(modules[0]).num_heads
-        if blocks is not None and (type(blocks) is not int or blocks < 1 or heads % blocks):
-            raise InputError(f"interface: {name}: blocks: a number that divides the {heads} heads, given {blocks!r}")
+        if blocks is not None:
+            heads = head_size(modules[0]).num_heads
+            if type(blocks) is not int or blocks < 1 or heads % blocks:
+                raise InputError(
+                    f"interface: {name}: blocks: a number that divides the {heads} heads, given {blocks!r}"
+                )
         described[name] = query, blocks
     _described.update(described)
 
@@ -152,7 +155,8 @@ def head_size(module: nn.Module) -> HeadSize:
     if width is None:
         projections = [getattr(module, name, None) for name in _QUERIES[1:]]
         widths = [layer.out_features for layer in projections if isinstance(layer, nn.Linear)]
-        width = (widths[0] if widths else _find_number((module, config), _MODEL_WIDTHS) or 0) // heads
+        widths.append(_find_number((module, config), _MODEL_WIDTHS) or 0)
+        width = widths[0] // heads
     return HeadSize(num_heads=heads, head_dim=width, hidden_size=heads * width, max_length=0)
 
 
@@ -169,13 +173,17 @@ def attention_modules(model: nn.Module) -> dict[str, Any]:
 def unknown_modules(model: nn.Module) -> list[str]:
     """The names of modules that attend with projections of their own off the interface."""
     known = attention_modules(model)
-    return [
-        name
-        for name, module in model.named_modules()
-        if "Attention" in type(module).__name__
-        and sum(p.dim() == 2 for layer in module.children() for p in layer.parameters(recurse=False)) > 1
-        and not any(f"{other}.".startswith(f"{name}.") for other in known)
-    ]
+    unknown = []
+    for name, module in model.named_modules():
+        holds_known = any(f"{other}.".startswith(f"{name}.") for other in known)
+        if "Attention" in type(module).__name__ and not holds_known and _count_matrices(module) > 1:
+            unknown.append(name)
+    return unknown
+
+
+def _count_matrices(module: nn.Module) -> int:
+    """Matrices of the layers directly inside a module."""
+    return sum(p.dim() == 2 for layer in module.children() for p in layer.parameters(recurse=False))
 
 
 def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
@@ -197,8 +205,10 @@ def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
     for layer in layers:
         matching = {name for name in modules if _matches(model, name, layer)}
         if not matching:
-            numbers = sorted({number for name in modules if (number := _layer_number(name)) is not None})
-            known = suggest(layer, modules) if isinstance(layer, str) else f"it has {', '.join(map(str, numbers))}"
+            numbers = sorted(number for number in map(_layer_number, modules) if number is not None)
+            known = f"it has {', '.join(map(str, dict.fromkeys(numbers)))}"
+            if isinstance(layer, str):
+                known = suggest(layer, modules)
             raise InputError(f"layers: {layer!r} is no attention layer of {type(model).__name__}; {known}")
         chosen |= matching
     return {name: module for name, module in modules.items() if name in chosen}
@@ -216,7 +226,8 @@ def _matches(model: nn.Module, name: str, layer: int | str) -> bool:
 
 def _layer_number(name: str) -> int | None:
     """The first number in a dotted name: 3 in `encoder.layer.3.attention.self`."""
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    return numbers[0] if numbers else None
 
 
 def _explain_refusal(model: nn.Module) -> str:
@@ -226,9 +237,10 @@ def _explain_refusal(model: nn.Module) -> str:
         return f"{name}: not a Hugging Face model; for our own models set model.attention in their configuration"
     if config.model_type == "fullrank":
         return f"{name}: our own model; set model.attention in its configuration"
-    classes = sorted({kind for module in model.modules() if "Attention" in (kind := type(module).__name__)})
+    kinds = {type(module).__name__ for module in model.modules()}
+    classes = ", ".join(sorted(kind for kind in kinds if "Attention" in kind))
     return (
-        f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
+        f"{name}: its attention ({classes or 'none found'}) is not on transformers' attention interface, as that of "
         "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is "
         "refused; describe a class that has an eager_attention_forward in its file with interface="
     )

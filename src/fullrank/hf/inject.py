@@ -170,7 +170,8 @@ def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_he
     """The stages for a module, on its device and in its dtype."""
     stages = Injected(module, mix, normalize, cross_head)
     # a quantized layer has others too; while a model is loaded, some parameters may have been made outside of the meta device
-    like = min((p for p in module.parameters() if p.is_floating_point()), key=lambda p: not p.is_meta, default=None)
+    parameters = [p for p in module.parameters() if p.is_floating_point()]
+    like = min(parameters, key=lambda p: not p.is_meta, default=None)
     if like is None or not like.is_meta:
         rules = stages.rules(module)
         if stage_name(normalize) != "softmax" and not rules.plain:
@@ -178,13 +179,19 @@ def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_he
                 f"{name}: its scores are more than scaled dot products (a soft-cap, sinks or position biases), which other "
                 f"normalisers than softmax would have to take apart; given normalize '{stage_name(normalize)}'"
             )
-    return (stages if like is None else stages.to(device=like.device, dtype=like.dtype)).train(module.training)
+    if like is not None:
+        stages.to(device=like.device, dtype=like.dtype)
+    return stages.train(module.training)
 
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration that the model's parts read, once."""
-    configs = (getattr(module, "config", None) for module in model.modules())
-    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
+    configs = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    return list(configs.values())
 
 
 def find_injected_modules(model: nn.Module) -> dict[str, Injected]:
