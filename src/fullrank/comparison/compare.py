@@ -114,9 +114,9 @@ class Row:
 class Group:
     """Rows that are compared with each other, by the first of `measures` on the first of `splits`."""
 
-    rows: tuple[Row, ...]
-    measures: tuple[Measure, ...]
-    splits: tuple[str, ...]
+    rows: Sequence[Row]
+    measures: Sequence[Measure]
+    splits: Sequence[str]
 
     @property
     def measure(self) -> Measure:
@@ -147,13 +147,12 @@ class Group:
         """Rows by their means, the best first; none where no row compares, or one is worse than word frequencies."""
         if self.find_above("unigram"):
             return []
-        means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
-        measured = [row for row in self.comparable_rows if means[row.slot] is not None]
-        return sorted(
-            measured,
-            key=lambda row: means[row.slot] or 0.0,
-            reverse=self.measure.higher,
-        )
+        measured = [row for row in self.comparable_rows if self.find_mean(row) is not None]
+        return sorted(measured, key=lambda row: self.find_mean(row) or 0.0, reverse=self.measure.higher)
+
+    def find_mean(self, row: Row) -> float | None:
+        """The mean by which rows are compared."""
+        return row.mean(self.measure, self.split)
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -172,10 +171,10 @@ class Group:
 class Comparison:
     """Finished rows in groups, and unfinished ones. left_out: runs of another task than the first."""
 
-    rows: tuple[Row, ...]
-    groups: tuple[Group, ...]
-    unfinished: tuple[Row, ...]
-    left_out: tuple[Run, ...]
+    rows: Sequence[Row]
+    groups: Sequence[Group]
+    unfinished: Sequence[Row]
+    left_out: Sequence[Run]
 
     @property
     def runs(self) -> list[Run]:
@@ -186,8 +185,8 @@ class Comparison:
         return [run for row in self.unfinished for run in row.runs]
 
     @property
-    def all_rows(self) -> tuple[Row, ...]:
-        return (*self.rows, *self.unfinished)
+    def all_rows(self) -> list[Row]:
+        return [*self.rows, *self.unfinished]
 
     @property
     def measure(self) -> Measure:
@@ -235,17 +234,12 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         members.setdefault((row.part, row.text), []).append(row)
-    groups = [_build_group(tuple(group), measure) for group in members.values()]
+    groups = [_build_group(group, measure) for group in members.values()]
     seeds = group_by_seed([run for run in same_task if run.result is None])
     slots = range(len(rows), len(rows) + len(seeds))
-    unfinished = map(Row, name_rows(seeds), slots, seeds)
+    unfinished = list(map(Row, name_rows(seeds), slots, seeds))
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(
-        tuple(rows),
-        tuple(groups),
-        tuple(unfinished),
-        tuple(left_out),
-    )
+    return Comparison(rows, groups, unfinished, left_out)
 
 
 def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
@@ -269,12 +263,12 @@ def _name_part(run: Run, table: str | None) -> str:
     return recipe.removeprefix(f"{Path(table).name}-")
 
 
-def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
+def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
     if runs[0].finetunes:
         splits = dict.fromkeys(split for run in runs for split in run.get_mapping("final"))
         metrics = dict.fromkeys(name for run in runs for name in run.metric_names)
-        return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
+        return Group(rows, list(map(find_metric, metrics)), list(splits))
     measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
     measures = [measure]
@@ -282,7 +276,7 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         measures.append(TOKENISED_BLEU)
     if runs[0].tokens == PRETRAINED:  # each model has its tokens
         measures.append(BITS_PER_BYTE)
-    return Group(rows, tuple(measures), tuple(measured or SPLITS))
+    return Group(rows, measures, measured or SPLITS)
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:

@@ -62,7 +62,7 @@ def write_headline(group: Group) -> str:
     if not group.ranking:
         return f"{names}: no {measure.words} to compare"
     best, *others = group.ranking
-    figure = f"{split} {measure.words} {blocks.format_value(best.mean(measure, split), measure.format)}"
+    figure = f"{split} {measure.words} {blocks.format_value(group.find_mean(best), measure.format)}"
     values = best.values(measure, split).values()
     if len(values) > 1:
         figure += f" ± {blocks.format_value(statistics.stdev(values), measure.format)}"

@@ -109,18 +109,21 @@ def _declare_costs(group: Group) -> Iterator[Column]:
 
 
 def _mark_row(cells: Sequence[Cell], group: Group, *, has_badge: bool) -> Sequence[Cell]:
-    row = next(row for row in group.rows if row.name == cells[0].text)
+    name, *others = cells
+    row = next(row for row in group.rows if row.name == name.text)
+    name = dataclasses.replace(name, slot=row.slot)
     if not has_badge:
-        return [dataclasses.replace(cells[0], slot=row.slot), *cells[1:]]
-    badges = ["slice"] if row.first.is_slice else []
+        return [name, *others]
+    badges = []
+    if row.first.is_slice:
+        badges.append("slice")
     if row.is_apart(group.measure):
         badges.append("not next-token")
     if row in group.find_above("unigram"):
         badges.append("undertrained")
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
-    name_cell = dataclasses.replace(cells[0], slot=row.slot, badge=", ".join(badges))
-    return [name_cell, *cells[1:]]
+    return [dataclasses.replace(name, badge=", ".join(badges)), *others]
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

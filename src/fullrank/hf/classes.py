@@ -41,9 +41,9 @@ class StateLayer(CacheLayerMixin):
     supports_early_init = False
     is_sliding = False
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.state = state
+        self.state: State | None = None
 
     def state_of(self, kind: type[Held]) -> Held | None:
         """The state, None at the beginning; InputError if it is that of another kind of model."""
@@ -108,8 +108,8 @@ class FullRankCache(HuggingFaceCache):
     An empty one begins a text; a model puts the state of the next call into it. `generate` makes its own.
     """
 
-    def __init__(self, state: State | None = None) -> None:
-        super().__init__(layers=[StateLayer(state)])
+    def __init__(self) -> None:
+        super().__init__(layers=[StateLayer()])
 
     @property
     def state(self) -> State | None:
