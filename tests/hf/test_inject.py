@@ -102,6 +102,7 @@ def described(**fields):
         (lambda: fr.LanguageModel(fr.ModelConfig(**SIZES)), B, r"model\.attention"),
         (bert_with, {}, "nothing to inject"),
         (bert_with, {**B, "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
+        (bert_with, {**B, "layers": 0.5}, "layers: a list of layer numbers .* given 0.5"),
         (bert_with, {"mix": "differential"}, "mix 'differential' is more than a matrix"),
         (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
         (bert_with, {**B, "interface": "query"}, "interface: a mapping of class names"),
@@ -163,3 +164,11 @@ def test_a_class_is_described_by_its_user(tmp_path):
     model.save_pretrained(tmp_path)
     assert torch.equal(fr.load_injected(tmp_path).eval()(ids).logits, model(ids).logits)
     assert model.model.layers[0].self_attention.fullrank.projection is None
+
+
+def test_what_cannot_be_loaded_is_named(bert, tmp_path):
+    with pytest.raises(InputError, match="no model that transformers can find"):
+        fr.load_injected(tmp_path)
+    fr.inject(bert, mix="position_wise").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="AutoModelForSpeechSeq2Seq: has no class for a model of type bert"):
+        fr.load_injected(tmp_path, transformers.AutoModelForSpeechSeq2Seq)

@@ -148,8 +148,9 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
     rows, tokens = input_ids.shape
     past = 0 if state is None else state.length
     given = tuple(attention_mask.shape)
-    if given not in ((rows, tokens), (rows, past + tokens)):
-        allowed = f"{(rows, tokens)} or {(rows, past + tokens)}"
+    shapes = dict.fromkeys([(rows, tokens), (rows, past + tokens)])
+    if given not in shapes:
+        allowed = " or ".join(map(str, shapes))
         raise InputError(f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {given}")
     new = attention_mask[:, given[1] - tokens :].bool()
     return None if bool(new.all()) else new

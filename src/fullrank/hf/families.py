@@ -197,7 +197,8 @@ def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
         raise InputError(_explain_refusal(model))
     if layers is None:
         return modules
-    if isinstance(layers, str | int) or not layers or not all(type(layer) in (int, str) for layer in layers):
+    is_list = isinstance(layers, Sequence) and not isinstance(layers, str)
+    if not is_list or not layers or not all(type(layer) in (int, str) for layer in layers):
         raise InputError(
             f"layers: a list of layer numbers or of parts of module names, or None for all; given {layers!r}"
         )

@@ -121,7 +121,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
         where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), **where)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{folder}: no model that transformers can find ({one_line(error, 120)})") from None
     settings = read_injected_settings(config)
     if settings is None:
@@ -217,7 +217,9 @@ def _choose_class(cls: Any, config: Any) -> Any:
         return saved
     if not hasattr(cls, "_model_mapping"):
         return cls
-    known = cls._model_mapping[type(config)]
+    known = cls._model_mapping.get(type(config), None)
+    if known is None:
+        raise InputError(f"{cls.__name__}: has no class for a model of type {config.model_type}; give another, or none")
     several = known if isinstance(known, tuple | list) else (known,)
     return saved if saved in several else several[0]
 
