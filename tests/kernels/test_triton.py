@@ -191,13 +191,34 @@ def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
     monkeypatch.setattr(triton, "_TRIAL", (1, 16))
     kind = (torch.device(DEVICE), torch.float32, 2, 16)
     for mixing in (None, 2, 4):
-        assert triton.find_failure(triton.Kind(*kind, mixing, True, True, True, True)) is None
+        assert triton.find_failure(*kind, mixing, True, True, True, True) is None
     monkeypatch.setattr("fullrank.kernels.triton.launch.launch", fail)
     with pytest.warns(RuntimeWarning, match="out of resource: shared memory$") as said:
-        reasons = [triton.find_failure(triton.Kind(*kind, 2)) for _ in range(2)]
+        reasons = [triton.find_failure(*kind, 2) for _ in range(2)]
     assert reasons == ["its kernels fail on this machine: RuntimeError: out of resource: shared memory"] * 2
     assert len(said) == 1
-    triton.find_failure.cache_clear()
+    triton.try_out.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_compiler_traces_no_trial(monkeypatch):
+    """Neither the kernels that are tried nor a warning about the cache: the answer is a constant."""
+    monkeypatch.setattr(triton, "_TRIAL", (1, 16))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([node.op for node in graph.graph.nodes])
+        return graph
+
+    def double(x):
+        fails = triton.find_failure(x.device, x.dtype, 2, 16, 2) is not None
+        return x if fails or not triton._runs_on(x.device) else x * 2
+
+    torch._dynamo.reset()
+    triton.try_out.cache_clear()
+    x = torch.ones(3, device=DEVICE)
+    assert torch.equal(torch.compile(double, fullgraph=True, backend=backend)(x), 2 * x)
+    assert graphs == [["placeholder", "call_function", "output"]]
 
 
 class TestOnAGpu:

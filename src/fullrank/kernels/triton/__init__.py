@@ -57,7 +57,6 @@ _TRIAL = (8, 1024)  # texts and tokens on which kernels are tried first
 _OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
 
 
-@mark_constant
 @functools.cache
 def _is_installed() -> bool:
     if importlib.util.find_spec("triton") is None:
@@ -84,7 +83,7 @@ def refuses(problem: Problem) -> str | None:
             f"given {given}"
         )
     if query.is_cuda:
-        kind = Kind(
+        return find_failure(
             query.device,
             query.dtype,
             query.shape[1],
@@ -95,7 +94,6 @@ def refuses(problem: Problem) -> str | None:
             layout.documents is not None,
             problem.dropout > 0,
         )
-        return find_failure(kind)
     return None
 
 
@@ -114,9 +112,14 @@ class Kind(NamedTuple):
 
 
 @mark_constant
+def find_failure(*kind: Any) -> str | None:
+    """The reason for which calls of a kind (the fields of `Kind`) cannot run on this machine; None: they can."""
+    return try_out(Kind(*kind))  # of a cached function a compiler would trace the inside
+
+
 @functools.cache
-def find_failure(kind: Kind) -> str | None:
-    """The reason for which calls of a kind cannot run on this machine, with a warning; None: they can.
+def try_out(kind: Kind) -> str | None:
+    """See `find_failure`, with a warning.
 
     The first call of a kind tries all kernels, on texts of zeros: that compiles them and chooses their block sizes.
     """
@@ -162,6 +165,7 @@ def _make_trial(kind: Kind) -> Arguments:
         )
 
 
+@mark_constant
 def _runs_on(device: torch.device) -> bool:
     """A GPU that is new enough, or a CPU under Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
     if device.type == "cuda":
