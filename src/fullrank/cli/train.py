@@ -272,16 +272,16 @@ def reproduce(
     A stopped command goes on when it is given again. A figure (mixhead/figure1, mixhead/figure3, skip-cross-head/table3)
     trains rows of tables, then measures them as `fullrank analyze` does.
     """
-    from fullrank.config.load import is_finetuning, load, read_figures, select_rows, tables
+    from fullrank.config.load import is_finetuning, read_figures, select_rows, tables
 
     recipes = tables(table)
-    finetuning = is_finetuning(recipes[0], scale, overrides or [])
-    if not load(recipes[0]).rows:
+    finetuning = is_finetuning(next(iter(recipes)), scale, overrides or [])
+    if not any(recipes.values()):
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
     figure = read_figures().get(table)
-    rows_of = select_rows(recipes, names, of_paper=paper_rows, among=figure.rows if figure else None)
+    rows_of = select_rows(recipes, names, of_paper=paper_rows)
     wanted = read_seeds(seeds)
     for recipe, names in rows_of.items():
         _check(Choice(recipe, overrides, names[0], scale, source), out)

@@ -158,39 +158,39 @@ def read_figures() -> dict[str, Figure]:
     return {name: Figure(**content) for name, content in _read_shipped_yaml("figures").items()}
 
 
-def tables(name: str) -> list[str]:
-    """The recipes of a paper's table or figure: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
-    if name in read_figures():
-        return list(read_figures()[name].rows)
-    if Path(name).exists() or not re.search(r"/table\d+$", name):
-        return [name]
-    return [one for one in list_shipped() if one == name or one.startswith(f"{name}-")] or [name]
+def tables(name: str) -> dict[str, Sequence[str]]:
+    """The recipes of a paper's table, and their rows: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`).
+
+    Of a figure those rows of its tables that it measures. A single configuration has no rows.
+    """
+    figures = read_figures()
+    if name in figures:
+        return dict(figures[name].rows)
+    names = [name]
+    if not Path(name).exists() and re.search(r"/table\d+$", name):
+        names = [one for one in list_shipped() if one == name or one.startswith(f"{name}-")] or names
+    return {one: list(load(one).rows) for one in names}
 
 
 def select_rows(
-    recipes: Sequence[str],
-    rows: Sequence[str] | None = None,
-    *,
-    of_paper: bool = False,
-    among: Mapping[str, Sequence[str]] | None = None,
+    recipes: Mapping[str, Sequence[str]], rows: Sequence[str] | None = None, *, of_paper: bool = False
 ) -> dict[str, list[str]]:
-    """The rows of each table: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
+    """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
 
-    among: by recipe, the rows of a figure. A recipe without any is left out. InputError for a row that none of the recipes has,
-    and where none is left.
+    A table without any is left out. InputError for a row that none of the recipes has, and where none is left.
     """
-    loaded = {name: load(name).rows for name in recipes}
     those = ", ".join(recipes)
-    rows_of = {name: [row for row in table if not among or row in among[name]] for name, table in loaded.items()}
-    known = list(dict.fromkeys(row for names in rows_of.values() for row in names))
+    known = list(dict.fromkeys(row for names in recipes.values() for row in names))
     if rows is not None and not rows:
         raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
     if unknown := [row for row in rows or () if row not in known]:
         raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
     chosen = {}
-    for name, table in loaded.items():
-        names = [row for row in dict.fromkeys(rows or table) if row in rows_of[name]]
-        if names := [row for row in names if not of_paper or table[row].paper]:
+    for name, own in recipes.items():
+        names = [row for row in dict.fromkeys(rows or own) if row in own]
+        if of_paper:
+            names = [row for row in names if load(name).rows[row].paper]
+        if names or not own:
             chosen[name] = names
     if not chosen:
         raise InputError(
