@@ -87,6 +87,14 @@ def test_progress_says_loss_perplexity_speed_scores_and_time_left():
     )
 
 
+def test_the_name_of_a_run_is_no_markup():
+    stream = io.StringIO()
+    progress = Progress("a[bold][/b]", console=Console(file=stream, force_terminal=True, width=100))
+    progress.start(step=0, total_steps=10)
+    progress.finish()
+    assert "a[bold][/b]" in stream.getvalue()
+
+
 def test_lines_are_as_the_interface_says():
     line = metrics_line(step=120, split="train", nll=math.log(164.0), tokens=76800, lr=0.001)
     assert (

@@ -137,7 +137,8 @@ class Progress(Observer):
         self.every = every
         self.console = console or Console(stderr=True)
         width = max(self.console.width // 3, 1)
-        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=width))
+        place = Column(no_wrap=True, overflow="ellipsis", max_width=width)
+        name = TextColumn("{task.description}", markup=False, table_column=place)
         words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
         self.bar = Bar(
             name, BarColumn(bar_width=12), words, console=self.console, refresh_per_second=4, transient=True,
