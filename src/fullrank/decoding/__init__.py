@@ -29,7 +29,8 @@ class MemoryReader:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model, self.max_length = model, model.max_length
+        self.model = model
+        self.max_length = model.max_length
 
     def modules(self) -> Iterator[nn.Module]:
         return self.model.modules()
@@ -76,7 +77,8 @@ def generate(
     **options: Any,
 ) -> Tensor:
     """`LanguageModel.generate`; `options` are those of `sample`, a part of which `beam_search` takes, too."""
-    reader, window = reader_of(model), window_of(model, window)
+    reader = reader_of(model)
+    window = window_of(model, window)
     if beams is None:
         new = sample(reader, input_ids, window=window, **options).ids
     else:

@@ -85,23 +85,23 @@ def beam_search(
         totals = log_probs.new_zeros(len(ended), 1)  # (R, W): log-probability of each unfinished text
         tokens = prompt_ids.new_empty(len(ended), 1, 0)  # (R, W, t)
         for length in itertools.count(1):
-            weight, width = length**-length_penalty, totals.shape[1]
+            weight = length**-length_penalty
+            width = totals.shape[1]
             log_probs = constraints.apply(log_probs, tokens.flatten(0, 1))
-            best, source, token = _candidates(totals, log_probs, beams, eos_id)
+            totals, source, token = _candidates(totals, log_probs, beams, eos_id)
+            before = tokens.gather(1, source[..., None].expand(-1, -1, length - 1))
+            tokens = torch.cat((before, token[..., None]), dim=2)
             if eos_id is not None:
-                ends = (token[:, :beams] == eos_id) & (best[:, :beams] > -math.inf)
+                ends = (token[:, :beams] == eos_id) & (totals[:, :beams] > -math.inf)
                 for row, rank in ends.nonzero().tolist():
-                    before = tokens[row, source[row, rank]]
-                    text = torch.cat((before, before.new_tensor([eos_id])))
-                    total = best[row, rank].item()
-                    ended[searching[row]].append(_Hypothesis(text, total, total * weight))
+                    total = totals[row, rank].item()
+                    ended[searching[row]].append(_Hypothesis(tokens[row, rank].clone(), total, total * weight))
                 # the first candidates that have not ended, in their order
                 kept = min(beams, width * (log_probs.shape[1] - 1))
                 unfinished = (token == eos_id).int().sort(dim=1, stable=True).indices[:, :kept]
-                best, source, token = (values.gather(1, unfinished) for values in (best, source, token))
-            totals = best
-            before = tokens.gather(1, source[..., None].expand(-1, -1, length - 1))
-            tokens = torch.cat((before, token[..., None]), dim=2)
+                totals = totals.gather(1, unfinished)
+                source = source.gather(1, unfinished)
+                tokens = tokens.gather(1, unfinished[..., None].expand(-1, -1, length))
             active = []
             sums = totals.tolist()
             for row, prompt in enumerate(searching):
@@ -123,8 +123,9 @@ def beam_search(
                 break
             rows = torch.tensor(active, device=prompt_ids.device)
             searching = [searching[row] for row in active]
-            totals, tokens, source = totals[rows], tokens[rows], source[rows]
-            reading = reading.rows((source + rows[:, None] * width).flatten())
+            totals = totals[rows]
+            tokens = tokens[rows]
+            reading = reading.rows((source[rows] + rows[:, None] * width).flatten())
             log_probs, reading = reading.next(tokens[:, :, -1].flatten())
     return _collect_best(ended, n_best, eos_id, prompt_ids, totals)
 

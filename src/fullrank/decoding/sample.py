@@ -152,7 +152,8 @@ def distribution(
     Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest, then `min_p`; of equal tokens the
     first are kept.
     """
-    shape, index = log_probs.shape, None
+    shape = log_probs.shape
+    index = None
     if top_k is not None or top_p is not None:
         log_probs, index = _sort_largest(log_probs, top_k or shape[-1])
     scores = log_probs.double()
@@ -282,7 +283,8 @@ def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | N
     mask = read_mask(attention_mask, prompt_ids)
     if mask is None:
         return None
-    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+    ends = mask[:, :-1] & ~mask[:, 1:]  # of tokens, before padding
+    if not mask[:, -1].all() or ends.any():
         raise InputError("attention_mask: prompts are padded on the left, so a row is 0 ... 0 1 ... 1 and ends with 1")
     return None if mask.all() else mask
 
@@ -324,7 +326,8 @@ class Constraints:
                 f"shape {tuple(prompt_ids.shape)}; an empty text starts with the tokenizer's start_id"
             )
         max_lengths = torch.as_tensor(max_new_tokens, device=prompt_ids.device).expand(prompt_ids.shape[0])
-        shortest, ngram = int(max_lengths.min()), no_repeat_ngram_size or 0
+        shortest = int(max_lengths.min())
+        ngram = no_repeat_ngram_size or 0
         if shortest < 1:
             raise InputError(f"max_new_tokens: one or more, given {shortest}")
         if not 0 <= min_new_tokens <= shortest:
