@@ -136,3 +136,4 @@ def test_folder_with_brackets_in_its_name(tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_text("a\n", encoding="utf-8")
     assert files_of(DataConfig(name="text", train=str(folder)), "train") == [folder / "a.txt"]
+    assert files_of(DataConfig(name="text", train="?.txt", dir=str(folder)), "train") == [folder / "a.txt"]

@@ -122,22 +122,27 @@ def files_of(config: DataConfig, split: str) -> list[Path]:
     folder = Path(config.dir or "").expanduser()
     files = list[Path]()
     for name in [value] if isinstance(value, str) else value or []:
-        path = folder / Path(name).expanduser()
+        file = Path(name).expanduser()
         if config.has_pairs:
-            files += [Path(f"{path}.{str(side).lstrip('.')}") for side in (config.source, config.target)]
+            files += [Path(f"{folder / file}.{str(side).lstrip('.')}") for side in (config.source, config.target)]
         else:
-            files += _match_files(path, f"data.{split}")
+            files += _match_files(folder, file, f"data.{split}")
     return files
 
 
-def _match_files(path: Path, key: str) -> list[Path]:
-    """The file `path`; of a folder all .txt files in it, with `*`, `?` or `[` all files that match, in alphabetical order."""
-    pattern = f"{glob.escape(str(path))}/**/*.txt" if path.is_dir() else str(path)
+def _match_files(folder: Path, file: Path, key: str) -> list[Path]:
+    """A file of `folder`; of a folder in it all .txt files, with `*`, `?` or `[` all that match, in alphabetical order."""
+    path = folder / file
+    pattern = str(file)
+    if path.is_dir():
+        folder = path
+        pattern = "**/*.txt"
     if path.is_file() or not glob.has_magic(pattern):
         return [path]
-    files = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    matching = (folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True))
+    files = sorted(match for match in matching if match.is_file())
     if not files:
-        raise InputError(f"{key}: no file matches {pattern}")
+        raise InputError(f"{key}: no file matches {folder / pattern}")
     return files
 
 
