@@ -76,24 +76,17 @@ def train_loop(
 
 @torch.no_grad()
 def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
-    """Nats per token, every token scored once, from the very batches that `fullrank eval` reads."""
-    from fullrank.data import Windows
-    from fullrank.data.batches import Blocks
+    """Nats per token, every token scored once, in the very passages that `fullrank eval` reads."""
+    from fullrank.experiments.measure import EvaluationProtocol, passages
 
-    if "stride" in reading:
-        source: Any = Windows(
-            ids, batch_size=32, context=reading["context"], stride=reading["stride"], start_id=start_id
-        )
-    else:
-        source = Blocks(ids, batch_size=32, segment_length=reading["segment_length"], start_id=start_id)
-    total, count = 0.0, 0.0
-    for batch in (source.batch(0, index) for index in range(source.batches_per_epoch)):
-        weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
-        each = F.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten(), reduction="none")
-        total += float((each.double() * weights.flatten()).sum())
-        count += float(weights.sum())
-    assert count == len(ids)
-    return total / count
+    protocol = EvaluationProtocol(kind="window" if "stride" in reading else "blocks", **reading)
+    total = 0.0
+    for passage in passages(ids, protocol, start_id):
+        read = torch.from_numpy(passage.ids)
+        logits = model(read[None, :-1])[0]
+        each = F.cross_entropy(logits, read[1:], reduction="none")
+        total += float(each[passage.unscored :].double().sum())
+    return total / len(ids)
 
 
 def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
