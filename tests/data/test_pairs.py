@@ -149,3 +149,20 @@ def test_splits_that_are_not_given_are_the_last_training_pairs(folder):
     assert corpus.pairs("valid").target.read_lines() == [f"e {i}" for i in range(90, 95)]
     assert corpus.pairs("test").source.read_lines() == [f"Ä {i}" for i in range(95, 100)]
     assert "the last pairs of the training files, 5 % each" in corpus.details["notes"][0]
+
+
+@pytest.mark.parametrize("moses", [False, True])
+def test_neighbours_are_joined_while_both_sides_are_short_enough(folder, moses):
+    if moses:
+        pytest.importorskip("sacremoses")
+    corpus = prepare(config(folder, tokens="word", moses=moses, concatenate=9))
+    assert corpus.label.endswith("joined to 9 tokens)")
+    pairs = corpus.pairs("train")
+    for side, lines in (("source", GERMAN * 3), ("target", ENGLISH * 3)):
+        joined = getattr(pairs, side)
+        assert [word for line in joined.read_lines() for word in line.split()] == " ".join(lines).split()
+        assert joined.read_tokens() == [joined.language.tokens(ids) for ids in sentences(pairs, side)]
+    both = [pairs.source.lengths, pairs.target.lengths]
+    assert all(lengths.max() <= 9 for lengths in both)
+    longer = np.maximum(both[0][:-1] + both[0][1:], both[1][:-1] + both[1][1:])
+    assert (longer > 9).all(), "two that fit together are together"
