@@ -24,7 +24,6 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -131,16 +130,12 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     )
 
 
+_SHIPPED = Path(__file__).parents[1] / "recipes"
+
+
 def list_shipped() -> list[str]:
     """Names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
-    root = resources.files("fullrank") / "recipes"
-    return sorted(
-        f"{folder.name}/{file.name.removesuffix('.yaml')}"
-        for folder in root.iterdir()
-        if folder.is_dir() and folder.name != "base"
-        for file in folder.iterdir()
-        if file.name.endswith(".yaml")
-    )
+    return sorted(str(file.relative_to(_SHIPPED).with_suffix("")) for file in _SHIPPED.glob("*/*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -235,8 +230,7 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
 
 @functools.cache
 def _read_shipped_yaml(name: str) -> Any:
-    file = resources.files("fullrank").joinpath("recipes", f"{name}.yaml")
-    return parse_yaml(file.read_text(encoding="utf-8"), name)
+    return parse_yaml((_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name)
 
 
 def resolve_any(
