@@ -27,6 +27,7 @@ from fullrank.core.errors import InputError, RunError, pip_install
 from fullrank.files import write_text
 from fullrank.training.values import Observer
 
+_LINE_SECONDS = 30.0  # between lines where there is no terminal
 _FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
 
 
@@ -126,15 +127,12 @@ class Progress(Observer):
     """The progress of training in words: `step 120/2000  ETA 1:20  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s`.
 
     On stderr: a bar and a line that is cut at the width of a terminal and taken away in the end; where it is no terminal,
-    a line every `every` seconds and after every evaluation.
+    a line every half minute and after every evaluation.
     """
 
-    def __init__(
-        self, label: str, bits: str | None = None, *, every: float = 30.0, console: Console | None = None
-    ) -> None:
+    def __init__(self, label: str, bits: str | None = None, console: Console | None = None) -> None:
         self.label = label
         self.bits = bits
-        self.every = every
         self.console = console or Console(stderr=True)
         width = max(self.console.width // 3, 1)
         place = Column(no_wrap=True, overflow="ellipsis", max_width=width)
@@ -158,7 +156,7 @@ class Progress(Observer):
         total = max(task.total or 0, step)  # a budget in tokens is reached when it is reached
         self.bar.update(task.id, completed=step, total=total)
         self.bar.update(task.id, words=self.describe())
-        if self.console.get_time() - self.printed_at >= self.every:
+        if self.console.get_time() - self.printed_at >= _LINE_SECONDS:
             self._print()
 
     def record(self, line: Mapping[str, Any]) -> None:
