@@ -167,7 +167,8 @@ class Blocks:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
         lengths = np.full(self._blocks, self._length)
         lengths[self._order(epoch) == self._blocks - 1] -= self._blocks * self._length - len(self.ids)
-        tokens: list[int] = np.add.reduceat(lengths, np.arange(0, self._blocks, self.batch_size)).tolist()
+        firsts = np.arange(0, self._blocks, self.batch_size)
+        tokens: list[int] = np.add.reduceat(lengths, firsts).tolist()
         return tokens
 
 
@@ -220,8 +221,9 @@ class Streams:
         means = np.where(drawn.random(count) < options.half_segments, length / 2, length)
         shortest = min(max(5, 2 * multiple), length)  # less than a multiple would round to none
         lengths = np.maximum(drawn.normal(means, options.segment_deviation), shortest)
-        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / multiple)
-        cuts = np.rint(places).astype(np.int64) * multiple
+        stretch = self._used / lengths.sum() / multiple
+        places = np.concatenate(([0.0], np.cumsum(lengths)))
+        cuts = np.rint(places * stretch).astype(np.int64) * multiple
         cuts[-1] = self._used
         return cuts
 
@@ -302,7 +304,8 @@ class Masking:
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, mask_id: int, options: TrainConfig) -> Masking:
         """Masking for texts of `tokenizer`."""
-        marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
+        known = [mark for mark in (tokenizer.eos_id, tokenizer.sos_id) if mark is not None]
+        marks = np.array(known, dtype=np.int64)
         ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
         return cls(options, mask_id, marks, ordinary)
 

@@ -368,8 +368,9 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     download fails.
     """
     if info.languages is None:
-        languages = (str(side).removesuffix(".txt").rpartition(".")[2] for side in (config.source, config.target))
-        sources = replace(_find_own(config, report), languages=tuple(languages))
+        suffixes = (str(side).removesuffix(".txt") for side in (config.source, config.target))
+        languages = tuple(suffix.rpartition(".")[2] for suffix in suffixes)
+        sources = replace(_find_own(config, report), languages=languages)
     else:
         source = config.source or next(side for side in info.languages if side != config.target)
         target = config.target or next(side for side in info.languages if side != source)

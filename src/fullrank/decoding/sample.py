@@ -401,5 +401,6 @@ class Ensemble:
         caches = [{}] * len(self.models) if cache is None else [{"cache": one} for one in cache.caches]
         pairs = zip(self.models, caches, strict=True)
         outs = [model(input_ids, attention_mask=attention_mask, **options) for model, options in pairs]
-        mean = torch.stack([log_normalized(out.logits) for out in outs]).logsumexp(0) - math.log(len(outs))
+        log_probs = torch.stack([log_normalized(out.logits) for out in outs])
+        mean = log_probs.logsumexp(0) - math.log(len(outs))
         return ModelOutput(mean, cache=None if cache is None else EnsembleCache([out.cache for out in outs]))

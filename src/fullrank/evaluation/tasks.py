@@ -187,7 +187,8 @@ def squad_scores(predictions: Mapping[str, str], references: References, *, v2: 
         accepted = map(normalize_answer, texts)
         exact[name] = float(normalize_answer(predicted) in accepted)
         f1[name] = max(token_f1(predicted, text, empty_matches=v2) for text in texts)
-    scores: dict[str, float] = {"exact" if v2 else "exact_match": fmean(exact.values()), "f1": fmean(f1.values())}
+    name_of_exact = "exact" if v2 else "exact_match"
+    scores: dict[str, float] = {name_of_exact: fmean(exact.values()), "f1": fmean(f1.values())}
     for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
         names = [name for name, texts in references.items() if bool(texts) == has_answer]
         if v2 and names:

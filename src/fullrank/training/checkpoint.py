@@ -522,7 +522,10 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         for name, tensor in weights.items():
             if tensor.is_floating_point():
                 total[name] = total.get(name, 0) + tensor.double()
-    return weights | {name: (tensor / len(paths)).to(weights[name].dtype) for name, tensor in total.items()}
+    for name, tensor in total.items():
+        mean = tensor / len(paths)
+        weights[name] = mean.to(weights[name].dtype)
+    return weights
 
 
 def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any]) -> Path:

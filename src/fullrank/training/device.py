@@ -128,7 +128,10 @@ _APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequen
 
 def seed_everything(*key: int) -> None:
     """Set every generator to a state that depends on `key` alone: a seed, or the numbers of a pass and a process with it."""
-    seed = key[0] if len(key) == 1 else int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    seed = key[0]
+    if len(key) > 1:
+        (state,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+        seed = int(state)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
