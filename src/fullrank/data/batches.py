@@ -1,6 +1,7 @@
 """Token ids as batches: running text, also with masked tokens, and what all kinds of batches share.
 
-Every batch is a pure function of (seed, epoch, index), so a position in training is two integers.
+Every batch is a pure function of (seed, epoch, index), so a position in training is two integers. What all kinds of batches
+answer is said once, in `training.values.Batches`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ class Shared:
         return self.take(Part(first, end - first, self.rows, self.tokens, self.read, count))
 
     def take(self, part: Part) -> Self:
-        """The rows of a part."""
         return dataclasses.replace(self._change(lambda tensor: tensor[part.slice]), part=part)
 
     def to(self, device: torch.device | str) -> Self:
@@ -149,7 +149,6 @@ class Blocks:
         return order
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch."""
         first = index * self.batch_size
         blocks = self._order(epoch)[first : first + self.batch_size]
         at = blocks[:, None] * self._length + np.arange(-1, self._length)
@@ -228,7 +227,6 @@ class Streams:
         return cuts
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch."""
         rows = self.options.batch_size
         start, end = self._cuts(epoch)[index : index + 2].tolist()
         context = min(self.options.context, start)
@@ -243,7 +241,6 @@ class Streams:
         return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch."""
         tokens: list[int] = (np.diff(self._cuts(epoch)) * self.options.batch_size).tolist()
         return tokens
 
@@ -343,11 +340,9 @@ class MaskedBatches:
         self.batches_per_epoch = self.text.batches_per_epoch
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Tokens that are read in each batch of an epoch."""
         return self.text.tokens_of_batches(epoch)
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
-        """Batch `index` of an epoch."""
         generator = np.random.default_rng([_MASKS, self.masking.options.seed, epoch, index])
         return self.masking.batch(self.text.batch(epoch, index), generator)
 

@@ -110,11 +110,9 @@ class PairBatches:
         return [batches[i] for i in draw.permutation(len(batches))]
 
     def batch(self, epoch: int, index: int) -> PairBatch:
-        """Batch `index` of an epoch."""
         return pair_batch(self.pairs, self.pairs_of_batches(epoch)[index])
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch."""
         _, target, _ = self._lengths
         return [int(target[chosen].sum()) for chosen in self.pairs_of_batches(epoch)]
 
@@ -191,11 +189,9 @@ class ExampleBatches:
         self._batches = lru_cache(maxsize=1)(self._draw_epoch)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Tokens that are read in each batch of an epoch."""
         return [int(self._lengths[chosen].sum()) for chosen in self._batches(epoch)]
 
     def batch(self, epoch: int, index: int) -> ExampleBatch:
-        """Batch `index` of an epoch."""
         chosen = self._batches(epoch)[index]
         return ExampleBatch(self.examples.rows(chosen), chosen)
 
