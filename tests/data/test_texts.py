@@ -137,3 +137,9 @@ def test_folder_with_brackets_in_its_name(tmp_path):
     (folder / "a.txt").write_text("a\n", encoding="utf-8")
     assert files_of(DataConfig(name="text", train=str(folder)), "train") == [folder / "a.txt"]
     assert files_of(DataConfig(name="text", train="?.txt", dir=str(folder)), "train") == [folder / "a.txt"]
+
+
+def test_bytes_of_a_cut_character_are_counted_as_they_are(files):
+    (files / "train.txt").write_text("\u00e9\u65e5\u672c", encoding="utf-8")
+    corpus = prepare(config(files, tokens="byte", max_tokens=4))
+    assert {key: corpus.splits["train"][key] for key in ("tokens", "bytes")} == {"tokens": 4, "bytes": 4}

@@ -280,7 +280,10 @@ def _encode(
         for ids, piece_sizes, begins in encoded:
             if tokens + len(ids) > most:
                 ids = ids[: most - tokens]
-                piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
+                text = tokenizer.decode(ids.tolist())
+                if tokenizer.kind == "byte":  # a character may be cut, which `decode` shows as another
+                    text = ids.astype(np.uint8).tobytes().decode("utf-8", "surrogateescape")
+                piece_sizes = _measure(text, begins, False)
             tokens += len(ids)
             sizes += piece_sizes
             file.write(ids.tobytes())
