@@ -463,12 +463,14 @@ def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
 
 
 def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
-    """Call the function of `python:MODULE:FUNCTION`: it returns a module, or a module and example inputs."""
+    """What `python:MODULE:FUNCTION` names: a module, or a function that returns one, or a module and example inputs."""
     make = import_function(name.removeprefix("python:"), "python:")
     try:
-        made = make()
+        made = make if isinstance(make, nn.Module) else make()
     except Exception as error:
-        raise InputError(f"{name}: the function failed ({type(error).__name__}: {one_line(error)})") from error
+        raise InputError(
+            f"{name}: the function failed ({type(error).__name__}: {one_line(error)}); it makes the model, without arguments"
+        ) from error
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise InputError(f"{name}: the function must return a torch module, given {type(module).__name__}")

@@ -117,12 +117,12 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import torch, hugging_face_models as t\ndef make(): return t.gpt2()\ndef bad(): return 3\n"
         "def frames(): return torch.nn.Linear(4, 5), {'input': torch.randn(2, 9, 4)}\n"
-        "def crash(): return torch.nn.Linear(4, 5)\n"
+        "def crash(): return torch.nn.Linear(4, 5)\ndef logits(ids): return ids\nmodel = t.gpt2()\n"
     )
     monkeypatch.chdir(tmp_path)
     mixed = {
         "injected": False, "export": True, "hf:plain": False, "hf:gpt2": False, "python:mine:make": False,
-        "python:mine:frames": False,
+        "python:mine:frames": False, "python:mine:model": False,
     }  # fmt: skip
     for name, has_mixing in mixed.items():
         code, out, said = called(name, "--json", *(() if has_mixing else ("--quick",)))
@@ -130,6 +130,7 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
         verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
         assert verdicts.get("starts as plain attention") == ("passes" if has_mixing else None), name
     for words, expected in (
+        (["python:mine:logits"], "it makes the model, without arguments"),
         (["python:mine:bad"], "must return a torch module, given int"),
         (["python:mine:crash", "--vocab-size", "7"], "raised RuntimeError"),
         (["peft"], "an adapter of PEFT; merge it into its model"),
