@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.core.stages import Linear, linear
+from fullrank.core.embedding import Linear, linear
 from fullrank.kernels.native.build import library
 from fullrank.kernels.native.linear import multiply_few_rows
 

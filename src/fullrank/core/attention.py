@@ -18,6 +18,7 @@ from . import engine, registry
 from .cache import CrossInput, DecayedSums, KeyValues, Past
 from .config import AttentionConfig, DropoutConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .draws import dropout, make_dropout
+from .embedding import Linear
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
@@ -26,7 +27,6 @@ from .stages import (
     Attend,
     Heads,
     HeadSize,
-    Linear,
     Mixing,
     Normalizer,
     Projection,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import ModelConfig
-from .embedding import Input, check_ids, start_normal, with_sizes
+from .embedding import Input, check_ids, linear, start_normal, with_sizes
 from .errors import ConfigError
 from .kinds import AdaptiveInputConfig, InputConfig, TensorTrainConfig
 from .registry import register
@@ -108,7 +108,7 @@ class AdaptiveInput(Input):
             vectors = F.embedding(torch.where(inside, input_ids - start, 0), weight)
             vectors = vectors.masked_fill(~inside[..., None], 0)  # (B, N, width)
             if self.clusters.projected:
-                vectors = F.linear(vectors, self.projections[i])  # (B, N, E)
+                vectors = linear(vectors, self.projections[i])  # (B, N, E)
             vectors = vectors.to(weight.dtype)  # under autocast too, as other embeddings are
             out = vectors if out is None else out + vectors
         assert out is not None

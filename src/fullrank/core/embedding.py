@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import released
+from . import engine, released
 from .config import ModelConfig, stage_options
 from .draws import make_dropout
 from .errors import ConfigError, InputError, RangeError
@@ -51,6 +51,20 @@ def with_sizes(
     if not isinstance(options, kind):
         raise ConfigError(f"model.{section}.kind: {layer} is for '{kind.kind}', given '{options.kind}'")
     return config, options, config.vocab_size
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W' + b (.., V), as `torch.nn.functional.linear`; engines are asked first."""
+    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    out = None if watched else engine.load().linear(x, weight, bias)
+    return F.linear(x, weight, bias) if out is None else out
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` by way of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 def start_normal(parameter: Tensor, std: float) -> None:
@@ -229,7 +243,7 @@ class RelativeKeys(nn.Module):
 
     def forward(self, layout: Layout, like: Tensor) -> Tensor:
         encodings = encodings_of(layout, self.clamp_length, like)
-        keys = F.linear(encodings, self.weight)
+        keys = linear(encodings, self.weight)
         of_heads = keys.unflatten(-1, (self.num_heads, -1))
         return of_heads.transpose(0, 1)
 

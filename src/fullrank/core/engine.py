@@ -124,7 +124,7 @@ class Engines(Protocol):
     """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """x W' + b (.., V) without gradient.  x (.., E), weight (V, E), bias (V,)."""
+        """x W' + b (.., V).  x (.., E), weight (V, E), bias (V,)."""
 
     def attend(self, problem: Problem | str) -> Tensor | None:
         """Weighted attention, (B, H, N, D)."""

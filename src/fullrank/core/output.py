@@ -22,11 +22,10 @@ from . import engine
 from .compressed_embedding import AdaptiveInput, Clusters
 from .config import AdaptiveConfig, MixtureConfig, ModelConfig, OutputConfig
 from .draws import dropout, make_dropout
-from .embedding import TokenEmbedding, check_ids, start_normal, with_sizes
+from .embedding import Linear, TokenEmbedding, check_ids, linear, start_normal, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
-from .stages import Linear, linear
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) -> Tensor:
@@ -40,7 +39,7 @@ def project_states(cluster: Cluster, states: Tensor) -> Tensor:
     """P' h with dropout (..., E_i), or h where the cluster has no projection.  states (..., E)."""
     if cluster.projection is None:
         return states
-    return dropout(F.linear(states, cluster.projection.t()), cluster.dropout)
+    return dropout(linear(states, cluster.projection.t()), cluster.dropout)
 
 
 def log_probabilities(components: Components) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from . import released
-from .embedding import RelativeBiases, u_and_v
+from .embedding import RelativeBiases, linear, u_and_v
 from .engine import Distances
 from .errors import InputError
 from .kinds import DenseSynthesizerOptions, RelativeOptions
@@ -90,7 +89,7 @@ class DenseSynthesizer(Score):
         hidden = torch.relu(query)
         if layout.from_start:
             keys = layout.shape[1]
-            return F.linear(hidden, weight[:keys], bias[:keys])
+            return linear(hidden, weight[:keys], bias[:keys])
         columns, offsets = weight[layout.key_positions], bias[layout.key_positions]  # (M, D) or (B, M, D)
         if columns.dim() == 3:
             columns, offsets = columns[:, None], offsets[:, None, None]

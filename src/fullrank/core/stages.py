@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import draws, engine, registry
+from . import draws, registry
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
-from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
+from .embedding import Linear, RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
 from .errors import ConfigError
 from .kinds import DotProductOptions, LearnedMixingOptions
@@ -193,20 +193,6 @@ class ProjectedMixing(AttentionStage):
 def multiply(equation: str, heads: Tensor, parameter: Tensor) -> Tensor:
     """`torch.einsum` in the dtype of the heads, for parameters that are kept in another one."""
     return torch.einsum(equation, heads, parameter.to(heads.dtype))
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b (.., V), as `torch.nn.functional.linear`; an engine is asked where there is no gradient."""
-    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    out = None if watched else engine.load().linear(x, weight, bias)
-    return F.linear(x, weight, bias) if out is None else out
-
-
-class Linear(nn.Linear):
-    """`torch.nn.Linear` by way of `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class SeparateLinear(Linear):

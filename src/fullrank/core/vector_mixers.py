@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .embedding import Rotary
+from .embedding import Rotary, linear
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, linear, multiply, to_default_device
+from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
 
 register("gate", "none")(None)
 

@@ -6,6 +6,9 @@
 
 The last two are for every normaliser and mixing that engines know, and keep nothing of the size of the weights. Without a C++
 compiler, and for relative scores on a GPU, the definition computes.
+
+Products with weights are PyTorch's but for few rows on a CPU (`native/linear.py`) and where oneDNN is the faster library
+(`vocabulary.multiply_large`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.native import fits, is_plain, needs_grad
-from fullrank.kernels.native.linear import MOST_ROWS, multiply_few_rows
+from fullrank.kernels.native.linear import LEAST_WEIGHTS, MOST_ROWS, multiply_few_rows
 from fullrank.kernels.vocabulary import is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
@@ -145,9 +148,14 @@ def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    if _forced == "reference" or x.numel() > MOST_ROWS * x.shape[-1]:
-        return None
-    return multiply_few_rows(x, weight, bias)
+    are_few = x.numel() <= MOST_ROWS * x.shape[-1] and weight.numel() >= LEAST_WEIGHTS
+    takes_native = are_few and not torch.is_grad_enabled() and _forced != "reference"
+    product = multiply_few_rows(x, weight, bias) if takes_native else None
+    if product is None:
+        product = vocabulary.multiply_large(x, weight, bias)
+        if product is not None:
+            _note("onednn")
+    return product
 
 
 def multilinear_pairs(problem: Pairs) -> Tensor | None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.vocabulary import define_operator, is_transformed, make_gradients, product_dtype
+from fullrank.kernels.vocabulary import define_operator, is_transformed, make_gradients, multiply, product_dtype
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
@@ -297,7 +297,7 @@ def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
             if not step.pairs:
                 continue
             x, _ = of.factors(step, of.hidden(step))
-            y = x.t() @ of.rows(step)
+            y = multiply(x.t(), of.rows(step).t())
             if step.queries:
                 out[:, queries] += y[:columns].view(size.batch, step.queries, size.width)
             if step.into_state:
@@ -332,11 +332,11 @@ def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Seque
                 if wanted[3]:
                     _write(d_weight, x, d_y, step)
                 if step.into_state:
-                    d_x = of.rows(step) @ d_y.t()  # (p, columns)
+                    d_x = multiply(of.rows(step), d_y)  # (p, columns)
                     d_pairs = d_x[:, columns:].view(step.pairs, size.batch, size.rank)
                     d_met = d_x[:, :columns].t().contiguous().view(size.batch, step.queries, step.pairs)
                 else:
-                    d_met = (d_y @ of.rows(step).t()).view(size.batch, step.queries, step.pairs)
+                    d_met = multiply(d_y, of.rows(step)).view(size.batch, step.queries, step.pairs)
                 if step.queries:
                     d_query[:, queries] += torch.bmm(_hide(d_met, hidden), pairs.transpose(0, 1))
                     by_query = torch.bmm(d_met.transpose(1, 2), of.query[:, queries]).transpose(0, 1)
@@ -361,7 +361,7 @@ def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
     if rows is not None and rows.dtype == x.dtype:
         torch.mm(x, d_y, out=rows)
     else:
-        for (j0, j1, m0, m1), part in _parts(x @ d_y, step):
+        for (j0, j1, m0, m1), part in _parts(multiply(x, d_y.t()), step):
             d_weight[j0:j1, m0:m1] = part
 
 

@@ -7,18 +7,22 @@ less, and 8 rows at a quarter of it.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.kernels.native.build import library
-from fullrank.kernels.vocabulary import is_transformed
+from fullrank.kernels.vocabulary import are_plain
 
 MOST_ROWS = 8
+LEAST_WEIGHTS = 1 << 15  # fewer stay in the cache, where PyTorch is faster
 _LEAST_WORK = 1 << 17  # multiply-adds that are worth a thread
 
 
 def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """x W' + b (.., V) without gradient, of at most 8 rows; None for other tensors.  x (.., E), weight (V, E), bias (V,)."""
-    kernels = library() if _are_plain(x, weight, bias) else None
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    are_dense = all(tensor.is_contiguous() for tensor in operands) and x.numel() > 0
+    is_known = x.dtype in (torch.float32, torch.float64) and are_dense and are_plain(x, weight, bias)
+    kernels = library() if is_known else None
     if kernels is None:
         return None
     size, width = weight.shape
@@ -36,14 +40,3 @@ def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor 
         x.dtype == torch.float64,
     )
     return out
-
-
-def _are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True for dense tensors on a CPU in one of two dtypes, whose addresses may be read: nobody watches or transforms them."""
-    watched = torch._C._len_torch_dispatch_stack() or is_transformed()
-    if watched or x.dtype not in (torch.float32, torch.float64) or not x.is_cpu or torch.is_autocast_enabled("cpu"):
-        return False
-    for tensor in (x, weight) if bias is None else (x, weight, bias):
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != x.dtype or not tensor.is_contiguous():
-            return False
-    return x.shape[-1] == weight.shape[1] and x.numel() > 0
