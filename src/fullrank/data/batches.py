@@ -89,9 +89,12 @@ class Shared:
         return self._change(lambda tensor: to_device(tensor, device))
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed: dict[str, Any] = {
-            name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = change(value)
+            elif isinstance(value, dict):
+                changed[name] = {key: change(tensor) for key, tensor in value.items()}
         return dataclasses.replace(self, **changed)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Batch, Part, Shared
+from fullrank.data.batches import Batch, Shared
 from fullrank.data.prepared import Pairs
 
 _EXAMPLES = 11  # keeps draws of the same seed apart from those of texts
@@ -148,10 +148,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ExampleBatch(Shared):
-    """Inputs (B, N) by name, and the indices of their examples, each of which has one loss."""
+    """Inputs (B, N) by name; indices (B,): the numbers of their examples, each of which has one loss."""
 
     inputs: dict[str, Tensor]
-    indices: np.ndarray
+    indices: Tensor
 
     @property
     def rows(self) -> int:
@@ -166,10 +166,6 @@ class ExampleBatch(Shared):
     def read(self) -> int:
         """Tokens without padding."""
         return int(self.inputs["attention_mask"].sum())
-
-    def take(self, part: Part) -> ExampleBatch:
-        inputs = {name: tensor[part.slice] for name, tensor in self.inputs.items()}
-        return ExampleBatch(inputs, self.indices[part.slice], part=part)
 
 
 @dataclass(eq=False)
@@ -193,7 +189,7 @@ class ExampleBatches:
 
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         chosen = self._batches(epoch)[index]
-        return ExampleBatch(self.examples.rows(chosen), chosen)
+        return ExampleBatch(self.examples.rows(chosen), torch.from_numpy(chosen))
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""

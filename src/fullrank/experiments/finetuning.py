@@ -66,7 +66,7 @@ class ExampleObjective:
         trace = begin_pass(self.options, batch)
         with traced(trace):
             logits = self.logits(self.model, batch)
-        value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
+        value = self.loss(logits, self.targets[batch.indices].to(logits.device))
         return finish_loss(value, value.detach(), batch, trace, self.options)
 
 
@@ -78,17 +78,12 @@ def logits_by_example(
     with evaluating(model):
         for number, indices in enumerate(batches_by_length(examples.lengths.tolist(), batch_size)):
             if number % world_size() == rank():
-                batch = ExampleBatch(examples.rows(indices), np.array(indices))
+                batch = ExampleBatch(examples.rows(indices), torch.tensor(indices))
                 logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
     by_example: dict[int, Tensor] = {}
     for part in all_gather(logits_here):
         by_example |= part
     return [by_example[index] for index in range(len(examples))]
-
-
-def inputs_of(model: nn.Module, batch: ExampleBatch) -> dict[str, Tensor]:
-    """The inputs of a batch on the device of the model."""
-    return {name: tensor.to(device_of(model)) for name, tensor in batch.inputs.items()}
 
 
 # -- GLUE --------------------------------------------------------------------------------------------------------------
@@ -112,7 +107,7 @@ class GlueBenchmark:
         return EncodedSplit(source, encoded, targets)
 
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
-        logits: Tensor = model(**inputs_of(model, batch)).logits
+        logits: Tensor = model(**batch.to(device_of(model)).inputs).logits
         return logits.float()
 
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -186,7 +181,7 @@ class SquadBenchmark:
 
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
         """Start and end logits (B, 2, N), those of padding masked."""
-        inputs = inputs_of(model, batch)
+        inputs = batch.to(device_of(model)).inputs
         output, padded = model(**inputs), inputs["attention_mask"] == 0
         return torch.stack([output.start_logits, output.end_logits], 1).float().masked_fill(padded[:, None], _MASKED)
 
