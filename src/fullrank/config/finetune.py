@@ -10,12 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
-
-from fullrank.config.run import RunConfig, Schedule, TrainConfig, TrainingConfig
+from fullrank.config.run import RunConfig, Schedule, TrainConfig, TrainingConfig, read_table
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import (
@@ -31,7 +28,6 @@ from fullrank.core.section import (
     hints_of,
     key,
 )
-from fullrank.files import SafeLoader
 
 SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
 SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # version by name
@@ -75,8 +71,7 @@ class GlueTask:
         raise InputError(f"{where}: the label is {label!r}; allowed: {allowed}")
 
 
-_TABLE = yaml.load(Path(__file__).with_name("glue.yaml").read_bytes(), SafeLoader)
-GLUE: Mapping[str, GlueTask] = {name: GlueTask(name, **entry) for name, entry in _TABLE.items()}
+GLUE: Mapping[str, GlueTask] = read_table("glue.yaml", GlueTask)
 TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD)
 _OF_SQUAD = f"name={'|'.join(SQUAD)}"
 

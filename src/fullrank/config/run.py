@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
 
@@ -309,11 +309,19 @@ class CorpusInfo:
         return ", ".join(self.published_files.values()) or self.source.rpartition(": ")[2]
 
 
+Entry = TypeVar("Entry")
+
+
+def read_table(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
+    """The entries of a YAML file beside this one by name; make: their dataclass."""
+    table = yaml.load(Path(__file__).with_name(file).read_bytes(), SafeLoader)
+    return {name: make(name, **entry) for name, entry in table.items()}
+
+
 @cache
 def list_corpora() -> dict[str, CorpusInfo]:
     """Corpora by name: values of `data.name`, tasks to fine-tune on among them."""
-    table = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
-    return {name: CorpusInfo(name, **entry) for name, entry in table.items()}
+    return read_table("corpora.yaml", CorpusInfo)
 
 
 def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
