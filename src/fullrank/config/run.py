@@ -96,11 +96,6 @@ class PhaseConfig(Section):
         except ValueError as error:
             yield f"{self._prefix()}p: {error}"
 
-    @property
-    def ends(self) -> bool:
-        """The phase says when it ends."""
-        return self.steps is not None or self.epochs is not None or self.plateau is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Section):
@@ -233,7 +228,7 @@ class TrainConfig(TrainingConfig):
         if len(ends) > 1:
             yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
         for phase in self.phases[:-1]:
-            if not phase.ends:
+            if not (phase.steps or phase.epochs or phase.plateau):
                 yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
         yield from self._faults_of_bounds()
         names = [phase.name for phase in self.phases]
