@@ -119,14 +119,14 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
         keys += (length + 1) / 2
     layers = [block.attention for block in model.blocks]
     stack = _Stack(config, layers, keys)
-    linear: float = 2 * _matrices(model)
+    linear: float = 2 * _count_matrices(model)
     linear += model.embedding.flops_per_token()
     linear += model.output.flops_per_token()
-    of_memory = _memory_flops(model, length)
-    flops = _flops([stack], length, batch, linear, of_memory)
+    of_memory = _count_memory(model, length)
+    flops = _count_flops([stack], length, batch, linear, of_memory)
     cache = _count_cache(layers)
     cache["memory_per_text_fp32"] = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
-    return _document(model, length, flops, cache)
+    return _describe(model, length, flops, cache)
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -140,12 +140,12 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     encoder = cast(Any, model.encoder)
     layers = [block.attention for block in encoder.blocks]
     stack = _Stack(encoder.config, layers, length, causal=False)
-    of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _matrices(encoder)
+    of_output = 2 * _count_matrices(model.output) + model.output.flops_per_token()
+    linear = 2 * _count_matrices(encoder)
     linear += encoder.embedding.flops_per_token()
     linear += share * of_output
-    flops = _flops([stack], length, batch, linear)
-    return _document(model, length, flops)
+    flops = _count_flops([stack], length, batch, linear)
+    return _describe(model, length, flops)
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -166,21 +166,21 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     encoding = _Stack(config.get_encoder_config(), of_encoder, length, causal=False)
     decoding = _Stack(config.get_decoder_config(), of_decoder, (length + 1) / 2)
     crossing = _Stack(config.get_cross_config(), of_cross, length, causal=False)
-    keys_and_values = sum(_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
+    keys_and_values = sum(_count_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
     embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
-    source_linear = 2 * (_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
+    source_linear = 2 * (_count_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
     vocabulary = decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
-    target_linear = 2 * (_matrices(decoder) - keys_and_values) + vocabulary
-    source = _flops([encoding], length, batch, source_linear)
-    target = _flops([decoding, crossing], length, batch, target_linear)
+    target_linear = 2 * (_count_matrices(decoder) - keys_and_values) + vocabulary
+    source = _count_flops([encoding], length, batch, source_linear)
+    target = _count_flops([decoding, crossing], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
     of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
     cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
     by_side = {**flops, "source": source, "target": target}
-    return _document(model, length, by_side, cache)
+    return _describe(model, length, by_side, cache)
 
 
-def _document(
+def _describe(
     model: nn.Module, length: int, flops: Mapping[str, Any], cache: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     parts = parameters_by_part(model)
@@ -249,7 +249,7 @@ class _Stack:
     causal: bool = True
 
 
-def _flops(
+def _count_flops(
     stacks: Sequence[_Stack], length: int, batch: int, linear: float, only_training: float = 0.0
 ) -> dict[str, int]:
     """Per token, forward and training: `linear` (matrices and vocabulary) and attention.
@@ -262,17 +262,17 @@ def _flops(
     for stack in stacks:
         for layer, attention in zip(stack.layers, stack.config.attentions, strict=True):
             if isinstance(attention, MultiLinearConfig):
-                forward_work, training_work = _multilinear_flops(stack, attention, length, batch)
+                forward_work, training_work = _count_multilinear(stack, attention, length, batch)
             else:
                 products = 1 + _KEY_PRODUCTS.get(stage_name(attention.score), 1)
-                forward_work = _weighted_flops(layer, products, stack.keys)
+                forward_work = _count_weighted(layer, products, stack.keys)
                 training_work = 3 * forward_work
             forward += forward_work
             training += training_work
     return {"forward": round(forward), "training": round(training)}
 
 
-def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int, batch: int) -> tuple[float, float]:
+def _count_multilinear(stack: _Stack, attention: MultiLinearConfig, length: int, batch: int) -> tuple[float, float]:
     """Per token, of one layer's tensor and output map: forward, and a training step.
 
     `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after as
@@ -306,7 +306,7 @@ def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int,
     return 2 * work.forward / tokens, 2 * work.training / tokens
 
 
-def _weighted_flops(layer: Attention, products: int, keys: float) -> float:
+def _count_weighted(layer: Attention, products: int, keys: float) -> float:
     """Per token: scores and weighted values of `products` multiply-adds a number of a head and key, and mixing of both.
 
     P tokens at a position are P queries, each of which sees P times as many keys.
@@ -320,7 +320,7 @@ def _weighted_flops(layer: Attention, products: int, keys: float) -> float:
     return 2 * tokens * work
 
 
-def _matrices(model: nn.Module) -> int:
+def _count_matrices(model: nn.Module) -> int:
     """Multiply-adds of each token with matrices of a model, the vocabulary's apart."""
     count = 0
     for module in model.modules():
@@ -337,7 +337,7 @@ def _matrices(model: nn.Module) -> int:
     return count
 
 
-def _keys_and_values(project: Projection) -> int:
+def _count_keys_and_values(project: Projection) -> int:
     """Multiply-adds of a token's keys and values, where keys are read at all."""
     count = project.value.weight.numel() + project.mix_qkv.multiply_adds()[1]
     if project.key is not None and project.reads_keys:
@@ -345,12 +345,12 @@ def _keys_and_values(project: Projection) -> int:
     return count
 
 
-def _memory_flops(model: LanguageModel, length: int) -> float:
+def _count_memory(model: LanguageModel, length: int) -> float:
     """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
     numbers = 0
     for module in model.modules():
         if isinstance(module, Projection):
-            numbers += _keys_and_values(module)
+            numbers += _count_keys_and_values(module)
     for config in model.config.attentions:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
             numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values

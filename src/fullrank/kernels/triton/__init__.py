@@ -256,7 +256,7 @@ def _compute(given: Arguments) -> tuple[Tensor, Tensor]:
     shared = _share_arguments(given) | {"TOTAL": total}
     with _use_device(given.query.device):
         launch("totals", shared)
-        launch("outputs", shared, X=_as_rows(given.values), MIXING=_matrix(given), OUT=_as_rows(out))
+        launch("outputs", shared, X=_describe_rows(given.values), MIXING=_order_mixing(given), OUT=_describe_rows(out))
     return out, total
 
 
@@ -268,7 +268,7 @@ def _make_results(given: Arguments) -> tuple[Tensor, Tensor]:
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _as_rows(heads: Tensor) -> tuple[Any, ...]:
+def _describe_rows(heads: Tensor) -> tuple[Any, ...]:
     """Heads as the kernels read them: the tensor, and its strides of texts, heads and rows."""
     if heads.stride(3) != 1:
         heads = heads.contiguous()
@@ -282,13 +282,13 @@ def _differentiate(given: Arguments, cotangent: Tensor, total: Tensor, wanted: S
     for_query, for_keys, for_values, for_mixing = wanted
     gradients = make_gradients(wanted, given[:4], total)
     d_query, d_keys, d_values, d_mixing = gradients
-    matrix = _matrix(given)
+    matrix = _order_mixing(given)
     shared = _share_arguments(given) | {"TOTAL": total}
-    cotangents = _as_rows(cotangent)
+    cotangents = _describe_rows(cotangent)
     with _use_device(given.query.device):
         if for_values:
-            launch("value_gradient", shared, X=cotangents, MIXING=matrix, OUT=_as_rows(d_values))
-        shared |= {"V": _as_rows(given.values), "D_OUT": cotangents}
+            launch("value_gradient", shared, X=cotangents, MIXING=matrix, OUT=_describe_rows(d_values))
+        shared |= {"V": _describe_rows(given.values), "D_OUT": cotangents}
         if for_query or for_keys or for_mixing:
             batch, heads, queries, _ = given.query.shape
             shares = total.new_empty(batch, heads, heads, queries)
@@ -299,9 +299,9 @@ def _differentiate(given: Arguments, cotangent: Tensor, total: Tensor, wanted: S
                 shares.mul_(matrix[..., None] if given.mixing.dim() == 2 else matrix)
             shared |= {"MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
-            launch("query_gradient", shared, OUT=_as_rows(d_query))
+            launch("query_gradient", shared, OUT=_describe_rows(d_query))
         if for_keys:
-            launch("key_gradient", shared, OUT=_as_rows(d_keys))
+            launch("key_gradient", shared, OUT=_describe_rows(d_keys))
     return gradients
 
 
@@ -327,8 +327,8 @@ def _share_arguments(given: Arguments) -> dict[str, Any]:
         at = torch.arange(length, dtype=torch.int32, device=query.device).repeat(rows, 1)
         looked = torch.searchsorted(first, at, right=True, out_int32=True)
     return {
-        "Q": _as_rows(query),
-        "K": _as_rows(given.keys),
+        "Q": _describe_rows(query),
+        "K": _describe_rows(given.keys),
         "VISIBLE": (first, end, own, looks, looked),
         "TOKENS": tokens,
         "SEED": end if given.seed is None else given.seed,
@@ -381,7 +381,7 @@ def _intervals(
     return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
 
 
-def _matrix(given: Arguments) -> Tensor:
+def _order_mixing(given: Arguments) -> Tensor:
     """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
     mixing = given.mixing
     if mixing is None:

@@ -18,9 +18,9 @@ from fullrank.kernels.triton import programs
 # The program of each kernel, and whether it goes over tiles of keys: None where it never does.
 KERNELS: dict[str, tuple[Any, bool | None]] = {
     "totals": (programs.totals, None),
-    "outputs": (programs.weighted_rows, False),
+    "outputs": (programs.sum_rows, False),
     "mixing_gradient": (programs.mixing_gradient, None),
-    "value_gradient": (programs.weighted_rows, True),
+    "value_gradient": (programs.sum_rows, True),
     "query_gradient": (programs.score_gradient, False),
     "key_gradient": (programs.score_gradient, True),
 }

@@ -1,6 +1,6 @@
 """Attention with mixed heads in Triton: functions on tiles, and four kernels.
 
-Forward: sums of the weights (`totals`), then mixed weights times values (`weighted_rows`). Backward: weights are computed
+Forward: sums of the weights (`totals`), then mixed weights times values (`sum_rows`). Backward: weights are computed
 again, and programs share no sums. With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_j o G_i) and delta_j = sum_i M_ji D_ji:
 
     dM_ji = D_ji,    dV_i = drop(sum_j M_ji P_j)^T dO_i
@@ -270,7 +270,7 @@ def totals(
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
-def weighted_rows(
+def sum_rows(
     Q, K, X, MIXING, TOTAL, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
     H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SIGMOID: constexpr,
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
