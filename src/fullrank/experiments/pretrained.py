@@ -58,7 +58,7 @@ def load_pretrained(
         else:
             auto, where = _CLASSES[kind], load.location_of(config.pretrained)
             options = {"revision": config.revision} if config.revision else {}
-            tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+            tokenizer = load.read_part("AutoTokenizer", where, **options)
         injected = holds_injected(config, known)
         model, loading = load.load_weights(
             getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
@@ -85,13 +85,11 @@ def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) ->
     """The configuration of transformers, with entries about its output layer."""
     import transformers
 
-    from fullrank.hf.load import location_of
+    from fullrank.hf.load import read_part
 
     if config.pretrained == "random":
         return _random_configuration(transformers, outputs)
-    return transformers.AutoConfig.from_pretrained(
-        location_of(config.pretrained), revision=config.revision or "main", trust_remote_code=False, **outputs
-    )
+    return read_part("AutoConfig", config.pretrained, revision=config.revision or "main", **outputs)
 
 
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:

@@ -234,9 +234,8 @@ def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]
     """
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
-        where = load.location_of(config.pretrained)
-        transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **options)  # is it a model at all?
-        words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+        load.read_part("AutoConfig", config.pretrained, **options)  # is it a model at all?
+        words = load.read_part("AutoTokenizer", config.pretrained, **options)
     if not getattr(words, "is_fast", False):
         raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
     marks = (words.bos_token, words.eos_token, words.cls_token, words.sep_token)
@@ -254,7 +253,7 @@ def load_causal(config: PretrainedConfig) -> Any:
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
         where = load.location_of(config.pretrained)
-        known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+        known = load.read_part("AutoConfig", where, **options)
         is_injected = holds_injected(config, known)
         auto = transformers.AutoModelForCausalLM
         model, loading = load.load_weights(auto, where, known, torch.float32, **options)

@@ -56,9 +56,9 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
     words = None
     with quiet(), explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = read_part("AutoConfig", source)
         if tokenizer and has_tokenizer:
-            words = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            words = read_part("AutoTokenizer", source)
         auto = (None if causal else _find_saved_class(config)) or transformers.AutoModelForCausalLM
         # the other implementations of experts lack double precision
         model, loading = load_weights(auto, source, config, dtype, experts_implementation="eager")
@@ -89,6 +89,11 @@ def location_of(name: str) -> str:
             f"{folder}: an adapter of PEFT; merge it into its model (merge_and_unload), and save and name that"
         )
     return str(folder)
+
+
+def read_part(auto: str, name: str, **options: Any) -> Any:
+    """What an Auto class of transformers reads of a model, but its weights: the configuration, the tokenizer."""
+    return getattr(transformers, auto).from_pretrained(location_of(name), trust_remote_code=False, **options)
 
 
 def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
