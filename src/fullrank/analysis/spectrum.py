@@ -97,8 +97,11 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
                 of_text = torch.linalg.svdvals(matrices.double()).cpu().numpy()
                 values.setdefault((number, place), []).append(of_text)
     spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
-    befores = {number: before for (number, place), before in spectra.items() if place == "before"}
-    layers = [LayerSpectrum(before, spectra.get((number, "after"), before)) for number, before in befores.items()]
+    layers = []
+    for (number, place), before in spectra.items():
+        if place == "before":
+            after = spectra.get((number, "after"), before)
+            layers.append(LayerSpectrum(before, after))
     length = rows[0].shape[1]
     return AttentionSpectrum(tuple(layers), len(rows), length, attention.weights)
 

@@ -27,8 +27,9 @@ def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> It
     tables = [[*_declare_figures(group, split, headings)] for split in group.splits]
     if len(headings) == len(group.measures) == 1:
         tables = [[*itertools.chain(*tables)]]
-    seeds = [Column("seeds", "n")] if any(len(row.runs) > 1 for row in group.rows) else []
-    tables[0] = [*seeds, *tables[0], *_declare_further(group)]
+    tables[0] += _declare_further(group)
+    if any(len(row.runs) > 1 for row in group.rows):
+        tables[0].insert(0, Column("seeds", "n"))
     title = _name_group(group, has_title)
     costs = [*_declare_costs(group)]
     for columns in (*tables, costs):

@@ -291,9 +291,8 @@ def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
             warnings.simplefilter("ignore")  # of fan_in_fan_out, which PEFT sets right
             adapted: Any = peft.get_peft_model(model, settings)
     except ValueError as error:
-        names = {
-            name.rpartition(".")[2] for name, part in model.named_modules() if getattr(part, "weight", None) is not None
-        }
+        layers = [name for name, part in model.named_modules() if getattr(part, "weight", None) is not None]
+        names = {name.rpartition(".")[2] for name in layers}
         raise InputError(
             f"train.adapter.target_modules: {adapter.target_modules}; name linear layers of {type(model).__name__}, which "
             f"has {', '.join(sorted(names))} ({str(error)[:120]})"

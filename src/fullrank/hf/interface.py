@@ -179,7 +179,8 @@ def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Te
     output = _handed.output.reshape(query.shape[0], -1, _handed.output.shape[-1])
     start = _handed.position % output.shape[1]
     _handed.position = end = start + query.shape[2]
-    return split_queries(output[:, start:end], injected.size, injected.blocks).transpose(1, 2).to(query.dtype)
+    queries = split_queries(output[:, start:end], injected.size, injected.blocks)
+    return queries.transpose(1, 2).to(query.dtype)
 
 
 def prepare(module: Any, _: object) -> None:
@@ -244,8 +245,10 @@ def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tens
     if call.module.training or type(normalize) is not Softmax:
         return None
     scores = query @ call.repeat(call.key).mT * scaling  # in decoding each operation costs more than its numbers
+    if call.mask is not None:
+        scores = scores + call.mask
     dtype = None if query.dtype == torch.float64 else torch.float32
-    weights = torch.softmax(scores if call.mask is None else scores + call.mask, -1, dtype=dtype).to(query.dtype)
+    weights = torch.softmax(scores, -1, dtype=dtype).to(query.dtype)
     return mix_heads(weights, mixing) @ call.repeat(call.value)
 
 
@@ -344,8 +347,8 @@ def _compute_weights(call: Call, injected: Injected) -> tuple[Tensor, float]:
     module, value = call.module, call.value
     reader: Any = _WithoutDropout(module) if module.training else module
     if injected.rules(module).after:
-        keys = call.key.shape[2]
-        values = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
+        identity = torch.eye(call.key.shape[2], device=value.device, dtype=value.dtype)
+        values = identity.expand(*value.shape[:2], -1, -1)
     else:
         values = value[..., :0]
     out, weights = injected.eager(

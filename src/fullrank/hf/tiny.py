@@ -30,7 +30,8 @@ def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
     causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     translating = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     pairs = dict.fromkeys((*causal.items(), *translating.items()))
-    return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
+    wanted = [pair for pair in pairs if model_type in (None, pair[0])]
+    return sorted(wanted, key=lambda pair: pair[0])
 
 
 def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> tuple[Any, dict[str, Tensor] | None]:
@@ -117,7 +118,9 @@ def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name: entries for name, entries in lists.items() if len(entries) == count > 1}
     if not lists:
         return {}
-    kinds = [set(zip(lists, map(str, entries), strict=True)) for entries in zip(*lists.values(), strict=True)]
+    kinds = []  # of layers
+    for of_layer in zip(*lists.values(), strict=True):
+        kinds.append(set(zip(lists, map(str, of_layer), strict=True)))
     missing = set().union(*kinds)
     kept: list[int] = []
     while len(kept) < min(count, _MOST_LAYERS) and (missing or len(kept) < 2):
@@ -125,7 +128,9 @@ def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         best = max(gains, key=gains.__getitem__)
         kept = sorted([*kept, best])
         missing -= kinds[best]
-    cut: dict[str, Any] = {name: [_shrink(name, entries[layer]) for layer in kept] for name, entries in lists.items()}
+    cut: dict[str, Any] = {}
+    for name, entries in lists.items():
+        cut[name] = [_shrink(name, entries[layer]) for layer in kept]
     layers = len(kept)
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: entries * 2 for name, entries in cut.items()} | {"num_kv_shared_layers": layers}

@@ -153,7 +153,9 @@ def list_steps(size: Size, by_state: bool) -> tuple[Step, ...]:
     for first in range(0, queries, shell):
         end = min(first + shell, queries)
         a, b = seen + first, seen + end
-        rectangles = ((a, b, 0, b), (0, a, a, b)) if a else ((a, b, 0, b),)
+        rectangles = ((a, b, 0, b),)
+        if a:
+            rectangles = (*rectangles, (0, a, a, b))
         if by_state:
             steps.append(Step(rectangles, first, end, end, reads=a > 0, into_state=end < queries))
         else:
@@ -257,8 +259,10 @@ def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: tor
 def _view_rows(weight: Tensor, step: Step) -> Tensor | None:
     """The rows (p, E) of weight (L, L, E) as a view, where the pairs of a step lie together."""
     j0, j1, m0, m1 = step.rectangles[0]
-    together = len(step.rectangles) == 1 and (m0, m1) == (0, weight.shape[1]) and weight.is_contiguous()
-    return weight[j0:j1].flatten(0, 1) if together else None
+    whole_rows = m0 == 0 and m1 == weight.shape[1]
+    if len(step.rectangles) > 1 or not whole_rows or not weight.is_contiguous():
+        return None
+    return weight[j0:j1].flatten(0, 1)
 
 
 def _parts(x: Tensor, step: Step) -> list[tuple[Rectangle, Tensor]]:
@@ -292,7 +296,8 @@ def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
             queries = slice(step.first, step.last)
             columns = size.batch * step.queries
             if step.reads:
-                states.append(state.to(of.dtype, copy=True).view(size.batch, size.rank, size.width))
+                read = state.to(of.dtype, copy=True)
+                states.append(read.view(size.batch, size.rank, size.width))
                 out[:, queries] += of.query[:, queries] @ states[-1]
             if not step.pairs:
                 continue
@@ -314,7 +319,9 @@ def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Seque
         of = _Operands(given)
         size = of.size
         d_out = cotangent.to(of.dtype)
-        d_query, d_keys, d_values = (torch.zeros_like(x, dtype=of.wide) for x in (of.query, of.keys, of.values))
+        d_query = torch.zeros_like(of.query, dtype=of.wide)
+        d_keys = torch.zeros_like(of.keys, dtype=of.wide)
+        d_values = torch.zeros_like(of.values, dtype=of.wide)
         d_state = of.query.new_zeros(size.batch, size.rank, size.width, dtype=of.wide)  # G
         d_weight = gradients[3]
         if size.keys < of.weight.shape[0]:  # some pairs are in no step
@@ -334,11 +341,12 @@ def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Seque
                 if step.into_state:
                     d_x = multiply(of.rows(step), d_y)  # (p, columns)
                     d_pairs = d_x[:, columns:].view(step.pairs, size.batch, size.rank)
-                    d_met = d_x[:, :columns].t().contiguous().view(size.batch, step.queries, step.pairs)
+                    d_met = d_x[:, :columns].t().contiguous()
                 else:
-                    d_met = multiply(d_y, of.rows(step)).view(size.batch, step.queries, step.pairs)
+                    d_met = multiply(d_y, of.rows(step))
                 if step.queries:
-                    d_query[:, queries] += torch.bmm(_hide(d_met, hidden), pairs.transpose(0, 1))
+                    d_met = _hide(d_met.view(size.batch, step.queries, step.pairs), hidden)
+                    d_query[:, queries] += torch.bmm(d_met, pairs.transpose(0, 1))
                     by_query = torch.bmm(d_met.transpose(1, 2), of.query[:, queries]).transpose(0, 1)
                     d_pairs = d_pairs.add_(by_query) if step.into_state else by_query.contiguous()
                 for (j0, j1, m0, m1), part in _parts(d_pairs, step):
@@ -424,13 +432,15 @@ def compute_decayed_sums(problem: Tokens) -> Tensor:
     while 16 * chunk**2 < count:  # no isqrt, which a compiler does not know
         chunk *= 4
     chunks = -(-count // chunk)
-    pieces = F.pad(tokens, (0, 0, 0, chunks * chunk - count)).view(batch, chunks, chunk, rank)
+    padded = F.pad(tokens, (0, 0, 0, chunks * chunk - count))
+    pieces = padded.view(batch, chunks, chunk, rank)
     within = _powers(log, chunk).transpose(0, 1)  # (c, S, c)
     sums = (within.flatten(0, 1) @ pieces).view(batch, chunks, chunk, scales, rank)
     first = tokens.new_zeros(batch, scales, rank) if state is None else state
     ends = torch.cat((first[:, None], sums[:, :-1, -1]), 1).transpose(1, 2)  # (B, S, chunks, R)
     carried = (_powers(log * chunk, chunks) @ ends).transpose(1, 2)  # C (B, chunks, S, R)
-    after = torch.exp(torch.arange(1, chunk + 1, device=log.device)[:, None] * log)  # (c, S)
+    distance = torch.arange(1, chunk + 1, device=log.device)
+    after = torch.exp(distance[:, None] * log)  # (c, S)
     sums.addcmul_(after[..., None], carried[:, :, None])
     sums = sums.view(batch, chunks * chunk, scales, rank)
     return sums if chunks * chunk == count else sums[:, :count]
@@ -439,4 +449,5 @@ def compute_decayed_sums(problem: Tokens) -> Tensor:
 def _powers(log: Tensor, count: int) -> Tensor:
     """a_s^(i-j) for j <= i, else 0: (S, count, count)."""
     index = torch.arange(count, device=log.device)
-    return torch.exp(log[:, None, None] * (index[:, None] - index).clamp_min(0)).tril()
+    distance = (index[:, None] - index).clamp_min(0)
+    return torch.exp(log[:, None, None] * distance).tril()

@@ -34,7 +34,9 @@ from fullrank.core.output import project_states
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # An operator that keeps tensors for later calls, so that a CUDA graph must not hold it. torch has the tag from 2.9 on.
-_TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+_TAGS: dict[str, Any] = {}
+if hasattr(torch.Tag, "cudagraph_unsafe"):
+    _TAGS["tags"] = (torch.Tag.cudagraph_unsafe,)
 _TENSORS: dict[Any, str] = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 _SCHEMA = _TENSORS | {bool: "bool", int: "int", float: "float", list[int]: "int[]", torch.dtype: "ScalarType"}
 

@@ -185,8 +185,11 @@ def read_bias_as_distances(problem: Problem) -> Problem:
     heads, width = problem.query.shape[1], problem.query.shape[3]
     keys = F.pad((table / problem.scale).T[..., None], (width, 0))  # (H, T, D + 1)
     zero = keys.new_zeros(heads, width + 1)
-    query, of_keys, values = (F.pad(part, (0, 1)) for part in (problem.query, problem.keys, problem.values))
-    distances = Distances(keys, zero, F.pad(zero[:, 1:], (0, 1), value=1.0))
+    query = F.pad(problem.query, (0, 1))
+    of_keys = F.pad(problem.keys, (0, 1))
+    values = F.pad(problem.values, (0, 1))
+    v = F.pad(zero[:, 1:], (0, 1), value=1.0)
+    distances = Distances(keys, zero, v)
     layout = dataclasses.replace(problem.layout, distance_bias=None)
     return dataclasses.replace(problem, query=query, keys=of_keys, values=values, distances=distances, layout=layout)
 

@@ -80,8 +80,11 @@ def _find_cache() -> Path:
 
 def _make_key(compiler: list[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    parts = [version, " ".join((*compiler[1:], *_FLAGS)).encode(), platform.machine().encode(), _describe_processor()]
-    parts += [path.name.encode() + path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
+    flags = " ".join((*compiler[1:], *_FLAGS))
+    parts = [version, flags.encode(), platform.machine().encode(), _describe_processor()]
+    for path in sorted(_SOURCES.iterdir()):
+        if path.is_file():
+            parts.append(path.name.encode() + path.read_bytes())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

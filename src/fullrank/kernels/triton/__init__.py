@@ -293,10 +293,11 @@ def _differentiate(given: Arguments, cotangent: Tensor, total: Tensor, wanted: S
             batch, heads, queries, _ = given.query.shape
             shares = total.new_empty(batch, heads, heads, queries)
             launch("mixing_gradient", shared, D_MIXING=shares)
+            one_for_all = given.mixing is not None and given.mixing.dim() == 2
             if for_mixing:
-                d_mixing.copy_(shares.sum((0, 3)) if d_mixing.dim() == 2 else shares.permute(0, 3, 1, 2))
+                d_mixing.copy_(shares.sum((0, 3)) if one_for_all else shares.permute(0, 3, 1, 2))
             if given.mixing is not None:
-                shares.mul_(matrix[..., None] if given.mixing.dim() == 2 else matrix)
+                shares.mul_(matrix[..., None] if one_for_all else matrix)
             shared |= {"MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
             launch("query_gradient", shared, OUT=_describe_rows(d_query))

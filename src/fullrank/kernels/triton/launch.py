@@ -92,8 +92,7 @@ def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
         rows = shared["M" if over_keys else "N"]
-        groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes.get("GJ", heads))
-        return triton.cdiv(rows, sizes["BM"]), groups, shared["B"]
+        return triton.cdiv(rows, sizes["BM"]), count_groups(heads, sizes), shared["B"]
 
     if isinstance(program, InterpretedFunction):
         sizes = {key: size for key, size in INTERPRETED.items() if key in program.arg_names}
@@ -105,6 +104,12 @@ def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
         query: Tensor = arguments["Q"][0]
         tuned = _make_tuned(name, heads, shared["BD"], query.element_size(), shared["PRECISION"], query.device.index)
         tuned[grid](**arguments, enable_fp_fusion=True)
+
+
+def count_groups(heads: int, sizes: dict[str, Any]) -> int:
+    """Programs for one tile of a text: groups of heads, or pairs of groups."""
+    sources = sizes.get("GJ", heads)
+    return triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sources)
 
 
 @functools.cache
@@ -147,9 +152,11 @@ def _list_groups(name: str, call: Call, tile: Tile) -> list[Choice]:
             for sources, heads in _PAIRS
         ]
     elif name != "totals":
-        sizes = sorted({_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}, reverse=True)
-        groups = [{"G": size, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for size in sizes]
-    return [Choice({"BM": tile.rows, "BN": tile.columns, **group}, tile.warps, tile.stages) for group in groups]
+        sizes = {_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}
+        largest_first = sorted(sizes, reverse=True)
+        groups = [{"G": size, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for size in largest_first]
+    of_tile = {"BM": tile.rows, "BN": tile.columns}
+    return [Choice(of_tile | group, tile.warps, tile.stages) for group in groups]
 
 
 def _split_evenly(heads: int, group: int) -> int:
@@ -167,11 +174,10 @@ def _count_columns(call: Call, sizes: dict[str, int]) -> int:
 def _count_loads(name: str, call: Call, choice: Choice) -> float:
     """Rows that are loaded for a position of queries and one of keys, in all programs together."""
     sizes = choice.sizes
-    programs_of_text = triton.cdiv(call.heads, sizes.get("G", 1)) * triton.cdiv(call.heads, sizes.get("GJ", call.heads))
     loads = _count_columns(call, sizes) / sizes["BM"]
     if not sizes.get("HELD", True):
         loads += call.heads / sizes["BN"]
-    return programs_of_text * loads
+    return count_groups(call.heads, sizes) * loads
 
 
 def _fits(name: str, call: Call, choice: Choice) -> bool:
