@@ -73,6 +73,14 @@ def test_a_layer_takes_it_for_large_products_alone():
     assert small.grad_fn.name() != large.grad_fn.name() == "OneDnnProductBackward"
 
 
+def test_a_vector_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(vocabulary, "_LEAST_PRODUCT", 1)
+    operands = draw((7,), 5)
+    found = torch.autograd.grad(multiply(*operands).sum(), operands)
+    expected = torch.autograd.grad(F.linear(*operands).sum(), operands)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_leaves_other_types_casts_and_transforms_to_torch():
     x, weight, _ = draw((600, 64), 40, requires_grad=False)
     expected = F.linear(x, weight)

@@ -228,7 +228,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`multiply` by oneDNN; None where it is not the faster one."""
-    is_large = x.numel() * weight.shape[0] >= _LEAST_PRODUCT
+    is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT
     if not is_large or x.dtype != torch.float32 or not prefers_onednn() or not are_plain(x, weight, bias):
         return None
     return cast("Tensor", OneDnnProduct.apply(x, weight, bias))
