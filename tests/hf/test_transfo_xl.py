@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import fullrank as fr
 from fullrank.core.config import WeightedConfig
+from fullrank.core.errors import InputError
 from fullrank.hf.transfo_xl import load_transfo_xl, make_config, rename_tensors
 
 # numbers of transformers' own code, see tests/core/fixtures/make_transformer_xl.py
@@ -87,3 +88,10 @@ def test_the_page_runs(tmp_path, monkeypatch):
     exec(page.split("```python\n")[1].split("```")[0], space)
     assert space["model"].has >= {"logits", "step", "attention", "tokenizer"}
     assert space["text"].shape == (1, 25)
+
+
+def test_damaged_weights_are_named(tmp_path):
+    folder = write_folder(tmp_path, OLD["cases"]["zeros"])
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"model\.safetensors: damaged"):
+        load_transfo_xl(folder)

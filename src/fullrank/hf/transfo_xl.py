@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fullrank import storage
@@ -59,7 +58,7 @@ def load_transfo_xl(
     attention = WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head, bias=False)
     try:
         model = LanguageModel(make_config(about, attention))
-        named = rename_tensors(load_file(folder / storage.WEIGHTS), about)
+        named = rename_tensors(storage.read(folder / storage.WEIGHTS), about)
     except KeyError as error:
         raise InputError(f"{folder}: its {storage.HUGGING_FACE} or {storage.WEIGHTS} lacks {error}") from error
     own = model.state_dict()
