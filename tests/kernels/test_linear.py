@@ -1,0 +1,122 @@
+"""x W' + b, for few rows in C++ and for large products by oneDNN, against `torch.nn.functional.linear`."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.core.embedding import Linear, linear
+from fullrank.kernels import vocabulary
+from fullrank.kernels.native.build import library
+from fullrank.kernels.native.linear import multiply_few_rows
+from fullrank.kernels.vocabulary import multiply, multiply_large
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="no C++ compiler")
+TOLERANCES = {torch.float32: 3e-6, torch.float64: 1e-14}
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Also for small products, and where MKL is as fast."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("torch is built without oneDNN")
+    monkeypatch.setattr(vocabulary, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(vocabulary, "_LEAST_PRODUCT", 1)
+
+
+def draw(shape, size, dtype=torch.float32):
+    torch.manual_seed(2)
+    return [torch.randn(dims, dtype=dtype, requires_grad=True) for dims in (shape, (size, shape[-1]), (size,))]
+
+
+def widen(tensors):
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("rows", [*[(n,) for n in range(1, 9)], (2, 3)])
+@pytest.mark.parametrize(("width", "size"), [(1, 1), (7, 3), (33, 65), (64, 5001)])
+def test_few_rows(dtype, rows, width, size, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x, weight, bias = draw((*rows, width), size, dtype)
+    for offset in (bias, None):
+        expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        out = multiply_few_rows(x, weight, offset)
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCES[dtype] * width**0.5)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((3, 67, 65), 90), ((201, 128), 47), ((4,), 3)])
+def test_large_products_and_their_gradients(shape, size, onednn):
+    operands = draw(shape, size)
+    wide = widen(operands)
+    out = multiply(*operands)
+    assert len(shape) == 1 or out.grad_fn.name() == "OneDnnProductBackward"
+    expected = F.linear(*wide)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-5)
+    cotangent = torch.randn_like(out)
+    gradients = torch.autograd.grad(expected, wide, cotangent.double())
+    for gradient, reference in zip(torch.autograd.grad(out, operands, cotangent), gradients, strict=True):
+        torch.testing.assert_close(gradient.double(), reference, rtol=0, atol=2e-4)
+
+
+def test_gradients_of_gradients(onednn):
+    def penalize(product, *operands):
+        gradients = torch.autograd.grad(product(*operands).square().sum(), operands, create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), operands)
+
+    operands = draw((9, 7), 5)
+    references = penalize(F.linear, *widen(operands))
+    for gradient, reference in zip(penalize(multiply, *operands), references, strict=True):
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_operands_without_gradient_get_none(frozen, onednn):
+    operands = draw((9, 7), 5)
+    operands[frozen].requires_grad_(False)
+    multiply(*operands).sum().backward()
+    assert [operand.grad is None for operand in operands] == [i == frozen for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (torch.randn(0, 4), torch.randn(3, 4)),
+        (torch.randn(2, 4).bfloat16(), torch.randn(3, 4).bfloat16()),
+        (torch.randn(2, 4), torch.randn(3, 4).double()),
+        (torch.randn(2, 4), torch.randn(3, 2)),
+        (torch.randn(2, 4, device="meta"), torch.randn(3, 4, device="meta")),
+    ],
+)
+def test_leaves_other_tensors_to_torch(x, weight, onednn):
+    assert multiply_few_rows(x, weight, None) is None
+    assert multiply_large(x, weight) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_leaves_casts_traces_and_transforms_to_torch(onednn):
+    x, weight, _ = (tensor.detach() for tensor in draw((2, 64), 600))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight).dtype == torch.bfloat16
+    other = torch.randn(2, 64)
+    expected = F.linear(other, weight)
+    with torch.no_grad():
+        mapped = torch.func.vmap(lambda row: linear(row, weight))
+        traced = torch.jit.trace(lambda rows: linear(rows, weight), (x,), check_trace=False)
+        compiled = torch.compile(lambda rows: linear(rows, weight), backend="eager", fullgraph=True)
+        for transformed in (mapped, traced, compiled):
+            torch.testing.assert_close(transformed(other), expected)
+
+
+def test_a_layer_asks_by_size(monkeypatch):
+    monkeypatch.setattr(vocabulary, "prefers_onednn", lambda: True)
+    layer = Linear(256, 128)
+    small, large = layer(torch.randn(2, 3, 256)), layer(torch.randn(2, 50, 256))
+    assert small.grad_fn.name() != large.grad_fn.name() == "OneDnnProductBackward"
+    x = torch.randn(8, 256)
+    with torch.no_grad(), fr.kernel("reference"):
+        assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
