@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 from fullrank.config.run import RunConfig, Schedule, TrainConfig, TrainingConfig, read_table
@@ -301,10 +302,11 @@ class TextFinetuneConfig(RunConfig):
     def _faults(self) -> Iterator[str]:
         if self.data.has_pairs:
             yield f"data.name: a text for a causal model, given the sentence pairs {self.data.name}; set data.train to a file"
+        usual = RunConfig()
         for path in _OURS:
-            section, name = path.split(".")
-            value, usual = (getattr(getattr(config, section), name) for config in (self, RunConfig()))
-            if value != usual:
+            read = attrgetter(path)
+            value = read(self)
+            if value != read(usual):
                 yield f"{path}: for models of ours, given {value!r} for a pretrained one; leave it out"
         if any(phase.skip != "none" for phase in self.train.phases):
             yield "train.phases.skip: for models of ours; leave it out for a pretrained one"
