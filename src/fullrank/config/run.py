@@ -590,12 +590,16 @@ class RunConfig(Section):
             yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
 
     def _faults_of_text(self) -> Iterator[str]:
+        train = self.train
         most = self.model.most_tokens
-        longest = self.train.segment_length + self.train.context
-        if most is not None and longest + 6 * self.train.segment_deviation > most:  # no longer one is drawn
-            more = ", ".join(f"train.{one}" for one in ("context", "segment_deviation") if getattr(self.train, one))
+        longest = train.segment_length + 6 * train.segment_deviation  # no longer one is drawn
+        if train.segment_deviation or train.half_segments:  # then all are stretched a little, and rounded
+            longest = 1.1 * longest + train.segment_multiple
+        if most is not None and longest + train.context > most:
+            others = ("context", "segment_deviation", "half_segments")
+            more = ", ".join(f"train.{other}" for other in others if getattr(train, other))
             yield (
-                f"train.segment_length: {self.train.segment_length:,} tokens are more than the {most:,} positions of this "
+                f"train.segment_length: {train.segment_length:,} tokens are more than the {most:,} positions of this "
                 f"model{f', with {more}' if more else ''}; lower it, or raise model.max_position_embeddings"
             )
 
