@@ -12,7 +12,6 @@ import pytest
 
 import fullrank as fr
 from cli_runs import SMALL, call, call_process, called, command, document, environment, succeeds
-from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from run_files import read_metrics, read_result
@@ -101,11 +100,12 @@ def test_nothing_is_destroyed(config, run):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
 
 
-def test_debug_shows_the_traceback():
-    with pytest.raises(InputError):
-        main(["--debug", "train", "nowhere.yaml"])
-    done = call("train", "nowhere.yaml")
+def test_debug_shows_the_traceback_before_the_error():
+    done, debugged = call("train", "nowhere.yaml"), call("train", "nowhere.yaml", "--debug")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert debugged.returncode == 2
+    assert debugged.stderr.startswith("Traceback")
+    assert debugged.stderr.endswith(done.stderr)
 
 
 RECIPE = """\

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -480,7 +481,7 @@ def main(argv: list[str] | None = None) -> None:
         _end_unread()
     except Exception as error:
         if "--debug" in words:
-            raise
+            traceback.print_exc()
         sys.exit(_tell(error, words))
 
 
