@@ -1,0 +1,169 @@
+"""Pages of the documentation: their examples run as readers run them, and their tables are those of the results."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.analysis.size import size_of_run
+from fullrank.config.run import RunConfig
+from research.scale import RESERVED, estimate, table_lines
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import scorers  # noqa: E402
+
+
+def read_page(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# -- README.md ---------------------------------------------------------------------------------------------------------
+
+SMALLER = {
+    "range(300)": "range(25)",
+    "hidden_size=128, num_hidden_layers=4": "hidden_size=32, num_hidden_layers=1",
+    "BertConfig()": "BertConfig(hidden_size=24, num_attention_heads=2, num_hidden_layers=1, vocab_size=99)",
+}
+
+
+def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", read_page("README.md"), re.S))
+    for given, smaller in SMALLER.items():
+        assert given in code
+        code = code.replace(given, smaller)
+    names = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    ids, rows, corpus, loss = (cast("Any", names[name]) for name in ("ids", "rows", "corpus", "loss"))
+    assert ids.shape == (1, 9 + 200)
+    assert ids[0, :9].tolist() == rows[0, :9].tolist()
+    assert capsys.readouterr().out.startswith(corpus.tokenizer.decode(ids[0].tolist()))
+    assert loss.item() < 4.0  # nats a character; untrained 4.6 and more
+    assert (tmp_path / "somewhere" / "model.safetensors").is_file()
+    assert cast("Any", names["report"]).passes
+
+
+# -- docs/leak_check.md --------------------------------------------------------------------------------------------------
+
+LEAKING = """
+
+def test_a_leak(leak_check):
+    model = MyModel()
+    model.layer.register_forward_hook(lambda module, args, out: out + out.mean(1, keepdim=True))
+    leak_check(model)
+"""
+
+
+def test_the_leak_checks_of_the_page(pytester):
+    page = read_page("docs/leak_check.md")
+    blocks = re.findall(r"<!-- a test -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    pytester.makepyfile(test_leaks="\n".join(blocks) + LEAKING)
+    plugin = () if _installed() else ("-p", "fullrank.testing.plugin")
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", *plugin, "--junitxml=out.xml")
+    found.assert_outcomes(passed=2, failed=1)
+    assert "It enters at layer." in found.stdout.str()
+    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase")}
+    told = {name: {one.get("name"): one.get("value") for one in case.iter("property")} for name, case in cases.items()}
+    check = "fullrank.future, by perturbation, training"
+    assert (told["test_leaks"][check], told["test_a_leak"][check]) == ("passes", "fails")
+
+
+def _installed():
+    """The environment knows the plugin: it was made after the plugin was."""
+    return any(one.value == "fullrank.testing.plugin" for one in entry_points(group="pytest11"))
+
+
+ALONE = """
+import sys
+for name in ("numpy", "scipy", "pydantic", "yaml", "typer", "rich", "safetensors", "matplotlib", "transformers", "tokenizers"):
+    sys.modules[name] = None
+import warnings
+warnings.simplefilter("ignore")
+import torch
+import fullrank as fr
+model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+assert fr.check(model, quick=True).passes
+assert fr.check_scoring(lambda ids: torch.full((len(ids),), 2.0794415416798357), vocab_size=8).passes
+"""
+
+
+@pytest.mark.full
+def test_checks_need_torch_alone():
+    subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+# -- docs/scoring.md -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_scorers_is_that_of_the_results():
+    found = json.loads(read_page("research/measured/scorers.json"))
+    assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
+    shown = read_page("docs/scoring.md").partition(scorers.MARKS[0])[2].partition(scorers.MARKS[1])[0]
+    assert shown == scorers.page_table(found)
+
+
+def test_our_own_evaluation_passes_again():
+    """A row that takes little time, made anew."""
+    name, make, *_ = next(row for row in scorers.SCORERS if row[0] == "fullrank eval, blocks")
+    assert scorers.check(name, make).passes
+
+
+def test_the_score_function_of_the_page_passes(monkeypatch):
+    code = re.search(r"```python\n(.+?)```", read_page("docs/scoring.md"), flags=re.DOTALL)
+    assert code is not None
+    rows = torch.randn(5, 5)
+    project = ModuleType("my_project")
+    model = lambda ids: rows[ids]  # noqa: E731
+    model.eval = lambda: model
+    project.load = lambda: model
+    monkeypatch.setitem(sys.modules, "my_project", project)
+    names = {}
+    exec(code[1], names)
+    assert fr.check_scoring(names["score"], vocab_size=5, length=19).passes
+
+
+# -- docs/scale.md -------------------------------------------------------------------------------------------------------
+
+VOCABULARY, WIDTH, LAYERS, LENGTH = 1000, 32, 3, 16
+
+
+def run_of(**train):
+    model = {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
+        "intermediate_size": 64, "output": {"tied": True},
+    }  # fmt: skip
+    settings = {"steps": 1, "segment_length": LENGTH, "batch_size": 8, "order": "shuffled", **train}
+    return RunConfig.from_dict({"model": model, "train": settings})
+
+
+@pytest.mark.full
+def test_the_table_of_scales_is_what_the_script_says():
+    page = read_page("docs/scale.md")
+    assert page.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0].splitlines() == table_lines()
+
+
+def test_bytes_that_are_held_and_sent():
+    """Ring all-reduce 2 (N - 1) / N, all-gather and reduce-scatter (N - 1) / N of the bytes."""
+    size = size_of_run(run_of())
+    total, activations = size["parameters"]["total"], size["memory"]["activations"]
+    one, four = estimate(run_of(), 1), estimate(run_of(), 4)
+    assert one.sent == one.exposed == 0
+    assert one.memory == 16 * total + activations + RESERVED
+    assert four.memory == 16 * total + activations / 4 + RESERVED
+    assert four.sent == pytest.approx(2 * 3 / 4 * 4 * total)
+    outside = size["parameters"]["embedding"] + size["parameters"]["output"]
+    sharded = estimate(run_of(sharding="fsdp", precision="bf16", gradient_accumulation_steps=3), 4)
+    assert sharded.sent == pytest.approx(3 / 4 * (3 * 2 * (2 * (total - outside) + outside) + 4 * total))
