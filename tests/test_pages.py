@@ -17,6 +17,8 @@ import torch
 import fullrank as fr
 from fullrank.analysis.size import size_of_run
 from fullrank.config.run import RunConfig
+from fullrank.kernels import native
+from research import combinations
 from research.scale import RESERVED, estimate, table_lines
 
 pytest_plugins = ["pytester"]
@@ -167,3 +169,11 @@ def test_bytes_that_are_held_and_sent():
     outside = size["parameters"]["embedding"] + size["parameters"]["output"]
     sharded = estimate(run_of(sharding="fsdp", precision="bf16", gradient_accumulation_steps=3), 4)
     assert sharded.sent == pytest.approx(3 / 4 * (3 * 2 * (2 * (total - outside) + outside) + 4 * total))
+
+
+# -- docs/combinations.md ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
+def test_the_combinations_are_what_configurations_say():
+    assert read_page("docs/combinations.md") == combinations.write_page(), "python -m research.combinations"

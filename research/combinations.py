@@ -1,9 +1,11 @@
-"""docs/combinations.md: made from what configurations say. `python tests/test_combinations_page.py --write` makes it again."""
+"""docs/combinations.md, made from what configurations say: `python -m research.combinations`."""
 
-import sys
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 
 import fullrank as fr
@@ -11,10 +13,9 @@ from fullrank import kernels
 from fullrank.core import registry
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
-from fullrank.kernels import native
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -27,13 +28,13 @@ SLOTS = {
     "norm_type": "norm_type", "activation": "hidden_act",
 }  # fmt: skip
 # what a choice has to bring with it
-NEEDS = {
+NEEDS: dict[str, dict[str, Any]] = {
     "model.attention.score: relative": {"position": "relative"},
     "model.position: relative": {"attention.score": "relative"},
     "model.attention.gate: differential": {"num_key_value_heads": 2},
 }
 PLAIN = ("dot_product", "softmax", "none", "sinusoidal", "layer_norm", "relu")  # says nothing beyond a plain model
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "model.attention.kind: multilinear": {"attention.kind": "multilinear", "position": None},
     "model.attention.kind: multilinear, output_map: decayed": {
         "attention.kind": "multilinear", "attention.output_map": "decayed", "position": None,
@@ -49,7 +50,7 @@ OTHERS = {
 }  # fmt: skip
 HEAD = """# What goes with what
 
-Made by `python tests/test_combinations_page.py --write` from configurations of every pair of choices. What is not named here
+Made by `python -m research.combinations` from configurations of every pair of choices. What is not named here
 goes together: it trains, decodes with a cache, saves, loads and exports, and `tests/properties` runs it. Choices of one key
 exclude each other. A pair that does not go together is refused with a message that names both keys.
 [Injected models](hugging_face.md) have the same mixings, normalisers and cross-head attention.
@@ -70,9 +71,9 @@ definition. Any other choice changes nothing here.
 """
 
 
-def list_choices():
+def list_choices() -> dict[str, dict[str, Any]]:
     """Every choice by the name of its key, as the keys that it sets."""
-    choices = {}
+    choices: dict[str, dict[str, Any]] = {}
     for slot, key in SLOTS.items():
         for name in registry.names(slot):
             if name not in PLAIN:
@@ -81,9 +82,9 @@ def list_choices():
     return choices | OTHERS
 
 
-def merge(*choices):
+def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
     """The keys of several choices, None where two set the same one."""
-    merged = {}
+    merged: dict[str, Any] = {}
     for keys in choices:
         for key, value in keys.items():
             if merged.get(key) not in (None, value):
@@ -92,22 +93,22 @@ def merge(*choices):
     return merged
 
 
-def build(keys):
+def build(keys: dict[str, Any]) -> Any:
     """The model of these keys, without numbers."""
-    raw = {}
+    raw: dict[str, Any] = {}
     for key, value in ({"position": "sinusoidal"} | {k: v for k, v in keys.items() if v is not None}).items():
         section, _, name = key.rpartition(".")
         inner = raw.setdefault(section, {}) if section else raw
         inner[name] = value
     masked = raw.pop("masked", False)
     config = fr.ModelConfig.from_dict(SIZES | raw)
-    kind = fr.LanguageModel
+    kind: Any = fr.LanguageModel
     if masked or config.encoder is not None:
         kind = MaskedLanguageModel if masked else fr.Translator
     return kind(config)
 
 
-def is_refused(keys):
+def is_refused(keys: dict[str, Any]) -> bool:
     """These keys do not go together."""
     try:
         with torch.device("meta"):
@@ -117,10 +118,10 @@ def is_refused(keys):
     return False
 
 
-def list_refused():
+def list_refused() -> dict[tuple[str, ...], list[str]]:
     """The choices that exclude each other: those that are refused beside the same ones, and these."""
     choices = list_choices()
-    groups = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for one, keys in choices.items():
         refused = []
         for other, others in choices.items():
@@ -131,7 +132,7 @@ def list_refused():
     return groups
 
 
-def join_choices(names):
+def join_choices(names: Iterable[str]) -> str:
     """Names of choices in a cell; `any` where all of a key are there."""
     left = list(names)
     for slot, key in SLOTS.items():
@@ -141,7 +142,7 @@ def join_choices(names):
     return "; ".join(left).replace("model.attention.", "").replace("model.", "")
 
 
-def find_engine(keys):
+def find_engine(keys: dict[str, Any]) -> str:
     torch.manual_seed(0)
     model = build(keys).train()
     with kernels.chosen() as names:
@@ -149,7 +150,7 @@ def find_engine(keys):
     return ", ".join(sorted(names)) or "reference"
 
 
-def list_engines():
+def list_engines() -> Iterator[tuple[str, str, str]]:
     mixed = {"attention.mix": "position_wise"}
     usual = (find_engine({}), find_engine(mixed))
     yield "a plain model", *usual
@@ -163,17 +164,12 @@ def list_engines():
             yield choice, *engines
 
 
-def write_page():
+def write_page() -> str:
     groups = list_refused()
     refused = "".join(f"| {join_choices(groups[key])} | {join_choices(key)} |\n" for key in groups if key)
     engines = "".join(f"| {join_choices([choice])} | {plain} | {mixed} |\n" for choice, plain, mixed in list_engines())
     return HEAD + refused + ENGINES + engines
 
 
-@pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
-def test_the_page_is_what_configurations_say():
-    assert PAGE.read_text(encoding="utf-8") == write_page(), "python tests/test_combinations_page.py --write"
-
-
-if __name__ == "__main__" and "--write" in sys.argv:
+if __name__ == "__main__":
     PAGE.write_text(write_page(), encoding="utf-8")
