@@ -110,12 +110,12 @@ def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
     """The file `where`, or in one of the folders in it: an official name in any place comes before that of a slice."""
     official = Path(info.files[split][0])
     title = official.parent.name
-    folders = [title, f"glue/{title}"] if title else [info.name, "squad"]
+    folders = [title, f"glue/{title}"] if title else [*dict.fromkeys((info.name, "squad"))]
     stem = official.stem.removesuffix("_matched")
     names = [official.name, f"{stem}.slice{official.suffix}"]
     paths = [where / folder / name for name in names for folder in (*folders, "")]
     found = next((path for path in paths if path.is_file()), where)
-    if found.is_dir():
+    if not found.is_file():
         raise InputError(
             f"data.dir: {where}: no file {' or '.join(names)}, nor in {', '.join(folders)}; without a folder it comes from the "
             "Hugging Face hub"
