@@ -6,10 +6,14 @@ import peft
 import pytest
 import torch
 from tiny_families import FAMILIES, stir
+from transformers.pytorch_utils import Conv1D
 
 import fullrank as fr
+import hugging_face_models as tiny
 from fullrank import kernels
+from fullrank.core.embedding import Linear
 from fullrank.core.errors import InputError
+from fullrank.hf.causal import TransposedLinear, use_own_products
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -171,3 +175,17 @@ def test_an_adapter_without_peft_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"LoRA needs peft; install it"):
         fr.load_injected(tmp_path)
+
+
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama])
+def test_own_products_change_no_number_and_no_name(make):
+    model = make().eval()
+    ids = torch.arange(12).reshape(2, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model(ids).logits
+    use_own_products(model)
+    kinds = {type(module) for module in model.modules()}
+    assert kinds & {Linear, TransposedLinear}
+    assert not kinds & {torch.nn.Linear, Conv1D}
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-6, atol=1e-6)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())

@@ -293,6 +293,8 @@ class Finetuning(Task):
     def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         import transformers
 
+        from fullrank.hf.causal import use_own_products
+
         config: FinetuneConfig = data.config
         benchmark, evaluation = benchmark_of(config), config.eval
         pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
@@ -300,6 +302,7 @@ class Finetuning(Task):
         if limit is not None and most is not None and most > limit:
             raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {most}")
         model = pretrained.model.to(device)
+        use_own_products(model)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
         train, dev = splits["train"], splits["dev"]
         batches = ExampleBatches(train.encoded, config.train)

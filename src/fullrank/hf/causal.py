@@ -14,9 +14,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from fullrank.config.finetune import AdapterConfig, PretrainedConfig, TextFinetuneConfig
 from fullrank.config.load import build_any, read_yaml
+from fullrank.core.embedding import Linear, linear
 from fullrank.core.errors import InputError
 from fullrank.core.model import LossParts, ModelOutput, Pass
 from fullrank.core.output import IGNORED, Output, scale_tokens, weigh_losses
@@ -272,8 +274,25 @@ def load_causal(config: PretrainedConfig) -> Any:
     return model
 
 
+class TransposedLinear(Conv1D):
+    """The linear layer of GPT-2, whose weight is (in, out), by way of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight.t(), self.bias)
+
+
+def use_own_products(model: nn.Module) -> None:
+    """Let linear layers of a model of transformers multiply as ours do; parameters and their names stay."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
+        elif type(module) is Conv1D:
+            module.__class__ = TransposedLinear
+
+
 def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
     """A model as it is trained: whole, or with an adapter; mixing parameters are trained in both."""
+    use_own_products(model)
     if adapter is None:
         return CausalModel(model)
     peft = load.import_peft("train.adapter")
