@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import fullrank as fr
@@ -82,10 +83,33 @@ def test_operands_without_gradient_get_none(frozen, onednn):
     assert [operand.grad is None for operand in operands] == [i == frozen for i in range(3)]
 
 
+def test_products_of_views(onednn):
+    x, weight, bias = (tensor.detach() for tensor in draw((9, 8), 6))
+    windows = torch.arange(16.0).unfold(0, 8, 1)
+    for operands in ((x, weight, bias[:1].expand(6)), (x, weight[:3], bias[::2]), (x, windows), (windows, weight)):
+        weight = operands[1].requires_grad_()
+        out = multiply(*operands)
+        assert out.grad_fn.name() == "OneDnnProductBackward"
+        torch.testing.assert_close(out, F.linear(*operands))
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), weight)[0], operands[0].sum(0).expand_as(weight))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("rows", [2, 20])
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_mode_gradients(rows, grad, onednn):
+    x, weight, _ = (tensor.detach() for tensor in draw((rows, 256), 256))
+    with torch.set_grad_enabled(grad), forward_ad.dual_level():
+        out = linear(forward_ad.make_dual(x, x), weight)
+        torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, F.linear(x, weight))
+
+
 @pytest.mark.parametrize(
     ("x", "weight"),
     [
         (torch.randn(0, 4), torch.randn(3, 4)),
+        (torch.randn(2, 4), torch.randn(3, 4, device="meta")),
+        (torch.randn(2, 4), torch.eye(4).to_sparse()),
         (torch.randn(2, 4).bfloat16(), torch.randn(3, 4).bfloat16()),
         (torch.randn(2, 4), torch.randn(3, 4).double()),
         (torch.randn(2, 4), torch.randn(3, 2)),

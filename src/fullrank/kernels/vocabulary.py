@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fullrank.core import draws
@@ -231,16 +232,30 @@ def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT
     if not is_large or x.dtype != torch.float32 or not prefers_onednn() or not are_plain(x, weight, bias):
         return None
+    # oneDNN reads a bias as if it were dense, and knows no rows that overlap
+    if bias is not None:
+        bias = bias.contiguous()
+    if _rows_overlap(weight):
+        weight = weight.contiguous()
     return cast("Tensor", OneDnnProduct.apply(x, weight, bias))
+
+
+def _rows_overlap(matrix: Tensor) -> bool:
+    """True for windows of a longer row, one number apart or a few."""
+    rows, columns = matrix.shape
+    to_row, to_column = matrix.stride()
+    return to_row < to_column * columns and to_column < to_row * rows
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """True for dense operands of a product on a CPU, in one dtype, that nobody traces, watches, casts or transforms."""
     watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() or is_transformed()
-    if watched or torch.compiler.is_compiling() or not x.is_cpu or torch.is_autocast_enabled("cpu"):
+    has_tangents = forward_ad._current_level >= 0
+    if watched or has_tangents or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     for tensor in (x, weight) if bias is None else (x, weight, bias):
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != x.dtype:
+        is_dense = tensor.is_cpu and tensor.layout is torch.strided
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != x.dtype or not is_dense:
             return False
     return x.shape[-1] == weight.shape[1]
 

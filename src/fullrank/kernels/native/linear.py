@@ -20,9 +20,9 @@ _LEAST_WORK = 1 << 17  # multiply-adds that are worth a thread
 def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """x W' + b (.., V) without gradient, of at most 8 rows; None for other tensors.  x (.., E), weight (V, E), bias (V,)."""
     operands = (x, weight) if bias is None else (x, weight, bias)
-    are_dense = all(tensor.is_contiguous() for tensor in operands) and x.numel() > 0
-    is_known = x.dtype in (torch.float32, torch.float64) and are_dense and are_plain(x, weight, bias)
-    kernels = library() if is_known else None
+    is_known = x.dtype in (torch.float32, torch.float64) and are_plain(x, weight, bias)
+    are_contiguous = is_known and x.numel() > 0 and all(tensor.is_contiguous() for tensor in operands)
+    kernels = library() if are_contiguous else None
     if kernels is None:
         return None
     size, width = weight.shape
