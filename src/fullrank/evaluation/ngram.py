@@ -68,7 +68,7 @@ def measure_ngrams(
 
 def _number_pairs(history: Grams, tokens: Grams, vocab_size: int) -> Grams:
     """Numbers from 0 of the pairs, in the order of their values: less memory than `np.unique` with `return_inverse`."""
-    pairs = history * np.int64(vocab_size) + tokens
+    pairs = history.astype(np.int64) * vocab_size + tokens  # NumPy 1 would keep 32 bits
     order = np.argsort(pairs)
     ordered = pairs[order]
     is_other = np.zeros(len(pairs), bool)
