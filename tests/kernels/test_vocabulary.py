@@ -153,7 +153,7 @@ def test_the_loss_takes_a_fifth_of_the_naive_memory():
         assert watch.held() < 4 * ALL // 50
         loss.backward()
     assert watch.largest < ALL // 2
-    assert watch.peak < naive.peak / 5, f"{watch.peak / 2**20:.0f} MiB"
+    assert watch.peak < min(naive.peak / 5, CHUNK), f"{watch.peak / 2**20:.0f} MiB"
     assert watched(lambda: vocabulary_loss(given, ids, scale, 0.0)[0].backward()).largest * 4 <= 16.1 * 2**20
 
 

@@ -282,7 +282,7 @@ class _Pass:
     hidden (T K, E), log_prior (T, K) or None, weight (V, E), bias (V,) or None; the K rows of a token are never parted.
     dtype: of the products, under autocast narrower than `wide`, which softmax, nll and the sums over chunks have.
     Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on
-    a GPU always 256 MiB, counted in fp32), and never less than 64 rows.
+    a GPU always 256 MiB, counted in fp32), and never less than 64 rows. oneDNN takes a copy of it and of dW.
 
     The gradients, where `needs` asks for them, over rows r with scales c and d loss / d logits G:
 
@@ -318,33 +318,40 @@ class _Pass:
         """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
         loss = torch.empty(ids.shape, dtype=self.wide, device=self.hidden.device)
         nll = torch.empty_like(loss) if smoothing else loss
-        for chunk, logits in self._chunks():
-            scales = logits.new_empty(logits.shape[0], dtype=self.wide)
-            for piece, scores in self._blocks(logits):
-                tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
-                rows = self._rows(piece)
-                z, slope = _normalize(scores, self.normalize, any(self.needs))
-                if self.log_prior is None:
-                    block = _compute_softmax(z, ids[tokens], smoothing)
-                else:
-                    block = _compute_mixture(z, ids[tokens], self.log_prior[tokens])
-                loss[tokens], nll[tokens] = block.loss, block.nll
-                if not any(self.needs):
-                    continue
-                assert scale is not None
-                known = scale[tokens, None]
-                if self.prior_grad is not None:
-                    assert block.share is not None
-                    self.prior_grad[tokens] = -known * block.share
-                each = known if block.share is None else known * block.share
-                scales[rows] = each.reshape(-1)
-                gradient = block.gradient if slope is None else block.gradient.mul_(slope)
-                if self.bias_grad is not None:
-                    self.bias_grad.addmv_(gradient.t(), scales[rows])
-                logits[rows].copy_(gradient)
-            if any(self.needs):
-                self._add_chunk(self._rows(chunk), logits, scales)
+        for chunk in self._chunks():
+            self._compute_chunk(chunk, ids, smoothing, scale, loss, nll)  # whose logits are gone before the next ones
         return loss, nll
+
+    def _compute_chunk(
+        self, chunk: slice, ids: Tensor, smoothing: float, scale: Tensor | None, loss: Tensor, nll: Tensor
+    ) -> None:
+        """Write loss and nll of a chunk of tokens, and add its gradients."""
+        logits = multiply(self.hidden[self._rows(chunk)], self.weight)  # without the bias; overwritten by the gradient
+        scales = logits.new_empty(logits.shape[0], dtype=self.wide)
+        for piece, scores in self._blocks(logits):
+            tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
+            rows = self._rows(piece)
+            z, slope = _normalize(scores, self.normalize, any(self.needs))
+            if self.log_prior is None:
+                block = _compute_softmax(z, ids[tokens], smoothing)
+            else:
+                block = _compute_mixture(z, ids[tokens], self.log_prior[tokens])
+            loss[tokens], nll[tokens] = block.loss, block.nll
+            if not any(self.needs):
+                continue
+            assert scale is not None
+            known = scale[tokens, None]
+            if self.prior_grad is not None:
+                assert block.share is not None
+                self.prior_grad[tokens] = -known * block.share
+            each = known if block.share is None else known * block.share
+            scales[rows] = each.reshape(-1)
+            gradient = block.gradient if slope is None else block.gradient.mul_(slope)
+            if self.bias_grad is not None:
+                self.bias_grad.addmv_(gradient.t(), scales[rows])
+            logits[rows].copy_(gradient)
+        if any(self.needs):
+            self._add_chunk(self._rows(chunk), logits, scales)
 
     def gradients(self) -> tuple[Tensor | None, ...]:
         """With respect to hidden, log_prior, weight and bias."""
@@ -353,11 +360,8 @@ class _Pass:
     def _rows(self, tokens: slice) -> slice:
         return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
 
-    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Tokens, and their logits (C K, V) without the bias: so many that a pass over dW for each chunk costs little.
-
-        A chunk may be written to.
-        """
+    def _chunks(self) -> Iterator[slice]:
+        """Tokens: so many at a time that a pass over dW for each chunk costs little."""
         vocabulary, width = self.weight.shape
         if self.on_cpu:
             budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20)  # bytes
@@ -365,8 +369,7 @@ class _Pass:
         else:  # the block of a GPU is the chunk, in `wide`
             rows = min((256 << 20) // (vocabulary * self.wide.itemsize), 4096)
         most = max(rows // self.mixtures, -(-64 // self.mixtures))  # tokens
-        for piece in _pieces(self.tokens, most):
-            yield piece, multiply(self.hidden[self._rows(piece)], self.weight)
+        return _pieces(self.tokens, most)
 
     def _blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """A few tokens at a time, in `wide` and with the bias: on a CPU so few that their logits stay in its cache.
@@ -389,7 +392,12 @@ class _Pass:
         if not self.needs[2]:
             return
         hidden = (self.hidden[rows] * scale[:, None]).to(gradient.dtype)
-        product = multiply(gradient.t(), hidden.t())
+        product = multiply_large(gradient.t(), hidden.t())
+        if product is None and self.weight_grad is not None and gradient.dtype == self.wide:
+            self.weight_grad.addmm_(gradient.t(), hidden)
+            return
+        if product is None:
+            product = gradient.t() @ hidden
         if self.weight_grad is None:
             self.weight_grad = product  # one chunk needs no sum: autograd widens it
         else:
