@@ -107,6 +107,7 @@ def described(**fields):
         (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
         (bert_with, {**B, "interface": "query"}, "interface: a mapping of class names"),
         (bert_with, described(query="q_proj"), "query: the name of a submodule of each BertSelfAttention, given 'q_proj'"),
+        (bert_with, described(query=3), "query: the name of a submodule of each BertSelfAttention, given 3"),
         (bert_with, described(query="query", blocks=3), "blocks: a number that divides the 4 heads, given 3"),
     ],
 )  # fmt: skip

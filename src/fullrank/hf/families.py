@@ -68,7 +68,8 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
                 f"interface: {name}: no class of a module of {type(model).__name__} that has an eager_attention_forward in its "
                 "file"
             )
-        if query is not None and not all(isinstance(getattr(module, query, None), nn.Module) for module in modules):
+        projections = [getattr(module, str(query), None) for module in modules]
+        if query is not None and not all(isinstance(layer, nn.Module) for layer in projections):
             raise InputError(f"interface: {name}: query: the name of a submodule of each {name}, given {query!r}")
         if blocks is not None:
             heads = head_size(modules[0]).num_heads
