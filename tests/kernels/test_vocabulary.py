@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fullrank as fr
 from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_loss, vocabulary_nll
 
@@ -223,3 +224,14 @@ def test_autocast_to_bfloat16(smoothing, mixtures, normalize):
         for name, one, other in zip(leaves, given_gradients, right_gradients, strict=True):
             assert one.dtype == torch.float32
             assert float((one - other).norm() / other.norm()) < 0.03, name
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_losses_of_a_compiled_model():
+    """The compiler meets the engine, and leaves it as it is."""
+    model = fr.LanguageModel(fr.ModelConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    ids = torch.randint(50, (2, 12))
+    for run in (model.loss, lambda ids, targets: model.nll(ids, targets).per_token.mean()):
+        value = torch.compile(run, backend="eager")(ids, ids)
+        found = torch.autograd.grad(value, model.parameters())
+        torch.testing.assert_close(found, torch.autograd.grad(run(ids, ids), model.parameters()))

@@ -172,14 +172,18 @@ def mark_constant(function: Function) -> Function:
 _disabled: dict[Callable[..., Any], Any] = {}
 
 
-@mark_constant
 def leave_out_of_graphs(function: Function) -> Function:
     """The function, which a compiler leaves out of its graphs. Where no compiler is imported there is none."""
-    if "torch._dynamo" not in sys.modules:
-        return function
-    if function not in _disabled:
-        _disabled[function] = torch.compiler.disable(function)
+    _disable(function)
     return cast("Function", _disabled[function])
+
+
+@mark_constant
+def _disable(function: Callable[..., Any]) -> None:
+    if "torch._dynamo" not in sys.modules:
+        _disabled[function] = function
+    elif _disabled.get(function, function) is function:
+        _disabled[function] = torch.compiler.disable(function)
 
 
 # -- products with weights ---------------------------------------------------------------------------------------------
