@@ -189,3 +189,5 @@ def test_own_products_change_no_number_and_no_name(make):
     assert not kinds & {torch.nn.Linear, Conv1D}
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-6, atol=1e-6)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    mixture = fr.inject(model, output="mixture_of_softmaxes")
+    torch.testing.assert_close(mixture(ids).logits, expected.log_softmax(-1), rtol=1e-5, atol=1e-5)

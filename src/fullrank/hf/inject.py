@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fullrank.core import registry
 from fullrank.core.config import MixtureConfig, OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.draws import checkpoint_function
+from fullrank.core.embedding import Linear
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
 from fullrank.core.output import Latents, Output
@@ -369,7 +370,10 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     Raises InputError for a model without one, and for one that changes its logits.
     """
     name, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) is not nn.Linear or "forward" in vars(head):  # device_map replaces the forward pass
+    is_changed = type(head) not in (nn.Linear, Linear) or "forward" in vars(
+        head
+    )  # device_map replaces the forward pass
+    if not isinstance(head, nn.Linear) or is_changed:
         given = "none" if head is None else f"a {type(head).__name__}"
         raise InputError(
             f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {given}"
