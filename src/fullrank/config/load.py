@@ -135,7 +135,7 @@ _SHIPPED = Path(__file__).parents[1] / "recipes"
 
 def list_shipped() -> list[str]:
     """Names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
-    return sorted(str(file.relative_to(_SHIPPED).with_suffix("")) for file in _SHIPPED.glob("*/*.yaml"))
+    return sorted(file.relative_to(_SHIPPED).with_suffix("").as_posix() for file in _SHIPPED.glob("*/*.yaml"))
 
 
 @dataclass(frozen=True)
