@@ -126,6 +126,8 @@ def test_leaves_casts_traces_and_transforms_to_torch(onednn):
     x, weight, _ = (tensor.detach() for tensor in draw((2, 64), 600))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert multiply_large(x, weight) is None
     other = torch.randn(2, 64)
     expected = F.linear(other, weight)
     with torch.no_grad():

@@ -232,9 +232,9 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """`multiply` by oneDNN; None where it is not the faster one."""
-    is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT
-    if not is_large or x.dtype != torch.float32 or not prefers_onednn() or not are_plain(x, weight, bias):
+    """`multiply` by oneDNN; None where it is not the faster one, and inside `torch.backends.mkldnn.flags(enabled=False)`."""
+    is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT and x.dtype == torch.float32
+    if not is_large or not prefers_onednn() or not torch.backends.mkldnn.enabled or not are_plain(x, weight, bias):
         return None
     # oneDNN reads a bias as if it were dense, and knows no rows that overlap
     if bias is not None:
