@@ -121,7 +121,7 @@ def test_leaves_other_tensors_to_torch(x, weight, onednn):
     assert multiply_large(x, weight) is None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore:TF32:UserWarning")
 def test_leaves_casts_traces_and_transforms_to_torch(onednn):
     x, weight, _ = (tensor.detach() for tensor in draw((2, 64), 600))
     with torch.autocast("cpu", torch.bfloat16):
