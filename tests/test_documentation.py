@@ -1,5 +1,6 @@
 """Pages of the documentation: their examples run as readers run them, and their tables are those of the results."""
 
+import ast
 import json
 import os
 import re
@@ -31,8 +32,6 @@ def read_page(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-# -- README.md ---------------------------------------------------------------------------------------------------------
-
 SMALLER = {
     "range(300)": "range(25)",
     "hidden_size=128, num_hidden_layers=4": "hidden_size=32, num_hidden_layers=1",
@@ -56,8 +55,6 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "somewhere" / "model.safetensors").is_file()
     assert cast("Any", names["report"]).passes
 
-
-# -- docs/leak_check.md --------------------------------------------------------------------------------------------------
 
 LEAKING = """
 
@@ -107,9 +104,6 @@ def test_checks_need_torch_alone():
     subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-# -- docs/scoring.md -----------------------------------------------------------------------------------------------------
-
-
 def test_the_table_of_scorers_is_that_of_the_results():
     found = json.loads(read_page("research/measured/scorers.json"))
     assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
@@ -136,8 +130,6 @@ def test_the_score_function_of_the_page_passes(monkeypatch):
     exec(code[1], names)
     assert fr.check_scoring(names["score"], vocab_size=5, length=19).passes
 
-
-# -- docs/scale.md -------------------------------------------------------------------------------------------------------
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 1000, 32, 3, 16
 
@@ -171,9 +163,29 @@ def test_bytes_that_are_held_and_sent():
     assert sharded.sent == pytest.approx(3 / 4 * (3 * 2 * (2 * (total - outside) + outside) + 4 * total))
 
 
-# -- docs/combinations.md ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
 def test_the_combinations_are_what_configurations_say():
     assert read_page("docs/combinations.md") == combinations.write_page(), "python -m research.combinations"
+
+
+EQUATION = re.compile(
+    r"^\| (?P<equation>.+?) \| (?P<paper>.+?) \| \[`(?P<name>[\w.]+)`\]\(\.\./(?P<file>[\w/]+\.py)#L(?P<line>\d+)\) \|$",
+    re.M,
+)
+EQUATIONS = read_page("docs/mental_model.md").partition("<!-- equations")[2].partition("<!-- end of equations")[0]
+
+
+def test_the_table_has_all_equations():
+    assert len(EQUATION.findall(EQUATIONS)) == EQUATIONS.count("\n|") - 2 == 27
+
+
+@pytest.mark.parametrize("row", list(EQUATION.finditer(EQUATIONS)), ids=lambda row: row["name"])
+def test_an_equation_stands_where_the_table_says(row):
+    """In one definition of at most 120 lines."""
+    body = ast.parse(read_page(row["file"])).body
+    for part in row["name"].split("."):
+        found = next(node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part)
+        body = found.body
+    assert found.lineno == int(row["line"])
+    assert found.end_lineno is not None
+    assert found.end_lineno - found.lineno < 120

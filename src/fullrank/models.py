@@ -463,7 +463,7 @@ def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
 
 
 def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
-    """What `python:MODULE:FUNCTION` names: a module, or a function that returns one, or a module and example inputs."""
+    """The module that `python:MODULE:NAME` names, or that a function of that name returns, and example inputs, if any."""
     make = import_function(name.removeprefix("python:"), "python:")
     try:
         made = make if isinstance(make, nn.Module) else make()

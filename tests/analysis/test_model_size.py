@@ -80,9 +80,8 @@ def multilinear(score="dot_product", memory=0, same=False, **attention):
 @pytest.mark.parametrize("same", [False, True])
 def test_flops_are_what_a_model_multiplies(score, same, monkeypatch):
     """PyTorch's own count of two segments, the second one over the first; keys of places are the one thing more."""
-    monkeypatch.setattr(
-        engine, "_apply", lambda given: engine._forward(given)[0]
-    )  # the count does not look into operators
+    # the count does not look into operators
+    monkeypatch.setattr(engine, "_apply", lambda given: engine._forward(given)[0])
     settings = vars(multilinear(score, memory=40, same=same)) | {"max_position_embeddings": 90}
     model, batch, n = fr.LanguageModel(fr.ModelConfig(**settings)).eval(), 2, 40
     text = torch.zeros(batch, n, dtype=torch.int64)

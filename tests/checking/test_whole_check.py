@@ -99,15 +99,9 @@ def test_every_stage_passes(number):
 
 @pytest.mark.parametrize("same_length", [False, True])
 def test_memory_of_a_model_with_a_large_vocabulary_is_compared(same_length):
-    """Of more than 4,096 words only some are compared, in segments as in one pass."""
-    config = fr.ModelConfig(
-        vocab_size=4_500,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        memory_length=6,
-        same_length=same_length,
-    )
+    """Segments and one pass are compared at the same words, of which there are more than the 4,096 that are compared whole."""
+    sizes = {"vocab_size": 4_500, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = fr.ModelConfig(**sizes, memory_length=6, same_length=same_length)
     subject = open_subject(fr.LanguageModel(config), length=11)
     assert definition.memory(subject).verdict == "passes"
 

@@ -1,5 +1,7 @@
 """x W' + b, for few rows in C++ and for large products by oneDNN, against `torch.nn.functional.linear`."""
 
+import copy
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -75,14 +77,6 @@ def test_gradients_of_gradients(onednn):
         torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_operands_without_gradient_get_none(frozen, onednn):
-    operands = draw((9, 7), 5)
-    operands[frozen].requires_grad_(False)
-    multiply(*operands).sum().backward()
-    assert [operand.grad is None for operand in operands] == [i == frozen for i in range(3)]
-
-
 def test_products_of_views(onednn):
     x, weight, bias = (tensor.detach() for tensor in draw((9, 8), 6))
     windows = torch.arange(16.0).unfold(0, 8, 1)
@@ -146,3 +140,23 @@ def test_a_layer_asks_by_size(monkeypatch):
     x = torch.randn(8, 256)
     with torch.no_grad(), fr.kernel("reference"):
         assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_a_model_token_by_token_and_at_once(mix, onednn):
+    """Layers large enough for both kinds of products, beside the same model in fp64."""
+    sizes = {"vocab_size": 300, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=fr.AttentionConfig(mix=mix))).eval()
+    ids = torch.randint(300, (2, 9))
+    cache = model.new_cache()
+    parts = []
+    with torch.no_grad():
+        for token in ids.split(1, dim=1):
+            out = model(token, cache=cache)
+            cache = out.cache
+            parts.append(out.logits)
+        expected = copy.deepcopy(model).double()(ids).logits
+        for logits in (torch.cat(parts, 1), model(ids).logits):
+            torch.testing.assert_close(
+                logits.double(), expected, rtol=0, atol=2e-6 * max(1, float(expected.abs().max()))
+            )

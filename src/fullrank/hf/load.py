@@ -92,7 +92,7 @@ def location_of(name: str) -> str:
 
 
 def read_part(auto: str, name: str, **options: Any) -> Any:
-    """What an Auto class of transformers reads of a model, but its weights: the configuration, the tokenizer."""
+    """Read the configuration or the tokenizer of a model by an Auto class of transformers, without running its code."""
     return getattr(transformers, auto).from_pretrained(location_of(name), trust_remote_code=False, **options)
 
 

@@ -102,7 +102,10 @@ def _rank(problem: Problem) -> list[str]:
 
 
 def _rank_plain(problem: Problem, queries: int) -> list[str]:
-    """Those for plain attention on a CPU, whose fused kernel has no dropout, and a slow backward pass in 16 bits."""
+    """Kernels worth trying for plain attention on a CPU.
+
+    The fused kernel has no dropout there, and a slow backward pass in 16 bits.
+    """
     half = problem.values.dtype in (torch.bfloat16, torch.float16)
     if problem.dropout > 0 or (half and needs_grad(problem)):
         least = _NATIVE_HALF_TRAINING if half else 0

@@ -167,7 +167,7 @@ def list_steps(size: Size, by_state: bool) -> tuple[Step, ...]:
 
 
 class Arguments(NamedTuple):
-    """Those of `Pairs`, `causal` only where nothing else is visible, and the dtype of products."""
+    """Arguments of the operator: fields of `Pairs`, and the dtype of products. causal: False where `visible` is given."""
 
     query: Tensor
     keys: Tensor

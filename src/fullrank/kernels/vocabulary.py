@@ -9,6 +9,8 @@ products for each chunk of tokens (docs/derivations/mixture_of_softmaxes.md). ga
 An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md). Label
 smoothing over its tails and mixtures, where every word counts, is left to the definition.
 Limits: no double backward and no functorch transforms; `fullrank.kernel("reference")` has them.
+
+Before that stands what all engines share: operators that a compiler does not look into, and products with weights (`multiply`).
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def define_operator(
     operator.register_autograd(partial(differentiate, backward_operator), setup_context=save)
 
     class Eager(torch.autograd.Function):
-        """The same without the operator, which costs more."""
+        """The operator as an autograd function, which costs less and stops a compiler."""
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:

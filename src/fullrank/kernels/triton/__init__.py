@@ -98,7 +98,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 class Kind(NamedTuple):
-    """What kernels are compiled for. size: of a head. mixing: its dimensions."""
+    """The choices for which kernels are compiled. size: numbers of a head. mixing: dimensions of the matrix."""
 
     device: torch.device
     dtype: torch.dtype
@@ -228,7 +228,7 @@ def attend(problem: Problem) -> Tensor:
 
 
 class Arguments(NamedTuple):
-    """What a compiler need not look into.
+    """Arguments of the operator, into which a compiler does not look.
 
     Padding and documents have a row for each sequence, or for all heads of one where those are sequences.
     runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
