@@ -370,10 +370,8 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     Raises InputError for a model without one, and for one that changes its logits.
     """
     name, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
-    is_changed = type(head) not in (nn.Linear, Linear) or "forward" in vars(
-        head
-    )  # device_map replaces the forward pass
-    if not isinstance(head, nn.Linear) or is_changed:
+    # device_map replaces the forward pass
+    if head is None or type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
         given = "none" if head is None else f"a {type(head).__name__}"
         raise InputError(
             f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {given}"
