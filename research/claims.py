@@ -4,9 +4,10 @@ With y_rs the figure of row r with seed s, the rows of one recipe share a deviat
 
     y_rs = mean_r + seed_s + e_rs,   e_rs ~ N(0, deviation^2)
 
-Rows that have not learned trigrams have no part in it: their figures deviate more. The difference of two rows is the mean
-of y_bs - y_as over their n common seeds, with the standard error deviation sqrt(2 / n). Of two rows alone this is Student's
-paired test. p-values of a page are corrected by Holm's rule.
+Rows that have not learned trigrams have no part in it, nor has a row whose figures deviate more than the others' by Cochran's
+test (`select_alike`). The difference of two rows is the mean of y_bs - y_as over their n common seeds, with the standard error
+deviation sqrt(2 / n). Of two rows alone, such as a row that deviates more and another one, this is Student's paired test, which
+needs no equal deviations. p-values of a page are corrected by Holm's rule.
 """
 
 from __future__ import annotations
@@ -269,8 +270,12 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
             return Estimate(0.0, Interval(-math.inf, math.inf), 1.0)
         ratio = stats.f(len(b) - 1, len(a) - 1).cdf((1 + change / 100) ** 2)
         return Estimate(change, interval, 2 * float(min(ratio, 1 - ratio)))
-    arms = {side.setting: side.figures for one in (comparison, *pooled) for side in (one.than, one.better)}
-    deviation, freedom = pool_deviation(list(arms.values()))
+    own = {side.setting: side.figures for side in (comparison.than, comparison.better)}
+    arms = own | {side.setting: side.figures for one in pooled for side in (one.than, one.better)}
+    alike = select_alike(arms)
+    if not own.keys() <= alike.keys():
+        alike = own
+    deviation, freedom = pool_deviation(list(alike.values()))
     difference = fmean(b) - fmean(a)
     error = deviation * math.sqrt(2 / len(a))
     if error <= EQUAL * max(map(abs, (*a, *b))):
@@ -316,6 +321,31 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     deviations = np.sqrt(ratio / quantiles)
     low, high = 100 * (deviations - 1)
     return Interval(float(low), float(high))
+
+
+def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[int, float]]:
+    """Select the arms that may share a deviation: the one that deviates most is left out while chance does not explain it.
+
+    Cochran's test at 5 % (ISO 5725-2): F = s_i^2 / s^2 with the pooled variance s^2 of the other arms, and the p-value of F
+    times the number of arms. An arm of one seed stays.
+    """
+    alike = dict(arms)
+    freedoms = {name: len(figures) - 1 for name, figures in arms.items()}
+    squares = {name: statistics.pvariance(figures.values()) * len(figures) for name, figures in arms.items()}
+    while len(alike) > 2:
+        widest, p_value = "", 1.0
+        for name in alike:
+            freedom = sum(freedoms[other] for other in alike) - freedoms[name]
+            rest = sum(squares[other] for other in alike) - squares[name]
+            if freedoms[name] and rest > 0:
+                ratio = squares[name] / freedoms[name] * freedom / rest
+                chance = float(stats.f.sf(ratio, freedoms[name], freedom))
+                if chance < p_value:
+                    widest, p_value = name, chance
+        if p_value * len(alike) >= SIGNIFICANCE:
+            break
+        del alike[widest]
+    return alike
 
 
 def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:

@@ -33,9 +33,9 @@ INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, wri
 compares two rows over their common seeds. It is *too early* for one where a row is worse than counting 4-grams of the same
 text, or still gains 1 % in the last tenth of its training. It is *open* with fewer than three seeds, where the learning rate
 of a row was not bracketed (a lower and a higher one are worse), or where the difference may be chance: p-values are corrected
-within a page by Holm's rule, and the deviation is pooled over the rows of a recipe. Else a claim is *supported here* or
-*contradicted here*, or there is *no difference that matters*: the 95 % interval lies within 0.5 %. Figures compare in size
-with a paper's at scale `paper` only."""
+within a page by Holm's rule, and the deviation is pooled over the rows of a recipe, but for rows that deviate more than the
+others by Cochran's test. Else a claim is *supported here* or *contradicted here*, or there is *no difference that matters*:
+the 95 % interval lies within 0.5 %. Figures compare in size with a paper's at scale `paper` only."""
 
 
 def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, str]:

@@ -8,18 +8,7 @@ import torch
 
 import fullrank as fr
 from closeness import close
-from translator_models import (
-    PAIRS,
-    TARGET,
-    WEIGHTED,
-    WIDE,
-    WIDTH,
-    padding,
-    sentences,
-    shared,
-    tokens,
-    translator,
-)
+from translator_models import PAIRS, TARGET, WEIGHTED, WIDE, WIDTH, padding, sentences, shared, tokens, translator
 
 LENGTHS = [7, 3, 5]
 

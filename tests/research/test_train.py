@@ -45,12 +45,7 @@ def test_many_settings_make_a_folders_name_no_longer_than_file_systems_allow():
         for name in ("words", "embedding", "projection", "attention", "activation", "residual")
     }
     entries = [
-        Entry(
-            table="best/mixers",
-            rows=["plain"],
-            scale="small",
-            set=dropout | {rate: 2e-3},
-        )
+        Entry(table="best/mixers", rows=["plain"], scale="small", set=dropout | {rate: 2e-3})
         for rate in ("train.learning_rate", "train.min_learning_rate")
     ]
     first, second = (training.folder.name for training in plan_trainings(entries, None, Path("here"), []))
