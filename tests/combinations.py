@@ -186,7 +186,7 @@ class Variant(Combination):
         return super().config(**keys | changes, attention=attention)
 
 
-B, STRIDED = {"mix": "position_wise"}, {"pattern": "strided", "stride": 3}
+B, STRIDED, OF_QUERY = {"mix": "position_wise"}, {"pattern": "strided", "stride": 3}, {"name": "dynamic", "keys": False}
 OWN_BIASES = {"score": {"name": "relative", "shared_biases": False}}
 # the attention of each layer, or of all, by the position of the model
 VARIANTS = {
@@ -198,7 +198,7 @@ VARIANTS = {
     "pairs, then B": ("sinusoidal", [MULTILINEAR, B]),
     "gates, then decayed sums": ("none", [{"gate": "head"}, ATTENDS["multilinear_decayed"]]),
     "decayed sums, then pairs": ("none", [ATTENDS["multilinear_decayed"], MULTILINEAR]),
-    "synthesizers": ("sinusoidal", [{"score": "dense_synthesizer"}, B | {"score": "random_synthesizer"}]),
+    "synthesizers": ("none", [{"score": "dense_synthesizer"} | B, {"score": "random_synthesizer", "mix": OF_QUERY}]),
     "position terms": ("relative", [MULTILINEAR | {"score": "relative", "cores": cores} for cores in (1, 2)]),
 }
 

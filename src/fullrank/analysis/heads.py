@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
+from fullrank.core.layout import Layout
 from fullrank.core.output import IGNORED
 from fullrank.core.stages import Heads as HeadTensors
 from fullrank.core.stages import Mixing
@@ -115,8 +116,8 @@ class KeptHeads(Mixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return self.mix.remember(x, scored)
 
-    def compute_matrix(self, heads: HeadTensors, notes: Tensor | None) -> Tensor | None:
-        return self.mix.compute_matrix(heads, notes)
+    def compute_matrix(self, heads: HeadTensors, notes: Tensor | None, layout: Layout) -> Tensor | None:
+        return self.mix.compute_matrix(heads, notes, layout)
 
     def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
         return self.mix.mix_maps(maps, matrix, notes)

@@ -65,7 +65,7 @@ class WeightedValues(Attend):
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         of_scores, of_weights = heads.notes
-        mixing = self.mix.compute_matrix(heads, of_weights)
+        mixing = self.mix.compute_matrix(heads, of_weights, layout)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
@@ -101,7 +101,7 @@ class WeightedValues(Attend):
         query, keys, scale, distances = self.score.terms(*heads.select(self.score.needs), layout)
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
-        scoring = self.mix_scores.compute_matrix(heads, heads.notes[0])
+        scoring = self.mix_scores.compute_matrix(heads, heads.notes[0], layout)
         return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
 
 

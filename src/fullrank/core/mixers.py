@@ -320,11 +320,10 @@ class DynamicMixing(Mixing):
     def matrix(self, query: Tensor | None) -> None:
         return None
 
-    def compute_matrix(self, heads: Heads, notes: Tensor | None) -> Tensor | None:
+    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor | None:
         if self.reason is not None or notes is None:
             return None
-        queries = notes if heads.scored is None else heads.scored
-        of_queries = take_last(notes, queries.shape[2])
+        of_queries = take_last(notes, layout.shape[0])
         return self.composition.matrix(of_queries)
 
     def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:

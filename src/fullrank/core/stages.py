@@ -489,7 +489,7 @@ class Mixing(AttentionStage):
         """Notes of each token (B, C, N, F), made of its inputs x (B, N, E) and queries: those of all keys come back later."""
         return None
 
-    def compute_matrix(self, heads: Heads, notes: Tensor | None) -> Tensor | None:
+    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor | None:
         """The matrix of a call."""
         return self.matrix(heads.query)
 
@@ -509,7 +509,7 @@ class Mixing(AttentionStage):
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None
     ) -> Tensor:
         """Mixed scores of a call; `score` gives those of any queries. What is read of hidden keys must not reach them."""
-        return self.mix_maps(score(heads, layout), self.compute_matrix(heads, notes), notes)
+        return self.mix_maps(score(heads, layout), self.compute_matrix(heads, notes, layout), notes)
 
     def finish(self, out: Tensor) -> Tensor:
         """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""
