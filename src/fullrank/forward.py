@@ -26,7 +26,9 @@ def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
     """The argument by which a forward takes a cache; empty where it takes none. `use_cache` may be among its **kwargs."""
-    if "use_cache" not in arguments and all(one.kind is not one.VAR_KEYWORD for one in arguments.values()):
+    if "use_cache" not in arguments and all(
+        argument.kind is not argument.VAR_KEYWORD for argument in arguments.values()
+    ):
         return ""
     caches = ("past_key_values", "cache", "cache_params", "state")
     return next((name for name in caches if name in arguments), "")

@@ -169,8 +169,8 @@ class LoadedModel:
 
     def _place(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-            given = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise InputError(f"token ids: whole numbers (B, N), given {given}")
+            description = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise InputError(f"token ids: whole numbers (B, N), given {description}")
         return ids.to(self.device)
 
     # -- of a kind of models --------------------------------------------------------------------------------------------
@@ -200,22 +200,22 @@ def _spread(values: Tensor, counts: Tensor) -> Tensor:
 class OwnModel(LoadedModel):
     """A LanguageModel, a MaskedLanguageModel or an Encoder, also inside a model of transformers."""
 
-    def __init__(self, module: nn.Module, own: Any) -> None:
+    def __init__(self, module: nn.Module, model: Any) -> None:
         super().__init__(module)
-        self.own = own
-        self.max_length = own.max_length
-        self.vocab_size = own.config.vocab_size
-        if isinstance(own, Encoder):
+        self.own = model
+        self.max_length = model.max_length
+        self.vocab_size = model.config.vocab_size
+        if isinstance(model, Encoder):
             self.predicts = None
             missing = ("logits", "output_matrix", "step")
             self.lacks |= dict.fromkeys(missing, "it is an encoder without a vocabulary layer")
-        elif not hasattr(own.output, "matrix"):
-            self.lacks["output_matrix"] = f"its output layer is of the kind {own.config.output.kind}"
-        if isinstance(own, MaskedLanguageModel):
+        elif not hasattr(model.output, "matrix"):
+            self.lacks["output_matrix"] = f"its output layer is of the kind {model.config.output.kind}"
+        if isinstance(model, MaskedLanguageModel):
             self.predicts = "masked tokens"
-            self.mask_id = own.mask_id
+            self.mask_id = model.mask_id
             self.lacks["step"] = "it predicts masked tokens, all at once"
-        if not any(isinstance(part, WeightedValues) for part in own.modules()):
+        if not any(isinstance(part, WeightedValues) for part in model.modules()):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
 
     def _run(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
@@ -313,7 +313,7 @@ class TransformersModel(LoadedModel):
             hidden = getattr(self._call(ids), "last_hidden_state", None)
         else:
             inputs: list[Any] = [None]
-            handle = self.head.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
+            handle = self.head.register_forward_pre_hook(lambda _module, arguments: inputs.append(arguments[0]))
             with handle:
                 self._call(ids)
             hidden = inputs[-1]
@@ -371,10 +371,10 @@ class FunctionOfIds(LoadedModel):
 def _adapt(module: nn.Module) -> LoadedModel:
     config = getattr(module, "config", None)
     is_export = getattr(config, "model_type", None) == "fullrank"
-    own = module._modules.get("model") if is_export else module
-    if isinstance(own, LanguageModel | MaskedLanguageModel | Encoder):
-        return OwnModel(module, own)
-    if isinstance(own, Translator) or "decoder_input_ids" in read_arguments(module):
+    model = module._modules.get("model") if is_export else module
+    if isinstance(model, LanguageModel | MaskedLanguageModel | Encoder):
+        return OwnModel(module, model)
+    if isinstance(model, Translator) or "decoder_input_ids" in read_arguments(module):
         return LoadedModel(module, dict.fromkeys(CAPABILITIES, TWO_SEQUENCES))
     if hasattr(config, "is_encoder_decoder"):
         return TransformersModel(module)

@@ -244,7 +244,9 @@ def measurement(
 
 def describe_measurements() -> dict[str, str]:
     """A line about each built-in measurement, and about each that imported modules have registered, by name."""
-    return _BUILTIN | {name: known.help.partition("\n")[0] for name, known in _known.items() if name not in _BUILTIN}
+    return _BUILTIN | {
+        name: measurement.help.partition("\n")[0] for name, measurement in _known.items() if name not in _BUILTIN
+    }
 
 
 def find_measurement(name: str) -> Measurement:

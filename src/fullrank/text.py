@@ -80,19 +80,21 @@ class Text:
         """All segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
         opening = [] if self.bos_id is None else [self.bos_id]
         closing = [] if self.eos_id is None else [self.eos_id]
-        own = max(1, self.segment_length - len(opening) - len(closing))
+        text_length = max(1, self.segment_length - len(opening) - len(closing))
         rows = max(1, self.batch_tokens // self.segment_length)
-        at_once = own * rows
+        at_once = text_length * rows
         left = [] if self.start_id is None else [self.start_id]
         for ids in self.read():
             left += ids
             while len(left) >= at_once:
-                segments = [opening + left[start : start + own] + closing for start in range(0, at_once, own)]
+                segments = [
+                    opening + left[start : start + text_length] + closing for start in range(0, at_once, text_length)
+                ]
                 yield torch.tensor(segments)
                 left = left[at_once:]
         while left:
-            yield torch.tensor([opening + left[:own] + closing])
-            left = left[own:]
+            yield torch.tensor([opening + left[:text_length] + closing])
+            left = left[text_length:]
 
     def rows(self, most: int | None = None) -> list[Tensor]:
         """The first `most` whole segments, each (1, N); None: `count` of them."""
@@ -154,8 +156,8 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
         raise InputError("input_ids: no text to read")
     lengths = {ids.shape[1] for ids in texts}
     if len(lengths) > 1:
-        given = " and ".join(map(str, sorted(lengths)))
-        raise InputError(f"input_ids: texts of one length, given {given} tokens")
+        shown = " and ".join(map(str, sorted(lengths)))
+        raise InputError(f"input_ids: texts of one length, given {shown} tokens")
     return texts
 
 

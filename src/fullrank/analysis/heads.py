@@ -162,7 +162,7 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
     layers = open_model(model).attention_layers
     without = []
     with evaluating(layers.module):
-        whole = measure(layers.module)
+        unablated = measure(layers.module)
         for stage in layers.stages:
             of_layer: list[Result] = []
             former = stage.mix
@@ -174,7 +174,7 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
                 finally:
                     stage.mix = former
             without.append(of_layer)
-    return whole, without
+    return unablated, without
 
 
 def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:

@@ -58,23 +58,23 @@ def compare(
 
     A model that is not ours may compute parts in float32: the worst is then read again with these in float64.
     """
-    divide = divide_by_size(comparisons[0].expected.whole)
+    divide = divide_by_size(comparisons[0].expected.all_logits)
 
-    def measure(one: Comparison) -> float:
-        return largest(divide(one.reading.logits), divide(one.expected.logits))
+    def measure(comparison: Comparison) -> float:
+        return largest(divide(comparison.reading.logits), divide(comparison.expected.logits))
 
-    shares = {i: measure(one) for i, one in enumerate(comparisons)}
+    shares = {i: measure(comparison) for i, comparison in enumerate(comparisons)}
     worst = rank_differences(shares)[0]
     limit, reason = allow(subject.dtype)
     with contextlib.ExitStack() as stack:
         if not subject.ours and subject.dtype == torch.float64 and shares[worst] > limit:
             single, why = allow(torch.float32)
-            again = comparisons[worst].repeat_in_double(stack) if shares[worst] <= 10 * single else None
-            if again is None:
+            in_double = comparisons[worst].repeat_in_double(stack) if shares[worst] <= 10 * single else None
+            if in_double is None:
                 limit, reason = 10 * single, f"ten times {why}; a model that is not ours may compute parts so"
             else:
-                comparisons, worst = [again], 0
-                shares = {worst: measure(again)}
+                comparisons, worst = [in_double], 0
+                shares = {worst: measure(in_double)}
         finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=path)
         if finding.verdict == "passes":
             return finding
@@ -85,10 +85,10 @@ def compare(
 def name_layers(model: Any, apart: list[Comparison], limit: float) -> tuple[str, ...]:
     """Find the layer of the first of these whose positions can be told from other sizes of the model."""
     sizes = {0, 2, 3, *(size for tensor in list_tensors(model) for size in tensor.shape)}
-    for one in apart:
-        if not sizes & {one.reading.part.length, one.expected.part.length}:
+    for comparison in apart:
+        if not sizes & {comparison.reading.part.length, comparison.expected.part.length}:
             with contextlib.suppress(Exception):  # a difference is one, even where nobody can explain it
-                return find_layers(model, one.expected, one.reading, limit)
+                return find_layers(model, comparison.expected, comparison.reading, limit)
     return ()
 
 
@@ -97,12 +97,12 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
     call, comparisons = PLAIN[training], list[Comparison]()
     with running(subject, call) as run, WithoutDropout():
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
-        whole, last = run.read(texts), len(texts) - 1
+        batch, last = run.read(texts), len(texts) - 1
         for row, others in ((0, slice(1, None)), (last, slice(last))):
             changed = texts.clone()
             changed[row] = subject.change(texts)[row]
-            part = replace(whole.part, chosen=others)
-            comparisons.append(Comparison(f"rows beside row {row}", run.read(changed, part), whole.with_part(part)))
+            part = replace(batch.part, chosen=others)
+            comparisons.append(Comparison(f"rows beside row {row}", run.read(changed, part), batch.with_part(part)))
         looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
         return compare(subject, run.model, comparisons, looked_at, path=call.name)
 
@@ -118,16 +118,16 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     with running(subject, call) as run, WithoutDropout():
-        whole = run.read(ids)
-        if largest(Run(subject, replace(call, seed=2), run.model)(ids), whole.logits) > allow(subject.dtype)[0]:
+        full = run.read(ids)
+        if largest(Run(subject, replace(call, seed=2), run.model)(ids), full.logits) > allow(subject.dtype)[0]:
             return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
-        if torch.equal(run(subject.change(ids)), whole.logits):
+        if torch.equal(run(subject.change(ids)), full.logits):
             return inapplicable(NOTHING_MOVES)
         for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
-            part = replace(whole.part, end=end, chosen=slice(rows))
+            part = replace(full.part, end=end, chosen=slice(rows))
             alone = run.read(ids[:rows, :end].contiguous())
             name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
-            comparisons.append(Comparison(name, alone, whole.with_part(part)))
+            comparisons.append(Comparison(name, alone, full.with_part(part)))
         shown = ", ".join(map(str, sorted(lengths)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
         path = f"texts of other lengths{', training' * training}"
@@ -154,7 +154,7 @@ def padding(subject: Subject) -> Finding:
             batch = run_padded.read(ids)
             others = run_padded.read(torch.where(real, ids, subject.change(ids)))
             # the mask is not for nothing
-            is_seen = not subject.has_state and not agree(batch.whole[real], plain[real])
+            is_seen = not subject.has_state and not agree(batch.all_logits[real], plain[real])
             is_used = is_used or is_seen
             for row in range(ROWS):
                 start = int(real[row].int().argmax())
@@ -182,10 +182,10 @@ def packing(subject: Subject, *, quick: bool = False) -> Finding:
         return inapplicable("forward takes no position_ids that could begin again at a document")
     calls = [call for call in list_calls(subject, quick=quick) if call in PLAIN or (call.attention and not call.mask)]
     findings = [look_into_document(subject, call) for call in calls]
-    known = [one for one in findings if one.difference is not None and math.isfinite(one.difference)]
-    if all(finding.verdict == "fails" for finding in known):
+    compared = [finding for finding in findings if finding.difference is not None and math.isfinite(finding.difference)]
+    if all(finding.verdict == "fails" for finding in compared):
         return inapplicable("position_ids that begin again do not separate documents in this model")
-    worst = max(known, key=lambda finding: finding.difference or 0.0)
+    worst = max(compared, key=lambda finding: finding.difference or 0.0)
     if worst.verdict == "fails":
         remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
@@ -216,36 +216,36 @@ def decoding(subject: Subject) -> Finding:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
     length, half = subject.length, subject.length // 2
     with running(subject, PLAIN[0]) as run, torch.no_grad(), mode(subject.model, training=False):
-        step, whole = CacheStep(subject, subject.model), run.read(subject.ids)
-        comparisons = compare_pieces("token by token", whole, subject.ids, range(length + 1), step)
+        step, one_pass = CacheStep(subject, subject.model), run.read(subject.ids)
+        comparisons = compare_pieces("token by token", one_pass, subject.ids, range(length + 1), step)
         if not subject.has_state:
             for bounds in ((0, half, length), (0, 1, length - 2, length)):
-                comparisons += compare_pieces("in pieces", whole, subject.ids, bounds, step)
+                comparisons += compare_pieces("in pieces", one_pass, subject.ids, bounds, step)
             if subject.kind == "translator" or not subject.fixed:
                 with contextlib.suppress(CannotRun):
-                    comparisons.append(compare_beams(subject, whole, step))
-        names = ", ".join(dict.fromkeys(one.name for one in comparisons))
+                    comparisons.append(compare_beams(subject, one_pass, step))
+        names = ", ".join(dict.fromkeys(comparison.name for comparison in comparisons))
         looked_at = f"logits with the cache, {names}, beside one pass"
         return compare(subject, subject.model, comparisons, looked_at)
 
 
-def compare_pieces(name: str, whole: Reading, ids: Tensor, bounds: Sequence[int], step: Step) -> list[Comparison]:
+def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[int], step: Step) -> list[Comparison]:
     """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
     comparisons = []
     for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
         start, end = bounds[number : number + 2]
         before = partial(read_pieces, ids, bounds[: number + 1], step)
-        piece, part = ids[:, start:end], replace(whole.part, start=start, end=end)
+        piece, part = ids[:, start:end], replace(one_pass.part, start=start, end=end)
 
         def read(pieces_before: list[Tensor], state: Any, piece: Tensor = piece) -> Tensor:
             return step(piece, state)[0]
 
         reading = Reading(logits, Part(ROWS, end - start, past=start), read, before)
-        comparisons.append(Comparison(name, reading, whole.with_part(part)))
+        comparisons.append(Comparison(name, reading, one_pass.with_part(part)))
     return comparisons
 
 
-def compare_beams(subject: Subject, whole: Reading, step: CacheStep) -> Comparison:
+def compare_beams(subject: Subject, one_pass: Reading, step: CacheStep) -> Comparison:
     """A token after the cache of the first half, rows of which were chosen anew."""
     half = subject.length // 2
 
@@ -257,5 +257,5 @@ def compare_beams(subject: Subject, whole: Reading, step: CacheStep) -> Comparis
         return step(subject.ids[ORDER, half : half + 1], state)[0]
 
     reading = Reading(read(*choose_rows()), Part(ROWS, 1, past=half), read, choose_rows)
-    part = replace(whole.part, start=half, end=half + 1, chosen=ORDER)
-    return Comparison("as beams", reading, whole.with_part(part))
+    part = replace(one_pass.part, start=half, end=half + 1, chosen=ORDER)
+    return Comparison("as beams", reading, one_pass.with_part(part))

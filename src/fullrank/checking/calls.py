@@ -83,10 +83,10 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     if subject.reads_tokens:
         rows = len(subject.with_special_tokens().ids)  # each with a cut of its own
         both_modes.append(Call("special and repeated tokens", special=True, cuts=rows))
-    given = find_dtype(subject.own) if subject.dtype == torch.float64 else None
+    model_dtype = find_dtype(subject.original) if subject.dtype == torch.float64 else None
     for dtype, cuts in TYPES.items():
         name = f"in {str(dtype).removeprefix('torch.')}"
-        both_modes.append(Call(name, dtype=dtype, cuts=cuts, rare=dtype != given))
+        both_modes.append(Call(name, dtype=dtype, cuts=cuts, rare=dtype != model_dtype))
     both_modes.append(Call("under autocast", autocast=torch.bfloat16, cuts=SOME, rare=True))
     both_modes.append(Call("under autocast, float16", autocast=torch.float16, cuts=SOME, rare=True))
     calls = list(PLAIN)
@@ -103,11 +103,11 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
 
 def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
     """Calls by the implementations of attention that a model of Hugging Face, or one that switches alike, does not use now."""
-    own, calls = getattr(getattr(subject.model, "config", None), "_attn_implementation", None), list[Call]()
-    if not isinstance(own, str) or not hasattr(subject.model, "set_attn_implementation"):
+    current, calls = getattr(getattr(subject.model, "config", None), "_attn_implementation", None), list[Call]()
+    if not isinstance(current, str) or not hasattr(subject.model, "set_attn_implementation"):
         return []
     for name in IMPLEMENTATIONS:
-        if name != own:
+        if name != current:
             call = Call(name, attention=name, rare=name == FLEX)
             calls.append(call)
             with suppress(CannotRun), attend_by(subject.model, name):
@@ -120,7 +120,7 @@ def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
 def attend_by(model: Any, name: str) -> Iterator[None]:
     """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
-    before = [(one, one._attn_implementation) for one in configs if hasattr(one, "_attn_implementation")]
+    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
     try:
         try:
             model.set_attn_implementation(name)
@@ -195,10 +195,10 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
             stack.callback(torch.compiler.reset)
             model = torch.compile(model, backend="aot_eager")
         if call.autocast is not None:
-            model = move_copy(subject.own)
+            model = move_copy(subject.original)
             stack.enter_context(torch.autocast(subject.ids.device.type, call.autocast))
         if call.dtype is not None:
-            model = move_copy(subject.own).to(call.dtype)
+            model = move_copy(subject.original).to(call.dtype)
         if call.scaled:
             model = scale_copy(model)
         yield Run(subject, call, model)
@@ -238,7 +238,7 @@ class CacheStep:
             raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
         if subject.step is None and not subject.ours:
             arguments = read_arguments(model)
-            has_others = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+            has_others = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
             self.name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
             if not self.name:
                 raise CannotRun("forward takes no cache, and no step=... was given")
@@ -248,7 +248,7 @@ class CacheStep:
     def __call__(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         subject, model = self.subject, self.model
         if subject.step is not None:
-            with stand_in([subject.own], [model]):
+            with stand_in([subject.original], [model]):
                 logits, state = subject.step(ids, state)
             return subject.select(logits), state
         if subject.ours:

@@ -78,8 +78,8 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         search = Search(subject, run, texts)
         shares = dict[int, float]()
         for start in range(0, len(cuts), len(texts)):
-            some = cuts[start : start + len(texts)]
-            shares |= zip(some, search.move(some), strict=True)
+            cuts_of_batch = cuts[start : start + len(texts)]
+            shares |= zip(cuts_of_batch, search.move(cuts_of_batch), strict=True)
         if not search.is_moved:
             return inapplicable(NOTHING_MOVES)
         worst = rank_differences(shares)
@@ -89,10 +89,10 @@ def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
         if not math.isfinite(shares[cut]) and call not in PLAIN:
             return inapplicable(f"{call.name}: logits are not finite")
         if not shares[cut] <= limit:
-            again = largest(search.read(texts), search.logits)
-            if again > limit:
+            repeated = largest(search.read(texts), search.logits)
+            if repeated > limit:
                 remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-                return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
+                return judge(looked_at, repeated, limit, reason, remark=remark, path=call.name)
             if not (call.training or call.mask):
                 noise = largest(search.logits.roll(rows, 0), search.logits)  # each text stands in several rows
                 if noise > limit:
@@ -140,10 +140,10 @@ class Search:
         # an expert drops entries in the order of its tokens, and so does its dropout
         with WithoutDropout() if self.run.call.training else nullcontext():
             alone = Search(self.subject, self.run, self.subject.ids)
-            for one in (cut, *spread(length, 6)):
+            for position in (cut, *spread(length, 6)):
                 for row in range(len(alone.texts)):
-                    if alone.move([length] * row + [one])[row] > least:
-                        return one
+                    if alone.move([length] * row + [position])[row] > least:
+                        return position
         return 0
 
     def name_layers(self, cut: int, least: float) -> tuple[str, ...]:
@@ -186,27 +186,29 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
         generator = torch.Generator().manual_seed(3)
         weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
         weighted = trace.logits * weights.to(trace.logits)
-        cuts, after, whole = choose_cuts(subject, 12), dict[int, float](), 0.0
+        cuts, after, steepest = choose_cuts(subject, 12), dict[int, float](), 0.0
         for cut in cuts:
             value = weighted[:, :cut].sum()
             gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)
-            by_row = [one if one.shape[:2] == ids.shape[:2] else one.transpose(0, 1) for one in gradients]
-            whole = max(whole, *(float(one.abs().max()) for one in by_row))
-            after[cut] = max(float(one[:, cut:].abs().max()) for one in by_row)
-        if whole == 0.0:
+            by_row = [
+                gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1) for gradient in gradients
+            ]
+            steepest = max(steepest, *(float(gradient.abs().max()) for gradient in by_row))
+            after[cut] = max(float(gradient[:, cut:].abs().max()) for gradient in by_row)
+        if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
         worst = rank_differences(after)[0]
         path, leaks = PLAIN[training].name, describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
-        finding = judge(looked_at, after[worst] / whole, limit, f"{reason}: the largest gradient", path=path)
+        finding = judge(looked_at, after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path)
         if finding.verdict == "passes":
             return finding
         finding = replace(finding, remark=leaks, leaks=leaks)
         if training not in subject.leaking:
             part = Part(len(ids), subject.length, worst)
             with suppress(Exception):  # a leak is a leak, even one that nobody can explain
-                layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), part, limit * whole)
+                layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), part, limit * steepest)
                 finding = replace(finding, layers=layers)
         return finding
 
@@ -222,7 +224,7 @@ def check_on_random_tokens(subject: Subject) -> Finding:
         return inapplicable(f"a model of {subject.parameters:,} parameters is not trained for it")
     if not subject.reads_tokens:
         return inapplicable("the model reads no tokens that it could predict")
-    model: Any = duplicate(subject.own).float()
+    model: Any = duplicate(subject.original).float()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained")

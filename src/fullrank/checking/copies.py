@@ -176,5 +176,5 @@ class OnlyWords(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args[1]) == self.vocab_size:
-            args = (args[0], *(None if one is None else one[self.words] for one in args[1:]))
+            args = (args[0], *(None if argument is None else argument[self.words] for argument in args[1:]))
         return function(*args, **(kwargs or {}))

@@ -34,9 +34,9 @@ def memory(subject: Subject) -> Finding:
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
     length, without = subject.length, with_memory(config, 0)  # it begins empty, and all before a segment is seen
-    model, whole = rebuild(subject.model, with_memory(without, length)), rebuild(subject.model, without)
+    model, one_pass = rebuild(subject.model, with_memory(without, length)), rebuild(subject.model, without)
     if config.same_length:  # each token sees as many, wherever segments end
-        model = whole = rebuild(
+        model = one_pass = rebuild(
             subject.model, with_memory(without, min(config.memory_length, length // 2), same_length=True)
         )
 
@@ -44,7 +44,7 @@ def memory(subject: Subject) -> Finding:
         out = model(ids, memory)
         return subject.select(out.logits.detach()), out.memory
 
-    subject, comparisons = replace(subject, model=whole), list[Comparison]()
+    subject, comparisons = replace(subject, model=one_pass), list[Comparison]()
     with running(subject, PLAIN[0]) as run, mode(model, training=False):
         expected = run.read(subject.ids)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
@@ -78,16 +78,16 @@ def check_plain_start(subject: Subject) -> Finding:
 
 def build_fresh(subject: Subject) -> tuple[list[Any], Any, Any]:
     """The mixings of a model of ours, a fresh one, and the same without mixing."""
-    config: ModelConfig = subject.own.config
+    config: ModelConfig = subject.original.config
     parts = [config]
     if subject.kind == "translator":
         parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
     attentions = [attention for part in parts for attention in part.attentions]
     models = []
-    for one in (config, change_attention(config, mix="none")):
+    for variant in (config, change_attention(config, mix="none")):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
-            models.append(type(subject.model)(one).to(subject.ids.device).eval())
+            models.append(type(subject.model)(variant).to(subject.ids.device).eval())
     return [attention.mix for attention in attentions if isinstance(attention, WeightedConfig)], models[0], models[1]
 
 

@@ -79,21 +79,21 @@ class Reading:
     before: gives the arguments of read(), such as a cache of earlier tokens; what runs there is not looked at.
     """
 
-    whole: Tensor
+    all_logits: Tensor
     part: Part
     read: Callable[..., Tensor]
     before: Callable[[], tuple[Any, ...]] = tuple
 
     @property
     def logits(self) -> Tensor:
-        return self.part.select(self.whole)
+        return self.part.select(self.all_logits)
 
     def with_part(self, part: Part) -> Reading:
         """Another part of the same logits."""
         return replace(self, part=part)
 
     def repeat(self) -> Reading:
-        return replace(self, whole=self.read(*self.before()))
+        return replace(self, all_logits=self.read(*self.before()))
 
     def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: None) -> Trace:
         return observe(model, partial(self.read, *self.before()), edit)
@@ -109,13 +109,13 @@ class Trace:
 
     def find_embeddings(self, ids: Tensor) -> list[Tensor]:
         """Outputs (B, N, E) of the innermost modules that are given ids (B, N), or turned ones."""
-        found = dict[ModuleCall, Tensor]()
+        embeddings = dict[ModuleCall, Tensor]()
         for call in self.callers:
-            for given, output in zip(self.tensors[*call, "in"][:1], self.tensors[*call, "out"], strict=False):
-                is_text = torch.equal(given, ids) or torch.equal(given, ids.mT)
-                if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == given.shape:
-                    found[call] = output
-        return [found[call] for call in select_innermost(list(found))]
+            for read, output in zip(self.tensors[*call, "in"][:1], self.tensors[*call, "out"], strict=False):
+                is_text = torch.equal(read, ids) or torch.equal(read, ids.mT)
+                if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == read.shape:
+                    embeddings[call] = output
+        return [embeddings[call] for call in select_innermost(list(embeddings))]
 
 
 def select_innermost(calls: list[ModuleCall]) -> list[ModuleCall]:
@@ -131,9 +131,9 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
         leaves, tree = _pytree.tree_flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         edited = edit(place, tensors)
-        kept = tensors if edited is None else edited
+        recorded = tensors if edited is None else edited
         # a residual may be added in place
-        trace.tensors[place] = kept if torch.is_grad_enabled() else [tensor.clone() for tensor in kept]
+        trace.tensors[place] = recorded if torch.is_grad_enabled() else [tensor.clone() for tensor in recorded]
         if edited is None:
             return None
         others = iter(edited)
@@ -215,20 +215,20 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
         if not size or len(owners) == MOST_LAYERS:
             break
         trace = wrong.observe(model, partial(mend, [*mended, place], []))
-        rest = measure(wrong.part.select(trace.logits))
-        if abs(rest - size) > 1e-6 * size:
+        remaining = measure(wrong.part.select(trace.logits))
+        if abs(remaining - size) > 1e-6 * size:
             name, number, side = place
             caller = expected.callers[name, number] or ("", 0)
             owner = name if side == "out" else caller[0]
             owners.setdefault(owner, owner or f"{OWN_FORWARD}, before {name}")
             mended.append(place)
-            size = rest
+            size = remaining
     return tuple(owners.values()) or (OWN_FORWARD,) * (size > 0)
 
 
 def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
     """Innermost modules whose later inputs have a gradient of a number, though their later outputs have none."""
-    tensors = [tensor for some in trace.tensors.values() for tensor in some if tensor.requires_grad]
+    tensors = [tensor for values in trace.tensors.values() for tensor in values if tensor.requires_grad]
     reached = set[int]()
     for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
@@ -251,7 +251,7 @@ def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, lea
         if name.startswith(innermost and f"{innermost}.") and name:
             module.compile(backend="aot_eager")
             try:
-                logits = (divide(one.part.select(one.read())) for one in (right, wrong))
+                logits = (divide(reading.part.select(reading.read())) for reading in (right, wrong))
                 if largest(*logits) > least:
                     innermost = name
             finally:

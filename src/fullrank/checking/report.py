@@ -88,7 +88,7 @@ class Report:
 
     @property
     def _needed(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.check.startswith(self.needed)) or self.findings
+        return tuple(finding for finding in self.findings if finding.check.startswith(self.needed)) or self.findings
 
     @property
     def passes(self) -> bool:

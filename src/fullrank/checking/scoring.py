@@ -73,7 +73,7 @@ def check_scoring(
     samples = list(texts or draw_texts(max(length, 2 * window + 3), size or 2))
     form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
-        form = lambda ids: "".join(vocabulary[one] for one in ids)  # noqa: E731
+        form = lambda ids: "".join(vocabulary[token] for token in ids)  # noqa: E731
     chosen: list[Text] = [text if is_text else torch.as_tensor(text).tolist() for text in samples]
     base = max(chosen, key=len)
     if len(base) < 4:
@@ -81,8 +81,8 @@ def check_scoring(
     if size is not None and not is_text:
         used = {int(token) for text in chosen for token in text}
         if not 0 <= min(used) <= max(used) < size:
-            given = f"given {min(used)} to {max(used)}"
-            raise InputError(f"texts: token ids from 0 to {size - 1} (vocab_size={size}), {given}")
+            id_range = f"given {min(used)} to {max(used)}"
+            raise InputError(f"texts: token ids from 0 to {size - 1} (vocab_size={size}), {id_range}")
     scorer = Scorer(score, form, many)
     chosen = chosen if len(chosen) > 1 else [base, base[: len(base) // 2]]
     same = score_twice(scorer, chosen)
@@ -134,13 +134,13 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.ranked:
         return inapplicable("score has no arguments rank and world_size")
     samples = texts if scorer.many else [max(texts, key=len)]
-    whole, faults = scorer.read(*samples), list[str]()
+    one_rank, faults = scorer.read(*samples), list[str]()
     for world in (2, 3):
         parts = [scorer.read(*samples, rank=rank, world_size=world) for rank in range(world)]
-        total, allowed = sum(part.total for part in parts), 10 * scorer.allowed(torch.tensor([whole.total]))
-        if not abs(total - whole.total) <= allowed:
-            faults.append(f"{world} ranks add up to {total:.6g} nats, one to {whole.total:.6g}")
-        for key, count in whole.counts.items():
+        total, allowed = sum(part.total for part in parts), 10 * scorer.allowed(torch.tensor([one_rank.total]))
+        if not abs(total - one_rank.total) <= allowed:
+            faults.append(f"{world} ranks add up to {total:.6g} nats, one to {one_rank.total:.6g}")
+        for key, count in one_rank.counts.items():
             counted = sum(part.counts.get(key, 0.0) for part in parts)
             if counted != count:
                 faults.append(f"{world} ranks add up to {counted:.6g} {key}, one to {count:.6g}")
@@ -150,14 +150,17 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     samples = [[text] for text in texts] + ([list(texts)] if scorer.many else [])
     faults, tested, untested = list[str](), set[str](), set[str]()
-    for some in samples:
-        reading, forms, true = scorer.read(*some), [scorer.form(text) for text in some], dict[str, int]()
-        if scorer.skipped is not None and not isinstance(some[0], str):
-            true["tokens"] = sum(len(text) - scorer.skipped for text in some)
+    for batch in samples:
+        reading, forms, true = scorer.read(*batch), [scorer.form(text) for text in batch], dict[str, int]()
+        if scorer.skipped is not None and not isinstance(batch[0], str):
+            true["tokens"] = sum(len(text) - scorer.skipped for text in batch)
         elif reading.each is not None:
             true["tokens"] = len(reading.each)
         if isinstance(forms[0], str):
-            true |= {"words": sum(len(one.split()) for one in forms), "bytes": sum(len(one.encode()) for one in forms)}
+            true |= {
+                "words": sum(len(form.split()) for form in forms),
+                "bytes": sum(len(form.encode()) for form in forms),
+            }
         for key, count in reading.counts.items():
             (tested if key in true else untested).add(key)
             if count != true.get(key, count):
@@ -168,12 +171,14 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
             nats = mean if key == "loss" else math.log(mean)
             if not any(abs(nats - reading.total / count) <= 1e-3 + scorer.unit for count in per.values() if count):
                 faults.append(f'"{key}" is {mean:.6g}, which is not the total over any count ({", ".join(per)})')
-    rest = f"not tested: {', '.join(sorted(untested))}" if untested else ""
+    not_tested = f"not tested: {', '.join(sorted(untested))}" if untested else ""
     if not tested:
         return inapplicable(
-            f'{rest or "score returns no count that is known here"}; return {{"nll": ..., "tokens": ...}}'
+            f'{not_tested or "score returns no count that is known here"}; return {{"nll": ..., "tokens": ...}}'
         )
-    return count_faults(list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", rest)
+    return count_faults(
+        list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", not_tested
+    )
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ class Scorer:
 
     def allowed(self, *figures: Tensor) -> float:
         """The error that rounding may cause in sums of these."""
-        sizes = [float(one[one.isfinite()].abs().max()) for one in figures if one.isfinite().any()]
+        sizes = [float(figure[figure.isfinite()].abs().max()) for figure in figures if figure.isfinite().any()]
         return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
 
 
@@ -293,9 +298,9 @@ class Explanation:
 
 def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
     """The findings of sums over the vocabulary, position by position."""
-    whole, names = scorer.read(base), (SUM, ONCE, LATER)
-    total = torch.tensor([whole.total])
-    allowed = scorer.allowed(total if whole.each is None else whole.each)
+    reading, names = scorer.read(base), (SUM, ONCE, LATER)
+    total = torch.tensor([reading.total])
+    allowed = scorer.allowed(total if reading.each is None else reading.each)
     why = ""
     if size is None:
         why = "texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
@@ -305,7 +310,7 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
         why = "the scores are rounded too coarsely; return them in fp32"
     if size is None or why:
         return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
-    each = whole.each
+    each = reading.each
     if each is not None:
         scorer.skipped = find_skipped(scorer, base)
         if scorer.skipped is None:
@@ -426,7 +431,7 @@ def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: in
     weight is the sum over all texts. Only estimates with small errors are given.
     """
     if size**first <= calls:  # few enough to read them all
-        texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
+        texts = [[0, *continuation] for continuation in itertools.product(range(size), repeat=first)]
         return [(float(torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()), 0.0)]
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:

@@ -42,7 +42,7 @@ MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
 class Subject:
     """A model under test, with its texts.
 
-    model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
+    model: a copy, every parameter moved a little, in double precision where the model can be; original: as it was passed.
     texts (3, M): random tokens, or vectors (3, M, E) of a model that reads these; length: tokens of them that are read, fewer
     than the model can read. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the
     first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a
@@ -53,7 +53,7 @@ class Subject:
     """
 
     model: Any
-    own: Any
+    original: Any
     vocab_size: int
     texts: Tensor
     length: int = 0
@@ -130,20 +130,20 @@ class Subject:
 
     def replace_padding(self, ids: Tensor) -> Tensor:
         """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
-        padding = getattr(getattr(self.own, "config", None), "pad_token_id", None)
+        padding = getattr(getattr(self.original, "config", None), "pad_token_id", None)
         if self.kind != "hugging_face" or not isinstance(padding, int) or self.vocab_size < 3:
             return ids
         return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
     def with_special_tokens(self) -> Subject:
         """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
-        config, text = text_config(self.own), self.ids[0]
+        config, text = text_config(self.original), self.ids[0]
         ids: set[Any] = {0, 1, 2, self.vocab_size - 1}
         for name in SPECIAL:
             value = getattr(config, name, None)
             ids |= set(value if isinstance(value, list) else [value])
-        known = [one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size]
-        special = self.replace_padding(torch.tensor(known, device=text.device)).unique()
+        valid = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
+        special = self.replace_padding(torch.tensor(valid, device=text.device)).unique()
         numbers = torch.arange(self.length, device=text.device)
         mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
         texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
@@ -176,7 +176,7 @@ class Subject:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        return sum(parameter.numel() for parameter in self.own.parameters())
+        return sum(parameter.numel() for parameter in self.original.parameters())
 
     @property
     def ours(self) -> bool:
@@ -209,14 +209,14 @@ class Subject:
         inside = self.model._modules.get("model")
         if self.kind != "hugging_face" or not isinstance(inside, LanguageModel):
             return self
-        return replace(self, model=inside, own=self.own.model)
+        return replace(self, model=inside, original=self.original.model)
 
     @functools.cached_property
     def single(self) -> Subject | None:
         """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
         if self.dtype != torch.float64:
             return None
-        return replace(self, model=move_copy(self.own).float(), dtype=torch.float32)
+        return replace(self, model=move_copy(self.original).float(), dtype=torch.float32)
 
     @property
     def sees_future(self) -> str:
@@ -317,7 +317,7 @@ def find_vocab_size(model: nn.Module) -> int:
 
 def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
     """Tokens of a text: by default a prime that no size of the model equals, so that positions are recognised by it."""
-    model: Any = subject.own
+    model: Any = subject.original
     longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else 10**9
     if length is None:
@@ -332,7 +332,7 @@ def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> in
 
 def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
     """With random tokens, more than are read; a model of two sequences gets random sources, too."""
-    model = subject.own
+    model = subject.original
     if subject.vocab_size < 2:
         name = type(model).__name__
         raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
@@ -352,11 +352,11 @@ def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
 
 def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
     """With the example inputs of a user: rows of the sequence among them, and the rest."""
-    names = list(read_arguments(subject.own))
+    names = list(read_arguments(subject.original))
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
     example = dict(inputs if isinstance(inputs, Mapping) else zip(names, values, strict=False))
     tensors = [name for name, value in example.items() if isinstance(value, Tensor) and value.dim() >= 2]
-    name = sequence or next((one for one in (*_SEQUENCES, *tensors) if one in tensors), "")
+    name = sequence or next((candidate for candidate in (*_SEQUENCES, *tensors) if candidate in tensors), "")
     if name not in tensors or example[name].shape[1] < 3:
         raise InputError(
             f"sequence: {name or 'none'}; the input along which the check looks is one of the tensors (B, N) or (B, N, E) "
@@ -365,7 +365,7 @@ def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
         )
     texts: Tensor = example.pop(name)
     if not texts.is_floating_point() and subject.vocab_size < 2:
-        raise InputError(f"{type(subject.own).__name__} does not say how many token ids it knows; give vocab_size")
+        raise InputError(f"{type(subject.original).__name__} does not say how many token ids it knows; give vocab_size")
     device, rows = subject.texts.device, torch.arange(ROWS) % len(texts)
     for other, value in example.items():
         if isinstance(value, Tensor):
@@ -379,12 +379,12 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
 
     shorter: lengths of texts that are tried, too, since a model may have a longest text and not say it.
     """
-    own, name = subject.own, type(subject.own).__name__
+    original, name = subject.original, type(subject.original).__name__
     error: Exception | None = None
     can_be_double = subject.parameters <= DOUBLE_UP_TO
     lengths = [subject.length, *(length for length in shorter if length < subject.length)]
     for length, is_double in itertools.product(lengths, (True, False) if can_be_double else (False,)):
-        tried, model = subject.with_length(length), move_copy(own)
+        tried, model = subject.with_length(length), move_copy(original)
         if not subject.has_example:  # sources, which may be too long, too
             tried = replace(tried, fixed={name: value[:, :length] for name, value in subject.fixed.items()})
         try:
@@ -402,7 +402,7 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
         if logits.dim() != 3 or logits.shape[:2] != tried.ids.shape[:2]:
             shape = (*tried.ids.shape[:2], "V")
             raise InputError(f"{name}: logits must be (B, N, V) = {shape}, given {tuple(logits.shape)}")
-        dtype = find_dtype(own)
+        dtype = find_dtype(original)
         is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
         return replace(tried, model=model, dtype=logits.dtype if is_wide else dtype)
     raise InputError(

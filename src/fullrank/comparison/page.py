@@ -230,8 +230,8 @@ def _build_comparison(compared: Comparison) -> Iterator[Block]:
     sentences += dict.fromkeys(find_cautions(compared))
     yield from (Paragraph(sentence, "note") for sentence in sentences)
     for recipe, text in _read_notes(compared).items():
-        note, rest = f"Notes of {recipe}: {text}", f" ... (`fullrank recipes show {recipe}`)"
-        yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest))
+        note, where_to_read = f"Notes of {recipe}: {text}", f" ... (`fullrank recipes show {recipe}`)"
+        yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=where_to_read))
     of_runs = drop_labels([record for record in compared.records if "run" in record.labels], "part")
     if of_runs:
         grid = build_grid(Table(("row", "seed", "run", "split")), of_runs)

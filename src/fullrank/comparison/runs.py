@@ -308,16 +308,16 @@ class Measure:
         source = ""
         if self.scale == 1:
             keys = [split + ending for ending in self.paper]
-            stated = next((paper[key] for key in keys if key in paper), None)
+            published = next((paper[key] for key in keys if key in paper), None)
         else:
             of_split = paper if split == "dev" else mapping(paper.get(split))
-            stated = of_split.get(self.key)
-            if stated is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
-                stated = paper.get(split.replace("dev", "test", 1))
+            published = of_split.get(self.key)
+            if published is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
+                published = paper.get(split.replace("dev", "test", 1))
                 source = "test server"
-        if not isinstance(stated, list) or len(stated) != 2:
-            stated = [stated, None]
-        mean, deviation = map(number, stated)
+        if not isinstance(published, list) or len(published) != 2:
+            published = [published, None]
+        mean, deviation = map(number, published)
         return None if mean is None else (mean, deviation, source)
 
     def read_logged(self, line: Mapping[str, Any]) -> float | None:

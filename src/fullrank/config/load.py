@@ -71,8 +71,8 @@ class Recipe(Section):
 
     def seeds_of(self, row: str) -> list[int] | None:
         """The paper's seeds of a row; None where neither the row nor the recipe states any."""
-        stated = self.rows[row].seeds or self.seeds
-        return list(range(1, stated + 1)) if isinstance(stated, int) else stated
+        seeds = self.rows[row].seeds or self.seeds
+        return list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
 
 
 Config = TypeVar("Config", bound=RunConfig | FinetuneConfig, covariant=True)
@@ -97,11 +97,11 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     """
     if "rows" not in raw:
         return Recipe(name=name, table=name, base=merge({}, raw))
-    stated = {key: value for key, value in raw.items() if value is not None}
+    values = {key: value for key, value in raw.items() if value is not None}
     if isinstance(raw["rows"], Mapping):
-        stated["rows"] = {str(row): {} if content is None else content for row, content in raw["rows"].items()}
+        values["rows"] = {str(row): {} if content is None else content for row, content in raw["rows"].items()}
     try:
-        recipe = Recipe.from_dict({"table": name, **stated, "name": name})
+        recipe = Recipe.from_dict({"table": name, **values, "name": name})
     except ConfigError as error:
         raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
     if not recipe.rows:
@@ -163,8 +163,8 @@ def tables(name: str) -> dict[str, Sequence[str]]:
         return dict(figures[name].rows)
     names = [name]
     if not Path(name).exists() and re.search(r"/table\d+$", name):
-        names = [one for one in list_shipped() if one == name or one.startswith(f"{name}-")] or names
-    return {one: list(load(one).rows) for one in names}
+        names = [recipe for recipe in list_shipped() if recipe == name or recipe.startswith(f"{name}-")] or names
+    return {recipe: list(load(recipe).rows) for recipe in names}
 
 
 def select_rows(
@@ -174,22 +174,22 @@ def select_rows(
 
     A table without any is left out. InputError for a row that none of the recipes has, and where none is left.
     """
-    those = ", ".join(recipes)
-    known = list(dict.fromkeys(row for names in recipes.values() for row in names))
+    recipe_names = ", ".join(recipes)
+    row_names = list(dict.fromkeys(row for names in recipes.values() for row in names))
     if rows is not None and not rows:
-        raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
-    if unknown := [row for row in rows or () if row not in known]:
-        raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
+        raise InputError(f"--rows: names no row; {recipe_names} has {', '.join(row_names)}")
+    if unknown := [row for row in rows or () if row not in row_names]:
+        raise InputError(f"--rows: {recipe_names} has no row '{unknown[0]}'; {suggest(unknown[0], row_names)}")
     chosen = {}
-    for name, own in recipes.items():
-        names = [row for row in dict.fromkeys(rows or own) if row in own]
+    for name, rows_of_recipe in recipes.items():
+        names = [row for row in dict.fromkeys(rows or rows_of_recipe) if row in rows_of_recipe]
         if of_paper:
             names = [row for row in names if load(name).rows[row].paper]
-        if names or not own:
+        if names or not rows_of_recipe:
             chosen[name] = names
     if not chosen:
         raise InputError(
-            f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
+            f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {recipe_names}"
         )
     return chosen
 
@@ -210,11 +210,11 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
         if not path.is_file():
             raise InputError(f"{name}: no such file")
         return parse(name, read_yaml(path), path.parent, below)
-    known = list_shipped()
-    if name not in known:
+    shipped = list_shipped()
+    if name not in shipped:
         # of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)
         part = re.compile(rf"{re.escape(name)}/|[^/]*/{re.escape(name)}(-|$)")
-        several = [other for other in known if part.match(other)]
+        several = [other for other in shipped if part.match(other)]
         if len(several) == 1 and several[0].endswith(f"/{name}"):
             return load(several[0], below)
         if several:
@@ -222,7 +222,7 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
         if figure := read_figures().get(name):
             rows = ", ".join(figure.rows)
             raise InputError(f"{name} measures trained rows of {rows}; use `fullrank reproduce {name}`")
-        near = suggest(name, [*known, *read_figures()])
+        near = suggest(name, [*shipped, *read_figures()])
         near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
     return parse(name, _read_shipped_yaml(name), None, below)
@@ -301,7 +301,7 @@ def _read_settings(name: str, row: str | None, scale: Any, overrides: Iterable[s
     if recipe.rows:
         row = row or next(iter(recipe.rows))
         if row not in recipe.rows:
-            raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, whole=True)}")
+            raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, list_all=True)}")
         scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
         if recipe.scales and scale not in recipe.scales:
             raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
@@ -358,12 +358,12 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set_dotted(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """A copy of `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
-    head, _, rest = key.partition(".")
-    if not rest:
+    head, _, inner_key = key.partition(".")
+    if not inner_key:
         return {**raw, head: value}
     inner = raw.get(head)
     stage = {"name": inner} if isinstance(inner, str) else inner
-    return {**raw, head: _set_dotted(stage if isinstance(stage, Mapping) else {}, rest, value)}
+    return {**raw, head: _set_dotted(stage if isinstance(stage, Mapping) else {}, inner_key, value)}
 
 
 _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts

@@ -235,8 +235,8 @@ class TrainConfig(TrainingConfig):
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"train.phases: two phases are named '{name}'"
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
-            both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
-            yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
+            values = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
+            yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {values}"
         if self.half_segments and self.segment_length < 10:
             yield f"train.half_segments: for train.segment_length 10 or more, given {self.segment_length}"
         for name, share in (("segment_multiple", 5), ("segment_deviation", 4)):
@@ -248,14 +248,14 @@ class TrainConfig(TrainingConfig):
 
     def _faults_of_bounds(self) -> Iterator[str]:
         """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
-        for end, whole in (("steps", self.steps), ("epochs", self.epochs)):
+        for end, limit in (("steps", self.steps), ("epochs", self.epochs)):
             before = 0.0
             for earlier, phase in pairwise([] if self._has_limits() else self.phases):
                 before += 0 if earlier.plateau else getattr(earlier, end) or 0
-                if whole is not None and before >= whole:
+                if limit is not None and before >= limit:
                     yield (
                         f"train.phases.{phase.name} would never begin: the phases before it take {before:g} {end}, and "
-                        f"train.{end} is {whole:g}; shorten them or raise it"
+                        f"train.{end} is {limit:g}; shorten them or raise it"
                     )
                     return
 
@@ -330,7 +330,7 @@ def find_corpus(name: str) -> CorpusInfo:
     """The text, or the sentence pairs, of that name; InputError suggests the nearest name."""
     corpora = list_corpora()
     if name not in corpora or corpora[name].hub:
-        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, corpora, whole=True)}")
+        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, corpora, list_all=True)}")
     return corpora[name]
 
 
@@ -399,9 +399,9 @@ class DataConfig(Section):
 
     def _resolve(self) -> None:
         if not self.name:
-            own = any((self.train, self.valid, self.test))
+            has_files = any((self.train, self.valid, self.test))
             two = self.source is not None or self.target is not None
-            self._set("name", "parallel" if own and two else "text" if own else "builtin")
+            self._set("name", "parallel" if has_files and two else "text" if has_files else "builtin")
 
     @property
     def has_pairs(self) -> bool:
@@ -584,10 +584,10 @@ class RunConfig(Section):
         if self.translates or self.data.unit != "byte":
             return
         least = 256 + self.masks
-        given = self.model.vocab_size
-        if given is not None and given < least:
+        vocab_size = self.model.vocab_size
+        if vocab_size is not None and vocab_size < least:
             entries = f"256 entries{' beside <mask>' if self.masks else ''}"
-            yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
+            yield f"model.vocab_size: {vocab_size}, but text of bytes has {entries}; set it to null or at least {least}"
 
     def _faults_of_text(self) -> Iterator[str]:
         train = self.train

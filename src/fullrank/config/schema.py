@@ -37,13 +37,13 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
     """A section; the sections inside it are added to `definitions`. One that `kind` decides about has the keys of all kinds."""
     kinds: list[type[Section]] = [*cls.MEMBERS, cls] if issubclass(cls, ByKind) else [cls]
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
-    own = {field.name for field in dataclasses.fields(cls)}
+    own_keys = {field.name for field in dataclasses.fields(cls)}
     properties = {}
     for name, hint in keys_of(cls).items():
         field = fields[name]
         default = field.default
         content = _value(hint, definitions)
-        if name not in own:  # null where the kind has no such key
+        if name not in own_keys:  # null where the kind has no such key
             content = {"anyOf": [*content.get("anyOf", [content]), {"type": "null"}]}
         if issubclass(cls, ByKind) and name == "kind":
             content["enum"] = registry.names(cls.SLOT)

@@ -166,13 +166,13 @@ class Attention(nn.Module):
         layout: Layout | None = None,
         *,
         past: Past | None = None,
-        kept: list[Past] | None = None,
+        pasts: list[Past] | None = None,
         trace: Trace | None = None,
     ) -> Tensor:
         """x (B, N, E) over source, which may end with x, after `past`; `layout` covers past and source.
 
         source: hidden states (B, M, E), or their keys and values, projected once for many queries.
-        kept: a list that gets the past of the next call. Queries mix heads exactly as in one full pass.
+        pasts: a list that gets the past of the next call. Queries mix heads exactly as in one full pass.
         """
         source = x if source is None else source
         self._check(x, source)
@@ -192,7 +192,7 @@ class Attention(nn.Module):
             heads = self.project(x, source, layout)
             out, after = self.attend.attend_after(heads, past, layout)
         else:
-            heads, after = self._heads(x, source, layout, past, kept is not None)
+            heads, after = self._heads(x, source, layout, past, pasts is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
             keys_of_heads, values, relative = (repeat_heads(part, self.project.groups) for part in permuted)
             heads = replace(heads, keys=keys_of_heads, values=values, relative=relative)
@@ -200,8 +200,8 @@ class Attention(nn.Module):
             out = self.project.mix_qkv.collapse(self.attend(*expanded, trace))
             if self.gate is not None:
                 out = self.gate(x, out, heads.values)
-        if kept is not None and after is not None:
-            kept.append(after)
+        if pasts is not None and after is not None:
+            pasts.append(after)
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
         return merged
 
@@ -225,8 +225,10 @@ class Attention(nn.Module):
             if isinstance(hidden, Tensor) and not (
                 hidden.dim() == 3 and hidden.shape[::2] == (len(x), self.hidden_size) and hidden.is_floating_point()
             ):
-                given = f"given {hidden.dtype} {tuple(hidden.shape)}"
-                raise InputError(f"{name} must be numbers (B, N, {self.hidden_size}), one B for x and source; {given}")
+                description = f"given {hidden.dtype} {tuple(hidden.shape)}"
+                raise InputError(
+                    f"{name} must be numbers (B, N, {self.hidden_size}), one B for x and source; {description}"
+                )
 
 
 relu = register("activation", "relu")(torch.relu)
@@ -287,17 +289,17 @@ class Block(nn.Module):
         past: Past | None = None,
         memory: Tensor | None = None,
         cross: CrossInput | None = None,
-        kept: list[Past] | None = None,
+        pasts: list[Past] | None = None,
         trace: Trace | None = None,
     ) -> Tensor:
-        """past, kept: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
+        """past, pasts: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
 
         def attend(h: Tensor) -> Tensor:
             read = None
             if memory is not None:
                 before = self.attention_norm(memory) if self.pre_norm else memory
                 read = torch.cat((before.to(h.dtype), h), dim=1)
-            return self.attention(h, read, layout, past=past, kept=kept, trace=trace)
+            return self.attention(h, read, layout, past=past, pasts=pasts, trace=trace)
 
         x = self._residual(x, self.attention_norm, attend)
         if cross is not None:

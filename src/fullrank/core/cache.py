@@ -197,10 +197,10 @@ class Cache:
 
     def check(self, layers: int, batch: int) -> None:
         """Raises InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
-        given = (len(self.layers), batch if self.batch is None else self.batch)
-        if given != (layers, batch):
+        sizes = (len(self.layers), batch if self.batch is None else self.batch)
+        if sizes != (layers, batch):
             raise InputError(
-                f"the cache has (layers, rows) {given}, the model and input_ids {(layers, batch)}; see "
+                f"the cache has (layers, rows) {sizes}, the model and input_ids {(layers, batch)}; see "
                 "model.new_cache and cache.reorder"
             )
 
@@ -233,16 +233,16 @@ class CacheState(State):
 
     def __init__(self, cache: Cache, mask: Tensor | None, layout: Layout, place: Callable[..., Layout]) -> None:
         first = cache.layers[0]
-        known = first.relative if isinstance(first, KeyValues) else None
-        super().__init__(layout, partial(place, known=known, cached=True))
+        distance_keys = first.relative if isinstance(first, KeyValues) else None
+        super().__init__(layout, partial(place, distance_keys=distance_keys, cached=True))
         self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Past | None, None]:
         layout, _, _ = super().enter(layer, x)
         return layout, self.cache.layers[layer], None
 
-    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
-        self.layers[layer] = kept[0]
+    def leave(self, layer: int, x: Tensor, pasts: list[Past]) -> None:
+        self.layers[layer] = pasts[0]
 
     def next(self) -> Cache:
         documents = self.layout.documents
@@ -281,15 +281,15 @@ class ProjectedSource:
     rows: Tensor
 
     def get_layer_input(self, layer: int, queries: int) -> CrossInput:
-        known = self.layers[layer]
-        return known, _source_layout(queries, known.length, self.mask, known.values.device)
+        heads = self.layers[layer]
+        return heads, _source_layout(queries, heads.length, self.mask, heads.values.device)
 
     def reorder(self, index: Tensor) -> ProjectedSource:
         """The source for target rows `index` (K,), in that order; they may repeat."""
         rows = self.rows.index_select(0, index)
         if torch.equal(rows, self.rows):  # beams changed places within their sentences
             return self
-        layers = tuple(known.rows(index) for known in self.layers)
+        layers = tuple(heads.rows(index) for heads in self.layers)
         return ProjectedSource(layers, take_rows(self.mask, index), rows)
 
 

@@ -179,14 +179,14 @@ class TensorTrainInput(Input):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")
-        place, rest = math.prod(core.shape[1] for core in self.cores), input_ids
+        place, remainder = math.prod(core.shape[1] for core in self.cores), input_ids
         out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
         for core in self.cores:
             before, words, width, after = core.shape
             place //= words
             of_digits = core.transpose(0, 1).flatten(1)
-            rows = F.embedding(rest // place, of_digits)
-            rest = rest % place
+            rows = F.embedding(remainder // place, of_digits)
+            remainder = remainder % place
             product = out @ rows.unflatten(-1, (before, width * after))
             out = product.reshape(*input_ids.shape, -1, after)
         out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are

@@ -267,14 +267,14 @@ class ModelConfig(Section):
             )
 
     def _faults_of_documents(self) -> Iterator[str]:
-        given = self.document_token_id
-        if self.vocab_size is not None and given is not None and given >= self.vocab_size:
-            yield f"model.document_token_id: an id below model.vocab_size {self.vocab_size}, given {given}"
+        token_id = self.document_token_id
+        if self.vocab_size is not None and token_id is not None and token_id >= self.vocab_size:
+            yield f"model.document_token_id: an id below model.vocab_size {self.vocab_size}, given {token_id}"
         if self._translates or any(isinstance(attention, MultiLinearConfig) for attention in self.attentions):
             reason = (
                 "sentences are no documents" if self._translates else "multi-linear attention has no weights to mask"
             )
-            yield f"model.document_token_id: {reason}; leave it out (or data.documents), given {given}"
+            yield f"model.document_token_id: {reason}; leave it out (or data.documents), given {token_id}"
 
     def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
         at = [layer for entry in self.layers for layer in entry.at or ()]
@@ -314,15 +314,15 @@ class ModelConfig(Section):
     @property
     def own_attentions(self) -> list[AttentionConfig | None]:
         """Attention that `layers` gives each layer, the first layer first; None: that of the model."""
-        own = dict.fromkeys(range(self.num_hidden_layers))
+        by_layer = dict.fromkeys(range(self.num_hidden_layers))
         for place, entry in enumerate(self.layers):
             layers = [place] if entry.at is None else entry.at
-            own |= {layer % len(own): entry.attention for layer in layers}
-        return [*own.values()]
+            by_layer |= {layer % len(by_layer): entry.attention for layer in layers}
+        return [*by_layer.values()]
 
     @property
     def attentions(self) -> list[AttentionConfig]:
-        return [own or self.attention for own in self.own_attentions]
+        return [attention or self.attention for attention in self.own_attentions]
 
     @property
     def most_tokens(self) -> int | None:
@@ -354,8 +354,8 @@ class ModelConfig(Section):
         self, attention: AttentionConfig, num_hidden_layers: int | None, layers: list[LayerConfig], **changes: Any
     ) -> ModelConfig:
         """One part or layer; dropout of attention weights is for those that have some."""
-        own = [attention, *(entry.attention for entry in layers)]
-        weighted = any(isinstance(one, WeightedConfig) for one in own)
+        attentions = [attention, *(entry.attention for entry in layers)]
+        weighted = any(isinstance(entry, WeightedConfig) for entry in attentions)
         return replace(
             self,
             attention=attention,
@@ -369,13 +369,13 @@ class ModelConfig(Section):
 
     def get_encoder_config(self) -> ModelConfig:
         """Configuration of the encoder. Nothing is hidden there, so `as_published` and `masked` are one."""
-        own = self.encoder or EncoderConfig()
-        other = own.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
+        encoder = self.encoder or EncoderConfig()
+        other = encoder.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
         return self._part(
             self._attentions()[0],
-            own.num_hidden_layers,
+            encoder.num_hidden_layers,
             [entry.change(lambda attention: attention.seeing_all()) for entry in self.layers],
-            vocab_size=own.vocab_size or self.vocab_size,
+            vocab_size=encoder.vocab_size or self.vocab_size,
             output=OutputConfig() if other else self.output,
         )
 
@@ -396,10 +396,10 @@ class ModelConfig(Section):
         if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
             apart["output_map"] = (cross.output_map, "pairs")
         lines += [
-            f"model.decoder.cross.{name}: '{stage_name(given)}' reads positions, distances or a token's own state, which two "
+            f"model.decoder.cross.{name}: '{stage_name(chosen)}' reads positions, distances or a token's own state, which two "
             f"texts do not share; use {name}: {stage_name(possible)}"
-            for name, (given, possible) in apart.items()
-            if given != possible and possible is not None
+            for name, (chosen, possible) in apart.items()
+            if chosen != possible and possible is not None
         ]
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
         if encoder.share_embedding and encoder.vocab_size not in (None, self.vocab_size):
@@ -414,8 +414,11 @@ class ModelConfig(Section):
     def problems_of_masked(self) -> list[str]:
         """Lines about why no masked language model can be built of this; empty if one can."""
         parts = (("encoder", self.encoder), ("decoder", self.decoder))
-        given = [name for name, part in parts if part is not None]
-        lines = [f"model.{name}: a part of a translation model, given for a masked one; leave it out" for name in given]
+        lines = [
+            f"model.{name}: a part of a translation model, given for a masked one; leave it out"
+            for name, part in parts
+            if part is not None
+        ]
         lines += self._problems_of_memory("masked")
         if self.document_token_id is not None:
             lines.append("model.document_token_id: a masked token may be one that begins a document; leave it out")
@@ -427,8 +430,8 @@ class ModelConfig(Section):
         return lines
 
     def _problems_of_memory(self, kind: str) -> list[str]:
-        given = self.memory_length
-        return [f"model.memory_length: a {kind} model has no memory; given {given}, set it to 0"] if given else []
+        length = self.memory_length
+        return [f"model.memory_length: a {kind} model has no memory; given {length}, set it to 0"] if length else []
 
     @property
     def sees_future(self) -> bool:

@@ -116,8 +116,8 @@ class LanguageModel(Layers):
                 "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
             )
         if not isinstance(memory, Memory | None) or not isinstance(cache, Cache | None):
-            given = f"{type(memory).__name__} and {type(cache).__name__}"
-            raise InputError(f"memory, cache: those of the output of the call before, given {given}")
+            types = f"{type(memory).__name__} and {type(cache).__name__}"
+            raise InputError(f"memory, cache: those of the output of the call before, given {types}")
         if cache is not None and (memory is not None or skip):
             raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
         if cache is not None and self.config.sees_future:

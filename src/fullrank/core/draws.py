@@ -167,8 +167,8 @@ def dropout(x: Tensor, p: float, shared: bool = False) -> Tensor:
         return x
     if x.device.type != "cpu" or p > 1 - 2**-16 or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    kept = draw_mask(x, p, shared)
-    return x * kept.mul_(1 / (1 - p))
+    mask = draw_mask(x, p, shared)
+    return x * mask.mul_(1 / (1 - p))
 
 
 def draw_mask(x: Tensor, p: float, shared: bool) -> Tensor:

@@ -86,9 +86,9 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
         return
     low, high = numbers.min(), numbers.max()
     if low < 0 or high >= vocab_size:
-        given = low if low < 0 else high
+        wrong = low if low < 0 else high
         raise RangeError(
-            f"{name}: an index from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size}), given {given}"
+            f"{name}: an index from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size}), given {wrong}"
         )
 
 
@@ -262,10 +262,10 @@ class RelativeBiases(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
 
 
-def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:
-    """u and v (H, D) of a layer: its own, or those of all layers, which the layout carries."""
-    if own is not None:
-        return own.content_bias, own.position_bias
+def u_and_v(biases: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:
+    """u and v (H, D) of a layer: its own `biases`, or those of all layers, which the layout carries."""
+    if biases is not None:
+        return biases.content_bias, biases.position_bias
     if layout.biases is None:
         raise ValueError("a layer of a model with shared biases u and v needs a layout that its position has placed")
     return layout.biases
@@ -299,10 +299,10 @@ class Position(nn.Module):
                 "learned; shorten the segments or train with a larger model.max_position_embeddings"
             )
 
-    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+    def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         """The layout with everything that layers read of positions, made once for all of them.
 
-        known: keys of distances of earlier calls, which are not made again; cached: those of this call will be read again.
+        distance_keys: those of earlier calls, which are not made again; cached: those of this call will be read again.
         """
         return layout
 
@@ -316,7 +316,7 @@ class RotaryPosition(Position):
         assert config.head_dim is not None
         self.size, self.theta = config.head_dim, config.rope_theta
 
-    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+    def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         """The layout with the tables of its keys; where earlier keys are cached, which are rotated already, of the new ones."""
         positions = layout.query_positions if cached else layout.key_positions
         rotation = make_rotation(positions, self.size, self.theta, like)
@@ -382,7 +382,7 @@ class Relative(Position):
         self.biases = RelativeBiases(heads, width) if shared else None
         self.dropout = make_dropout(config.dropout.embedding, config.dropout.locked, shared=True)
 
-    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+    def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         """The layout with sinusoids of its distances, and u and v. Multi-linear attention reads sinusoids of places, (P, E).
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
@@ -392,7 +392,7 @@ class Relative(Position):
         encodings = None
         if self.places is not None:
             encodings = encode_places(self.places, self.places, self.size, like)
-        elif not serves(known, layout):
+        elif not serves(distance_keys, layout):
             rows = None
             if cached and layout.from_zero:
                 next_power = 1 << (layout.distances - 1).bit_length()
@@ -414,7 +414,7 @@ class DistanceBias(Position):
         """distances (T,), query minus key position -> b (T, H); not `causal`: queries see later keys, too."""
         raise NotImplementedError
 
-    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+    def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         distances = list_distances(layout.spans, like.device)
         bias = self.bias(distances, layout.causal, like)
         return replace(layout, distance_bias=bias)

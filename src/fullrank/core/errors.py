@@ -88,27 +88,29 @@ NAMES_ELSEWHERE = {
 }
 
 
-def translate_name(name: str, known: Iterable[str]) -> str:
-    """The name of ours that a name of another library stands for, where it is known; else the name itself."""
-    known = set(known)
-    ours = (ours for ours, names in NAMES_ELSEWHERE.items() if name in names.split())
-    return next((one for one in ours if one in known), name)
+def translate_name(name: str, names: Iterable[str]) -> str:
+    """Translate a name of another library to ours, if `names` has that; else the name itself."""
+    allowed = set(names)
+    for ours, elsewhere in NAMES_ELSEWHERE.items():
+        if name in elsewhere.split() and ours in allowed:
+            return ours
+    return name
 
 
-def suggest(given: str, known: Iterable[str], *, whole: bool = False) -> str:
+def suggest(name: str, names: Iterable[str], *, list_all: bool = False) -> str:
     """The end of an error message about an unknown name: the names that are near to it, or all.
 
     Near are those that begin with the name (`mixhead/table1` for its parts), or else the most similar one.
-    whole: all of them stand after the nearest one, too.
+    list_all: all of them stand after the nearest one, too.
     """
-    known = list(known)
-    given = translate_name(given, known)
-    near = [name for name in known if name.startswith(f"{given}-")]
-    near = near or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
-    every = f"known: {', '.join(sorted(known))}"
+    names = list(names)
+    name = translate_name(name, names)
+    near = [other for other in names if other.startswith(f"{name}-")]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    every = f"known: {', '.join(sorted(names))}"
     if not near:
         return every
-    return f"did you mean {' or '.join(map(repr, near))}?" + (f" ({every})" if whole else "")
+    return f"did you mean {' or '.join(map(repr, near))}?" + (f" ({every})" if list_all else "")
 
 
 def one_line(error: Exception, most: int = 200) -> str:

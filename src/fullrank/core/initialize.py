@@ -134,7 +134,7 @@ def pytorch(module: nn.Module) -> None:
     elif isinstance(module, AdaptiveSoftmax):
         hidden, widths = module.class_weight.shape[1], module.clusters.widths
         for i, width in enumerate(widths):
-            _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
+            _uniform(width, *(tensors[i] for tensors in (module.weights, module.biases) if len(tensors)))
         _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
     elif isinstance(module, SoftmaxOutput):
         _uniform(module.matrix.shape[1], module.weight, module.bias)
@@ -179,10 +179,10 @@ def xavier_uniform(module: nn.Module) -> None:
         module.start((2 / (module.vocab_size + module.hidden_size)) ** 0.5)
         return
     if isinstance(module, _TABLES | RelativeKeys | PositionTerm | RelativeBiases):
-        found: list[Tensor] = list(module.parameters())
+        parameters: list[Tensor] = list(module.parameters())
     else:
-        found = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]
-    for parameter in found:
+        parameters = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]
+    for parameter in parameters:
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter)
 

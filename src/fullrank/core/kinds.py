@@ -228,8 +228,13 @@ class WeightedConfig(AttentionConfig, built_in=True):
             )
 
     def across(self) -> AttentionConfig:
-        own = {"gate": "exclusive", "mix": "dynamic", "mix_qkv": "interleaved", "mix_scores": "dynamic multi_token"}
-        plain = {slot: "none" for slot, names in own.items() if stage_name(getattr(self, slot)) in names.split()}
+        one_text = {
+            "gate": "exclusive",
+            "mix": "dynamic",
+            "mix_qkv": "interleaved",
+            "mix_scores": "dynamic multi_token",
+        }
+        plain = {slot: "none" for slot, names in one_text.items() if stage_name(getattr(self, slot)) in names.split()}
         return super().across().with_known(pattern="full", stride=None, **plain)
 
 

@@ -80,9 +80,9 @@ class Layout:
         if not joined or joined[-1][1] < queries:
             raise ValueError(f"{queries} queries, but the last run of keys is {joined[-1:]}")
         positions = origin + list_positions(joined, device)
-        own = positions[positions.shape[0] - queries :]
+        query_positions = positions[positions.shape[0] - queries :]
         from_start = len(joined) == 1 and joined[0][0] + origin == 0
-        return cls(own, positions, runs=joined, from_start=from_start, window=window)
+        return cls(query_positions, positions, runs=joined, from_start=from_start, window=window)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,8 +99,8 @@ class Layout:
     def plain_causal(self) -> bool:
         """True for a causal layout without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
-        whole = self.key_mask is None and self.documents is None
-        return self.causal and whole and queries == keys and not (self.narrow or self.strided)
+        is_whole = self.key_mask is None and self.documents is None
+        return self.causal and is_whole and queries == keys and not (self.narrow or self.strided)
 
     @property
     def narrow(self) -> bool:
@@ -185,9 +185,9 @@ class Layout:
         """
         queries, keys = self.shape
         device = self.key_positions.device
-        own = torch.arange(keys - queries, keys, device=device)[:, None]
+        query_index = torch.arange(keys - queries, keys, device=device)[:, None]
         index = torch.arange(keys, device=device)
-        last = own if self.causal else torch.full_like(own, keys)
+        last = query_index if self.causal else torch.full_like(query_index, keys)
         seen = (index <= last)[None, None]
         stride = self.stride if self.strided else None
         if self.window is not None or stride is not None:
@@ -202,7 +202,7 @@ class Layout:
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
-        return seen | (index == own) if self.causal else seen | ~seen.any(-1, keepdim=True)
+        return seen | (index == query_index) if self.causal else seen | ~seen.any(-1, keepdim=True)
 
 
 def measure_distances(query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -300,8 +300,8 @@ class State:
             self.layout, self.placed = self.place(self.layout, x), True
         return self.layout, None, None
 
-    def leave(self, layer: int, x: Tensor, kept: list[Any]) -> None:
-        """Take over what `layer` kept; x: its inputs."""
+    def leave(self, layer: int, x: Tensor, pasts: list[Any]) -> None:
+        """Take over the pasts of `layer`; x: its inputs."""
 
     def skip(self, layer: int) -> None:
         """Pass over `layer`."""

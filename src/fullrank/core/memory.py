@@ -106,10 +106,10 @@ class Memory:
         """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
         widths = {layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None}
         batches = {*self._batches}
-        given = (len(self.layers), *(widths or {width}), *(batches or {rows}))
-        if given != (layers, width, rows):
+        sizes = (len(self.layers), *(widths or {width}), *(batches or {rows}))
+        if sizes != (layers, width, rows):
             raise InputError(
-                f"the memory is of (layers, hidden_size, rows) {given}, the model and input_ids of {(layers, width, rows)}; "
+                f"the memory is of (layers, hidden_size, rows) {sizes}, the model and input_ids of {(layers, width, rows)}; "
                 "begin with memory=None, or see memory.reorder"
             )
 
@@ -249,9 +249,9 @@ def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | N
 
 def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
     """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
-    kept = limit - new.shape[1]
-    if old is not None and kept > 0:
-        return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
+    old_tokens = limit - new.shape[1]
+    if old is not None and old_tokens > 0:
+        return torch.cat((old[:, -old_tokens:].to(new.dtype), new), dim=1)
     # a short view would keep a long tensor alive
     return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
 
@@ -283,9 +283,9 @@ class MemoryState(State):
         placed = self.memory.place(before, self.segment)
         key = layer if placed.runs is None else placed.runs
         if key not in self.layouts:
-            known = None if before.heads is None else before.heads.relative
+            distance_keys = None if before.heads is None else before.heads.relative
             layout = self.segment.layout(placed, self.window)
-            self.layouts[key] = self.place(layout, x, known=known, cached=self.keeps)
+            self.layouts[key] = self.place(layout, x, distance_keys=distance_keys, cached=self.keeps)
         hidden = before.hidden
         if before.heads is not None or hidden is None:
             return self.layouts[key], before.heads, None
@@ -293,8 +293,8 @@ class MemoryState(State):
         frozen = torch.is_grad_enabled() and hidden.is_inference()
         return self.layouts[key], None, hidden.to(x.dtype, copy=frozen)
 
-    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
-        heads = kept[0] if kept and isinstance(kept[0], KeyValues) else None
+    def leave(self, layer: int, x: Tensor, pasts: list[Past]) -> None:
+        heads = pasts[0] if pasts and isinstance(pasts[0], KeyValues) else None
         self.after[layer] = self.segment.remember(self.before[layer], x, heads, self.limit)
 
     def skip(self, layer: int) -> None:

@@ -68,22 +68,22 @@ class MultiTokenScores(Mixing):
         """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
         queries = heads.scored if notes is None else notes
         assert queries is not None
-        asked, known = layout.shape[0], queries.shape[2]
-        read = min(known, asked + self.kernel.shape[1] - 1)
+        asked, available = layout.shape[0], queries.shape[2]
+        read = min(available, asked + self.kernel.shape[1] - 1)
         if read > asked:
             queries = take_last(queries, read)
             heads = replace(heads, scored=queries)
-            positions = layout.key_positions[..., known - read :]
+            positions = layout.key_positions[..., available - read :]
             layout = replace(layout, query_positions=positions)
         mixed = self._convolve(score(heads, layout), layout)
         return take_last(mixed, asked)
 
     def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
-        known = scores.masked_fill(~self._find_seen(layout), 0)
+        visible = scores.masked_fill(~self._find_seen(layout), 0)
         count, rows, columns = self.kernel.shape
         beside = columns // 2
         border = (beside, beside, rows - 1, 0)
-        padded = F.pad(known, border)
+        padded = F.pad(visible, border)
         kernel = self.kernel.to(scores.dtype)
         return F.conv2d(padded, kernel[:, None], groups=count)
 
@@ -278,8 +278,8 @@ class DifferentialMixing(Mixing):
         first = (q_1 * k_1).sum().exp()
         second = (q_2 * k_2).sum().exp()
         share = first - second + self.lambda_init
-        one = torch.ones_like(share)
-        column = torch.stack((one, -share))
+        ones = torch.ones_like(share)
+        column = torch.stack((ones, -share))
         pair = column[:, None].expand(2, 2)
         return torch.block_diag(*[pair] * self.pairs)
 

@@ -143,9 +143,9 @@ class Layers(Model):
         if not self.training or self.config.dropout.words == 0:
             return vectors
         assert self.config.vocab_size is not None
-        kept = draw_words(self.config.dropout.words, input_ids, self.config.vocab_size)
+        mask = draw_words(self.config.dropout.words, input_ids, self.config.vocab_size)
         # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number
-        return torch.where(kept == 0, 1e-12, vectors * kept).to(vectors.dtype)
+        return torch.where(mask == 0, 1e-12, vectors * mask).to(vectors.dtype)
 
     def run(
         self,
@@ -166,16 +166,16 @@ class Layers(Model):
                 state.skip(i)
                 continue
             layout, past, memory = state.enter(i, x)
-            kept: list[Past] = []
+            pasts: list[Past] = []
             options: dict[str, Any] = {
                 "past": past, "memory": memory, "trace": None if trace is None else trace.enter(x),
                 "cross": None if source is None else source.get_layer_input(i, x.shape[1]),
             }  # fmt: skip
             if state.keeps:  # not by `__call__`, which is compiled: these lengths differ from call to call
-                out = block.forward(x, layout, kept=kept, **options)
+                out = block.forward(x, layout, pasts=pasts, **options)
             else:
                 out = block(x, layout, **options)
-            state.leave(i, x, kept)
+            state.leave(i, x, pasts)
             x = out
         return self.final_norm(x)
 

@@ -35,8 +35,8 @@ def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | N
     tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values)
     if visible is None:
         return tensor
-    both = visible[..., :, None] & visible[..., None, :]
-    return tensor.masked_fill(~both, 0.0)
+    visible_pairs = visible[..., :, None] & visible[..., None, :]
+    return tensor.masked_fill(~visible_pairs, 0.0)
 
 
 def multilinear(problem: Pairs) -> Tensor:
@@ -232,7 +232,7 @@ class MultiLinear(Attend):
         assert self.weight is not None
         mask = layout.key_mask
         length = layout.shape[1]
-        own = torch.atleast_2d(layout.query_positions)
+        query_positions = torch.atleast_2d(layout.query_positions)
         at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
         if not layout.from_start:
             index, tokens = self._index(layout, keys.shape[0])
@@ -258,10 +258,10 @@ class MultiLinear(Attend):
         visible = None
         if layout.narrow or (layout.causal and not at_end):
             position = torch.arange(length, device=keys.device)
-            last = own[..., None] if layout.causal else torch.full_like(own, length)[..., None]
+            last = query_positions[..., None] if layout.causal else torch.full_like(query_positions, length)[..., None]
             visible = position <= last
             if layout.window is not None:
-                visible = visible & (position > own[..., None] - layout.window)
+                visible = visible & (position > query_positions[..., None] - layout.window)
         return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:

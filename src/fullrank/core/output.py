@@ -366,10 +366,10 @@ class AdaptiveSoftmax(Output):
             torch.empty(size, width) for size, width in zip(entries, widths, strict=True) if not options.tied
         )
         self.biases = nn.ParameterList(torch.empty(size) for size in entries if options.bias)
-        own = [0] if options.form == "transformer_xl" else []
-        own += [] if self._tied_projections else list(tails)
+        projected = [0] if options.form == "transformer_xl" else []
+        projected += [] if self._tied_projections else list(tails)
         self.projections = nn.ParameterDict(
-            {str(i): nn.Parameter(torch.empty(hidden_size, widths[i])) for i in own if self.clusters.projected}
+            {str(i): nn.Parameter(torch.empty(hidden_size, widths[i])) for i in projected if self.clusters.projected}
         )
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None

@@ -62,10 +62,10 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
         raise ConfigError(f"unknown slot '{slot}': {suggest(slot, _HOMES)}")
 
     def add(item: Registered) -> Registered:
-        known = _registered.get((slot, name), item)
+        former = _registered.get((slot, name), item)
         # the same name in the same module: a module read again
-        if _describe(known) != _describe(item):
-            raise ConfigError(f"{slot} '{name}' is already registered by {_describe(known)[0]}; choose another name")
+        if _describe(former) != _describe(item):
+            raise ConfigError(f"{slot} '{name}' is already registered by {_describe(former)[0]}; choose another name")
         _registered[slot, name] = item
         return item
 
@@ -89,9 +89,9 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
     built_in: the names of all built-in stages; an unknown name is then refused before their module is imported.
     """
     registered = [name for other, name in _registered if other == slot]
-    known = sorted({*built_in, *registered}) if built_in else names(slot)
-    if name not in known:
-        near = suggest(name, known, whole=True)
+    available = sorted({*built_in, *registered}) if built_in else names(slot)
+    if name not in available:
+        near = suggest(name, available, list_all=True)
         if near.startswith("known"):
             near += "; one of your own is known once its module is imported"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")

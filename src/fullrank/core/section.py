@@ -223,7 +223,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     elif origin in (list, tuple):
         if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
             inner = args if origin is tuple else args * len(value)
-            return origin(_convert(one, item, key) for one, item in zip(inner, value, strict=True))
+            return origin(_convert(member, item, key) for member, item in zip(inner, value, strict=True))
     elif origin is dict:
         if isinstance(value, Mapping):
             return {
@@ -263,14 +263,14 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
     """`value` as a plain dataclass, whose other keys are left out. Raises ConfigError for the first fault."""
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, allowed in _types_of(hint).items():
         if name in value:
             where = _join(key, name)
-            known[name] = read_value(allowed, value[name], where)
-            if isinstance(known[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
+            values[name] = read_value(allowed, value[name], where)
+            if isinstance(values[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
                 raise ConfigError(f"{where}: {words(allowed)}, given {value[name]!r}")
-    return hint(**known)
+    return hint(**values)
 
 
 def section_in(hint: Any) -> type[Section] | None:
@@ -373,11 +373,11 @@ class Section(metaclass=_Sections):
         if issubclass(cls, ByKind):
             member = cls.member(raw, key)
             raw = {name: value for name, value in raw.items() if not member.says_nothing(name, value)}
-        known = {name: value for name, value in raw.items() if name in hints_of(member)}
-        lines = [_describe_unknown(member, key, name, value) for name, value in raw.items() if name not in known]
+        values = {name: value for name, value in raw.items() if name in hints_of(member)}
+        lines = [_describe_unknown(member, key, name, value) for name, value in raw.items() if name not in values]
         made = object.__new__(member)
         try:
-            made.__init__(**known)  # type: ignore[misc]
+            made.__init__(**values)  # type: ignore[misc]
         except ConfigError as error:
             lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
         if lines:
@@ -386,8 +386,8 @@ class Section(metaclass=_Sections):
 
     def with_known(self, **changes: Any) -> Self:
         """A copy with those of `changes` that this section has keys for."""
-        known = hints_of(type(self))
-        return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in known})
+        keys = hints_of(type(self))
+        return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in keys})
 
     def to_dict(self) -> dict[str, Any]:
         return {option.name: _to_plain(getattr(self, option.name)) for option in fields(self)}
@@ -418,11 +418,11 @@ def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
 
 
 def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by: str | None) -> str:
-    given = "this section" if isinstance(value, Section) else repr(value)
+    shown = "this section" if isinstance(value, Section) else repr(value)
     if not need.sign:
-        return f"{need.describe(target)}, given {given}; set {target}"
+        return f"{need.describe(target)}, given {shown}; set {target}"
     name = target if decided_by is None else target.rpartition(".")[2].replace("_", " ")
-    return f"{need.describe(name)}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
+    return f"{need.describe(name)}, given {shown} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 
 def _to_plain(value: Any) -> Any:
@@ -462,18 +462,18 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
     if issubclass(cls, ByKind):
         kinds = [f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)]
         if kinds:
-            given = f"given {value!r} with '{cls.kind}'"
-            return f"{path}: goes with {' or '.join(sorted(kinds))}, {given}; leave it out or change {key}.kind"
+            shown = f"given {value!r} with '{cls.kind}'"
+            return f"{path}: goes with {' or '.join(sorted(kinds))}, {shown}; leave it out or change {key}.kind"
     if any(section.KEY == cls.KEY and name in hints_of(section) for section in _SECTIONS):
         return f"{path}: a key of another task, given {value!r}; leave it out"
-    known = [*iterate_keys(cls, key)]
+    keys = [*iterate_keys(cls, key)]
     if cls.KEY:
-        known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
-    leaves = {other: other.rpartition(".")[2] for other in known if other != path}
+        keys += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
+    leaves = {other: other.rpartition(".")[2] for other in keys if other != path}
     name = translate_name(name.lower(), leaves.values())
 
-    def compare(one: str, other: str) -> float:
-        return difflib.SequenceMatcher(None, one, other).ratio()
+    def compare(name: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, name, other).ratio()
 
     scores = {other: compare(name, leaf) for other, leaf in leaves.items()}
     nearest = max(scores, key=lambda other: scores[other] + compare(path, other))

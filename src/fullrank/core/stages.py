@@ -270,12 +270,12 @@ class Projection(nn.Module):
             scored = scored + nearest
         return Heads(query, scored, keys, values, relative)
 
-    def _project_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys of distances (G, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
+    def _project_distances(self, layout: Layout, x: Tensor, distance_keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys of distances (G, T, D), those of earlier calls where they serve, and the query of distance 0 (H, 1, D)."""
         assert self.query is not None
         assert self.key is not None
-        if known is not None and serves(known, layout):
-            keys = known
+        if distance_keys is not None and serves(distance_keys, layout):
+            keys = distance_keys
             zero = sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
         else:
             encodings = encodings_of(layout, self.clamp_length, x)
@@ -337,10 +337,10 @@ class StochasticCrossHead(nn.Module):
         self.beta = beta
 
     def forward(self, *heads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [tensor for tensor in heads if tensor is not None]
-        if self.beta == 0 or not self.training or not given:
+        tensors = [tensor for tensor in heads if tensor is not None]
+        if self.beta == 0 or not self.training or not tensors:
             return heads
-        count, device = given[0].shape[-3], given[0].device
+        count, device = tensors[0].shape[-3], tensors[0].device
         if not torch.compiler.is_compiling() and draws.current is not None:
             drawn = draws.current.permutation(count, self.beta)
             if drawn is None:

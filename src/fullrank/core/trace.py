@@ -72,7 +72,7 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
     """
     if isinstance(source, Trace):
         layers = source.get_layers()
-        found = [layer.mixing for layer in layers if layer.mixing is not None and layer.learned]
+        matrices = [layer.mixing for layer in layers if layer.mixing is not None and layer.learned]
         zero = layers[0].weights.new_zeros(())
     else:
         stages: list[Any] = [module.mix for module in source.modules() if "mix" in module._modules]
@@ -83,9 +83,9 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
                 f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "
                 "model.attention.mix, or call fullrank.inject(model, mix=...) on a Hugging Face model"
             )
-        found = [stage.matrix(None) for stage in mixings if stage.learned]
+        matrices = [stage.matrix(None) for stage in mixings if stage.learned]
         zero = next(source.parameters()).new_zeros(())
-    return sum((_measure_overlap_of_rows(mixing).to(zero) for mixing in found), zero)
+    return sum((_measure_overlap_of_rows(mixing).to(zero) for mixing in matrices), zero)
 
 
 def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -227,12 +227,12 @@ class ExclusiveGate(Gate):
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         first = values.shape[2] - outputs.shape[2]
-        own = F.normalize(values[:, :, first:], dim=-1)
-        share = (outputs * own).sum(-1, keepdim=True)
+        direction = F.normalize(values[:, :, first:], dim=-1)
+        share = (outputs * direction).sum(-1, keepdim=True)
         if self.amount is not None:
             amount = self.amount.to(share.dtype)
             share = share * amount[:, None, None]
-        return outputs - share * own
+        return outputs - share * direction
 
 
 @register("gate", "differential")

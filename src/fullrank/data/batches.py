@@ -304,8 +304,8 @@ class Masking:
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, mask_id: int, options: TrainConfig) -> Masking:
         """Masking for texts of `tokenizer`."""
-        known = [mark for mark in (tokenizer.eos_id, tokenizer.sos_id) if mark is not None]
-        marks = np.array(known, dtype=np.int64)
+        mark_ids = [mark for mark in (tokenizer.eos_id, tokenizer.sos_id) if mark is not None]
+        marks = np.array(mark_ids, dtype=np.int64)
         ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
         return cls(options, mask_id, marks, ordinary)
 

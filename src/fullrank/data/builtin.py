@@ -171,13 +171,13 @@ def write_texts(folder: Path) -> None:
     texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     first: dict[str, str] = {}  # document of each long line: the line stays only in the first that has it
     for name, lines in read_documents():
-        kept = []
+        new_lines = []
         for line in lines:
             is_phrase = len(line.split()) < _LONG
             if is_phrase or first.setdefault(line.casefold(), name) == name:
-                kept.append(line)
-        if kept:
-            texts[choose_split(name)] += [*kept, ""]
+                new_lines.append(line)
+        if new_lines:
+            texts[choose_split(name)] += [*new_lines, ""]
     words = sum(len(line.split()) for lines in texts.values() for line in lines)
     if words < _FEWEST_WORDS or not all(texts.values()):
         raise InputError(

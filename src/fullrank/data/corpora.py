@@ -393,7 +393,9 @@ def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> S
     files = [folder / name for name in info.packed]
     if not files or not all(path.is_file() for path in files):
         return None
-    columns = [[Section(path) for path in files if path.name.removesuffix(".xml").endswith(one)] for one in languages]
+    columns = [
+        [Section(path) for path in files if path.name.removesuffix(".xml").endswith(language)] for language in languages
+    ]
     source, target = columns
     splits = {
         "train": Split("data.dir", (source[:1], target[:1]), is_raw=True),

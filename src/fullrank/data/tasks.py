@@ -89,13 +89,13 @@ def read_task(data: TaskDataConfig, split: str, report: Report = silent) -> Task
         return TaskSplit(split, rows, published, "invented", digest([repr(rows)]))
     file = None if data.dir is None else _find_file(info, split, Path(data.dir).expanduser())
     source = str(file or info.hub.partition(",")[0])
-    given = _read_hub(info, split, data.cache, report) if file is None else []
+    hub_rows = _read_hub(info, split, data.cache, report) if file is None else []
     if data.answers:
         version = SQUAD[data.name]
-        rows = _read_squad_file(file) if file else [_read_question(row, version) for row in given]
+        rows = _read_squad_file(file) if file else [_read_question(row, version) for row in hub_rows]
         _check_questions(rows, source, version)
     else:
-        rows = _read_examples(GLUE[data.task], file, given, source)
+        rows = _read_examples(GLUE[data.task], file, hub_rows, source)
     if not rows:
         raise InputError(f"data.dir: {source} holds no rows of the split {split}")
     plain = [*map(dataclasses.asdict, rows)] if data.answers else rows
@@ -114,13 +114,13 @@ def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
     stem = official.stem.removesuffix("_matched")
     names = [official.name, f"{stem}.slice{official.suffix}"]
     paths = [where / folder / name for name in names for folder in (*folders, "")]
-    found = next((path for path in paths if path.is_file()), where)
-    if not found.is_file():
+    file = next((path for path in paths if path.is_file()), where)
+    if not file.is_file():
         raise InputError(
             f"data.dir: {where}: no file {' or '.join(names)}, nor in {', '.join(folders)}; without a folder it comes from the "
             "Hugging Face hub"
         )
-    return found
+    return file
 
 
 def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Report) -> Iterable[dict[str, Any]]:
@@ -157,19 +157,19 @@ def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Re
 
 
 def _read_examples(
-    task: GlueTask, file: Path | None, given: Iterable[Mapping[str, Any]], source: str
+    task: GlueTask, file: Path | None, hub_rows: Iterable[Mapping[str, Any]], source: str
 ) -> list[tuple[tuple[str, ...], float]]:
-    """The sentences and the label of each row of a file, or else of the hub's `given` rows."""
+    """The sentences and the label of each row of a file, or else of the hub's rows."""
     columns = [*(task.hub_sentences or task.sentences), "label"]
-    found: Iterable[tuple[str, Mapping[str, Any]]] = ((f"row {number}", row) for number, row in enumerate(given))
+    places: Iterable[tuple[str, Mapping[str, Any]]] = ((f"row {number}", row) for number, row in enumerate(hub_rows))
     if file is not None:
         columns = [*task.sentences, task.label_column]
-        found = _read_tsv(task, file)
+        places = _read_tsv(task, file)
     rows = []
-    for place, row in found:
+    for place, row in places:
         if missing := [column for column in columns if column not in row]:
-            known = ", ".join(row)[:200]
-            raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {known}")
+            names = ", ".join(row)[:200]
+            raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {names}")
         *sentences, label = (row[column] for column in columns)
         rows.append((tuple(sentences), task.read_label(label, f"data.dir: {source}, {place}")))
     return rows
@@ -386,8 +386,8 @@ def make_examples(task: GlueTask, split: str) -> list[tuple[tuple[str, ...], flo
         else:
             words = invented.draw_words(draw)
             other = invented.draw_words(draw)
-            kept = label * len(words) // (classes - 1)
-            changed = words[:kept] + other[kept:]
+            shared = label * len(words) // (classes - 1)
+            changed = words[:shared] + other[shared:]
             rows.append(((invented.join_words(words), invented.join_words(changed)), label))
     return rows
 

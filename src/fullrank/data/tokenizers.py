@@ -223,10 +223,10 @@ def rank_entries(
     """
     marks = (UNK, LINE_END, *marks)  # always stay
     frequent = {entry: count for entry, count in counts.items() if count >= min_count and entry not in marks}
-    kept = sort_by_count(frequent)
+    ranked = sort_by_count(frequent)
     if max_vocabulary is not None:
-        kept = kept[: max_vocabulary - len(marks)]
-    totals = {entry: counts.get(entry, 0) for entry in (*kept, *marks)}
+        ranked = ranked[: max_vocabulary - len(marks)]
+    totals = {entry: counts.get(entry, 0) for entry in (*ranked, *marks)}
     totals[UNK] += sum(counts.values()) - sum(totals.values())
     return sort_by_count(totals)
 

@@ -84,6 +84,8 @@ def generate(
     else:
         if {name: options.pop(name) for name in _DRAWING} != _DRAWING:
             raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_DRAWING)}")
-        found = beam_search(reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **options)
-        new = found.ids[:, 0]
+        hypotheses = beam_search(
+            reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **options
+        )
+        new = hypotheses.ids[:, 0]
     return torch.cat((input_ids, new), dim=1)

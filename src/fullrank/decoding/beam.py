@@ -97,8 +97,8 @@ def beam_search(
                     total = totals[row, rank].item()
                     ended[searching[row]].append(_Hypothesis(tokens[row, rank].clone(), total, total * weight))
                 # the first candidates that have not ended, in their order
-                kept = min(beams, width * (log_probs.shape[1] - 1))
-                unfinished = (token == eos_id).int().sort(dim=1, stable=True).indices[:, :kept]
+                survivors = min(beams, width * (log_probs.shape[1] - 1))
+                unfinished = (token == eos_id).int().sort(dim=1, stable=True).indices[:, :survivors]
                 totals = totals.gather(1, unfinished)
                 source = source.gather(1, unfinished)
                 tokens = tokens.gather(1, unfinished[..., None].expand(-1, -1, length))

@@ -398,7 +398,7 @@ class Ensemble:
     def __call__(
         self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: EnsembleCache | None = None
     ) -> ModelOutput:
-        caches = [{}] * len(self.models) if cache is None else [{"cache": one} for one in cache.caches]
+        caches = [{}] * len(self.models) if cache is None else [{"cache": model_cache} for model_cache in cache.caches]
         pairs = zip(self.models, caches, strict=True)
         outs = [model(input_ids, attention_mask=attention_mask, **options) for model, options in pairs]
         log_probs = torch.stack([log_normalized(out.logits) for out in outs])

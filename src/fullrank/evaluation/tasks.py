@@ -39,8 +39,8 @@ def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> 
     try:
         return metrics.BLEU(tokenize=tokenize, trg_lang=language, **options)
     except Exception as error:  # of MeCab, of any kind
-        given = tokenize or f"the choice for {language}"
-        raise InputError(f"eval.bleu_tokenize: {given} cannot be used here ({one_line(error, 200)})") from error
+        tokenizer = tokenize or f"the choice for {language}"
+        raise InputError(f"eval.bleu_tokenize: {tokenizer} cannot be used here ({one_line(error, 200)})") from error
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -161,9 +161,9 @@ class CausalModel(nn.Module):
 
     def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Parameters, tied ones once, and buffers; of an adapter the trained parameters alone."""
-        whole = self.adapted is None
-        saved = {name for name, parameter in self.named_parameters() if whole or parameter.requires_grad}
-        saved |= dict(self.named_buffers()).keys() if whole else set()
+        is_full = self.adapted is None
+        saved = {name for name, parameter in self.named_parameters() if is_full or parameter.requires_grad}
+        saved |= dict(self.named_buffers()).keys() if is_full else set()
         return {name: value for name, value in super().state_dict(*arguments, **options).items() if name in saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -203,9 +203,9 @@ class CausalModel(nn.Module):
         check_run(folder, checkpoint)
         with load.quiet(), torch.random.fork_rng(devices=[]):
             if config.train.adapter is None:
-                known = transformers.AutoConfig.from_pretrained(folder / MODEL)
-                load.forget_injection(known)
-                model = transformers.AutoModelForCausalLM.from_config(known, dtype=torch.float32)
+                model_config = transformers.AutoConfig.from_pretrained(folder / MODEL)
+                load.forget_injection(model_config)
+                model = transformers.AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
                 inject_configured(model, config.model)
             else:
                 model = load_causal(config.model)
@@ -255,10 +255,10 @@ def load_causal(config: PretrainedConfig) -> Any:
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
         where = load.location_of(config.pretrained)
-        known = load.read_part("AutoConfig", where, **options)
-        is_injected = holds_injected(config, known)
+        model_config = load.read_part("AutoConfig", where, **options)
+        is_injected = holds_injected(config, model_config)
         auto = transformers.AutoModelForCausalLM
-        model, loading = load.load_weights(auto, where, known, torch.float32, **options)
+        model, loading = load.load_weights(auto, where, model_config, torch.float32, **options)
     if missing := sorted(loading["missing_keys"]):
         raise InputError(
             f"{key}: no causal model: it lacks weights of {type(model).__name__}: {', '.join(missing[:3])}"
@@ -326,9 +326,9 @@ def inject_configured(model: Any, config: PretrainedConfig) -> None:
         inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
 
 
-def holds_injected(config: PretrainedConfig, known: Any) -> bool:
+def holds_injected(config: PretrainedConfig, model_config: Any) -> bool:
     """True for a checkpoint with attention of ours, which has to be what is asked for (InputError)."""
-    settings = load.read_injected_settings(known)
+    settings = load.read_injected_settings(model_config)
     if settings is None:
         return False
     keys = ("mix", "normalize", "cross_head", "layers")

@@ -147,12 +147,12 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
         return None
     rows, tokens = input_ids.shape
     past = 0 if state is None else state.length
-    given = tuple(attention_mask.shape)
+    shape = tuple(attention_mask.shape)
     shapes = dict.fromkeys([(rows, tokens), (rows, past + tokens)])
-    if given not in shapes:
+    if shape not in shapes:
         allowed = " or ".join(map(str, shapes))
-        raise InputError(f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {given}")
-    new = attention_mask[:, given[1] - tokens :].bool()
+        raise InputError(f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {shape}")
+    new = attention_mask[:, shape[1] - tokens :].bool()
     return None if bool(new.all()) else new
 
 
@@ -262,11 +262,11 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
         The loss is the mean over labels other than -100, or their sum over num_items; 0 where there is no such label.
         """
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits: Tensor = self.model.output(hidden[:, kept])
+        positions = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: Tensor = self.model.output(hidden[:, positions])
         if labels is None:
             return logits, None
-        labels = self._replace_padding(labels[:, kept], IGNORED).flatten()
+        labels = self._replace_padding(labels[:, positions], IGNORED).flatten()
         precise = logits if logits.dtype == torch.float64 else logits.float()
         loss = F.cross_entropy(precise.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
         items = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
@@ -287,16 +287,16 @@ def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **
 
 def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
     """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
-    found: dict[str, tuple[Tensor, ...] | None] = {"hidden_states": None, "attentions": None}
+    traced: dict[str, tuple[Tensor, ...] | None] = {"hidden_states": None, "attentions": None}
     if trace is None:
-        return found
+        return traced
     if trace.states is not None:
-        found["hidden_states"] = (*trace.states, last)
+        traced["hidden_states"] = (*trace.states, last)
     if trace.weights:
         if not trace.layers:
             raise InputError("output_attentions: multi-linear attention has no attention weights")
-        found["attentions"] = tuple(layer.mixed for layer in trace.layers)
-    return found
+        traced["attentions"] = tuple(layer.mixed for layer in trace.layers)
+    return traced
 
 
 class _WithPadding(LogitsProcessorList):

@@ -55,10 +55,10 @@ class FullRankConfig(PreTrainedConfig):
         if model.encoder is not None or model.decoder is not None:
             problems.append("fullrank: a language model or an encoder, given a translation model")
         for name in _SIZES:
-            given, derived = getattr(self, name), getattr(model, name)
-            if given is not None and given != derived:
+            value, derived = getattr(self, name), getattr(model, name)
+            if value is not None and value != derived:
                 problems.append(
-                    f"{name}: {derived} by `fullrank`, given {given}; change it there, or leave it out here"
+                    f"{name}: {derived} by `fullrank`, given {value}; change it there, or leave it out here"
                 )
             setattr(self, name, derived)
         if problems:

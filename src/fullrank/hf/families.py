@@ -173,10 +173,10 @@ def attention_modules(model: nn.Module) -> dict[str, Any]:
 
 def unknown_modules(model: nn.Module) -> list[str]:
     """The names of modules that attend with projections of their own off the interface."""
-    known = attention_modules(model)
+    attentions = attention_modules(model)
     unknown = []
     for name, module in model.named_modules():
-        holds_known = any(f"{other}.".startswith(f"{name}.") for other in known)
+        holds_known = any(f"{other}.".startswith(f"{name}.") for other in attentions)
         if "Attention" in type(module).__name__ and not holds_known and _count_matrices(module) > 1:
             unknown.append(name)
     return unknown
@@ -208,10 +208,10 @@ def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
         matching = {name for name in modules if _matches(model, name, layer)}
         if not matching:
             numbers = sorted(number for number in map(_layer_number, modules) if number is not None)
-            known = f"it has {', '.join(map(str, dict.fromkeys(numbers)))}"
+            hint = f"it has {', '.join(map(str, dict.fromkeys(numbers)))}"
             if isinstance(layer, str):
-                known = suggest(layer, modules)
-            raise InputError(f"layers: {layer!r} is no attention layer of {type(model).__name__}; {known}")
+                hint = suggest(layer, modules)
+            raise InputError(f"layers: {layer!r} is no attention layer of {type(model).__name__}; {hint}")
         chosen |= matching
     return {name: module for name, module in modules.items() if name in chosen}
 

@@ -349,8 +349,8 @@ def check_mixture(model: Any, _: Any) -> None:
 
 def mixture_settings(output: str | Mapping[str, Any] | OutputConfig) -> dict[str, Any]:
     """The mixture that `inject(output=...)` asks for, as `model.config.fullrank` has it; InputError for another one."""
-    given = {"kind": output} if isinstance(output, str) else output
-    config = given if isinstance(given, OutputConfig) else OutputConfig.from_dict(given)
+    section = {"kind": output} if isinstance(output, str) else output
+    config = section if isinstance(section, OutputConfig) else OutputConfig.from_dict(section)
     settings: dict[str, Any] = {"kind": KIND, **{name: getattr(config, name, None) for name in OWN_KEYS}}
     if not isinstance(config, MixtureConfig) or config not in (MixtureConfig(**settings), _residual(settings)):
         raise InputError(
@@ -372,9 +372,9 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     name, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
     # device_map replaces the forward pass
     if head is None or type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
-        given = "none" if head is None else f"a {type(head).__name__}"
+        kind = "none" if head is None else f"a {type(head).__name__}"
         raise InputError(
-            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {given}"
+            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {kind}"
         )
     if head.weight.is_meta:
         return head

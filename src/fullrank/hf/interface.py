@@ -271,10 +271,10 @@ def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[
         weights, own_dropout = _compute_weights(call, injected)
     else:
         extras = injected.rules(call.module).extras
-        given = sorted(name for name in extras if call.others.get(name) is not None)
-        if given:
+        biases = sorted(name for name in extras if call.others.get(name) is not None)
+        if biases:
             raise InputError(
-                f"{type(call.module).__name__}: its attention takes a {', '.join(given)} (a soft-cap or position biases), "
+                f"{type(call.module).__name__}: its attention takes a {', '.join(biases)} (a soft-cap or position biases), "
                 "which other normalisers than softmax would have to take apart; inject without normalize"
             )
         weights = injected.normalize(_scores(call)).to(call.query.dtype)

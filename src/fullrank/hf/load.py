@@ -222,10 +222,10 @@ def _choose_class(cls: Any, config: Any) -> Any:
         return saved
     if not hasattr(cls, "_model_mapping"):
         return cls
-    known = cls._model_mapping.get(type(config), None)
-    if known is None:
+    model_class = cls._model_mapping.get(type(config), None)
+    if model_class is None:
         raise InputError(f"{cls.__name__}: has no class for a model of type {config.model_type}; give another, or none")
-    several = known if isinstance(known, tuple | list) else (known,)
+    several = model_class if isinstance(model_class, tuple | list) else (model_class,)
     return saved if saved in several else several[0]
 
 

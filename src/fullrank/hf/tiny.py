@@ -122,16 +122,16 @@ def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     for of_layer in zip(*lists.values(), strict=True):
         kinds.append(set(zip(lists, map(str, of_layer), strict=True)))
     missing = set().union(*kinds)
-    kept: list[int] = []
-    while len(kept) < min(count, _MOST_LAYERS) and (missing or len(kept) < 2):
-        gains = {layer: len(kinds[layer] & missing) for layer in range(count) if layer not in kept}
+    chosen: list[int] = []
+    while len(chosen) < min(count, _MOST_LAYERS) and (missing or len(chosen) < 2):
+        gains = {layer: len(kinds[layer] & missing) for layer in range(count) if layer not in chosen}
         best = max(gains, key=gains.__getitem__)
-        kept = sorted([*kept, best])
+        chosen = sorted([*chosen, best])
         missing -= kinds[best]
     cut: dict[str, Any] = {}
     for name, entries in lists.items():
-        cut[name] = [_shrink(name, entries[layer]) for layer in kept]
-    layers = len(kept)
+        cut[name] = [_shrink(name, entries[layer]) for layer in chosen]
+    layers = len(chosen)
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: entries * 2 for name, entries in cut.items()} | {"num_kv_shared_layers": layers}
         layers *= 2

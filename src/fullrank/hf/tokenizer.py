@@ -35,18 +35,18 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer_of_vocabulary(load_tokenizer(folder), masks=config.masks)
 
 
-def tokenizer_of_vocabulary(own: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
+def tokenizer_of_vocabulary(tokenizer: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a `fullrank.data.Tokenizer`; `masks`: with `<mask>` as last entry."""
     marks: dict[str, Any] = {"mask_token": MASK} if masks else {}
-    if own.kind == "word" and not masks:
+    if tokenizer.kind == "word" and not masks:
         marks["unk_token"] = UNK
     # Decoding may leave out every token that has a name here, so that a newline has none.
     return PreTrainedTokenizerFast(
-        tokenizer_object=own.backend,
+        tokenizer_object=tokenizer.backend,
         split_special_tokens=not masks,  # marks in a text are text
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         padding_side="right",
-        pad_token=MASK if masks else _NO_BYTE if own.kind in ("byte", "bpe") else _PAD,
+        pad_token=MASK if masks else _NO_BYTE if tokenizer.kind in ("byte", "bpe") else _PAD,
         **marks,
     )

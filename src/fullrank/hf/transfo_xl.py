@@ -61,8 +61,8 @@ def load_transfo_xl(
         named = rename_tensors(storage.read(folder / storage.WEIGHTS), about)
     except KeyError as error:
         raise InputError(f"{folder}: its {storage.HUGGING_FACE} or {storage.WEIGHTS} lacks {error}") from error
-    own = model.state_dict()
-    fresh = {name: tensor for name, tensor in own.items() if ".attend.mix." in name}
+    state = model.state_dict()
+    fresh = {name: tensor for name, tensor in state.items() if ".attend.mix." in name}
     load_tensors(model, fresh | named, folder / storage.WEIGHTS, assign=True)
     return model.eval()
 

@@ -47,7 +47,7 @@ class Grid:
     def groups(self) -> list[tuple[str, int]]:
         """Headings above columns, with the number of neighbouring columns that share each; empty if there are none."""
         spans = []
-        for name, shared in groupby(self.headings, key=lambda one: one.group):
+        for name, shared in groupby(self.headings, key=lambda heading: heading.group):
             spans.append((name, len(list(shared))))
         if any(name for name, _ in spans):
             return spans

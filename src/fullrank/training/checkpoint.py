@@ -244,8 +244,8 @@ class TrainingState:
         load_tensors(self.model, weights, path)
         parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in snapshot.training.items():
-            kind, _, rest = name.partition(".")
-            parts[kind][rest] = take_rows(tensor) if kind == "carry" else self._distribute(rest, tensor)
+            kind, _, entry_name = name.partition(".")
+            parts[kind][entry_name] = take_rows(tensor) if kind == "carry" else self._distribute(entry_name, tensor)
         device = self.running.device
         try:
             counters = self.counters = read_value(Counters, snapshot.state, "state")
@@ -364,10 +364,10 @@ def _keep_weights(checkpoint: Path, *, step: int, number: int, run: Mapping[str,
     with _replace_folder(folder, target) as fresh:
         _link_or_copy(checkpoint / WEIGHTS, fresh / WEIGHTS)
         write_record(fresh, (WEIGHTS,), {"step": step}, run)
-    kept = list_kept_checkpoints(folder)
-    staying = [earlier for earlier in kept if earlier <= step][-number:]
-    for other in set(kept) - set(staying):
-        _remove(folder, kept[other])
+    checkpoints = list_kept_checkpoints(folder)
+    staying = [earlier for earlier in checkpoints if earlier <= step][-number:]
+    for other in set(checkpoints) - set(staying):
+        _remove(folder, checkpoints[other])
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

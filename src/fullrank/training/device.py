@@ -461,9 +461,9 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
     if options.precision == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
-    again = not (options.orthogonality or options.overlap)
+    reshards = not (options.orthogonality or options.overlap)
     for block in blocks_of(model):
-        fully_shard(block, mp_policy=policy, reshard_after_forward=again)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=reshards)
     fully_shard(model, mp_policy=policy)
     if isinstance(model, HasBlocks):
         register_fsdp_forward_method(model, "loss_parts")

@@ -340,8 +340,8 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
 
 def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
     """The number of updates that read `tokens` tokens."""
-    epochs, rest = divmod(tokens, sum(batches.tokens_of_batches(0)))
+    epochs, remainder = divmod(tokens, sum(batches.tokens_of_batches(0)))
     before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
     counts = batches.tokens_of_batches(epochs)
-    needed = 1 + sum(seen < rest for seen in accumulate(counts)) if rest else 0
+    needed = 1 + sum(seen < remainder for seen in accumulate(counts)) if remainder else 0
     return before + math.ceil(needed / accumulation)
