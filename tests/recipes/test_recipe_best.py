@@ -29,11 +29,13 @@ def test_the_published_size():
     assert total("best/ptb", "exact") == 10_000 * width + 10_000 + 16 * layer == 24_040_400
 
 
-@pytest.mark.parametrize("scale", ["small", "tiny"])
-def test_mixers_are_of_one_size(scale):
-    """To within 1 %, at the vocabulary of the text: 5,000 words here and 2,000 in the built-in one."""
-    words = (f"model.vocab_size={5000 if scale == 'small' else 2000}",)
-    first, *others = (total("best/mixers", row, scale, words) for row in load("best/mixers").rows)
+@pytest.mark.parametrize(
+    ("name", "scale", "size"),
+    [("best/mixers", "small", 5000), ("best/mixers", "tiny", 2000), ("best/enwik8-mixers", "small", 256)],
+)
+def test_mixers_are_of_one_size(name, scale, size):
+    """To within 1 %, at the vocabulary of the text: 5,000 words, 2,000 in the built-in one, bytes."""
+    first, *others = (total(name, row, scale, (f"model.vocab_size={size}",)) for row in load(name).rows)
     assert all(abs(other - first) <= 0.01 * first for other in others)
 
 
