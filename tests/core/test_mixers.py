@@ -263,18 +263,18 @@ def test_interleaved_heads_are_their_equation():
     compare(layer(x), layer.merge(torch.cat(joined, -1)), layer, x)
 
 
-def test_interleaved_heads_start_as_plain_attention_without_rotation():
-    """Two equal tokens at each position share what one had."""
+def test_interleaved_heads_start_as_plain_attention():
+    """Two equal tokens at each position share what one had, without rotation; one token is plain attention with it, too."""
     x = torch.randn(B, N, E, dtype=torch.float64)
 
-    def build(**attention):
+    def build(position="none", **attention):
         torch.manual_seed(3)
-        made = fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
-        return made.double()(x)
+        sizes = {"hidden_size": E, "num_attention_heads": H, "head_dim": D, "position": position}
+        return fr.Attention(fr.ModelConfig(attention=fr.AttentionConfig(**attention), **sizes)).double()(x)
 
     assert torch.allclose(build(mix_qkv="interleaved"), build(), atol=1e-12)
-    one = build(mix_qkv={"name": "interleaved", "pseudo_heads": 1})
-    assert torch.allclose(one, build(), atol=1e-15)
+    one = build("rotary", mix_qkv={"name": "interleaved", "pseudo_heads": 1})
+    assert torch.allclose(one, build("rotary"), atol=1e-15)
 
 
 def grouped(**attention):

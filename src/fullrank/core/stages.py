@@ -173,9 +173,9 @@ class ProjectedMixing(AttentionStage):
         """Map all heads of a part: QUERY, KEY or VALUE."""
         return heads
 
-    def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-        """Rotate P tokens at each position (B, H, N, P, D), the last ones of `positions`."""
-        raise NotImplementedError(f"{type(self).__name__} has one token at each position")
+    def rotate(self, heads: Tensor, rotary: Rotary, positions: Tensor, layout: Layout) -> Tensor:
+        """Rotate mapped heads, whose tokens stand at the last ones of `positions`, which are those of the layout."""
+        return rotary(heads, positions, layout.rotation)
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
         """Heads and layout as attention computes them."""
@@ -310,9 +310,7 @@ class Projection(nn.Module):
             heads = norm(heads)
         if self.rotary is None:
             return heads
-        if self.mix_qkv.pseudo_heads > 1:
-            return self.mix_qkv.rotate(heads, positions, self.rotary)
-        return self.rotary(heads, positions, layout.rotation)
+        return self.mix_qkv.rotate(heads, self.rotary, positions, layout)
 
 
 def repeat_heads(heads: Tensor | None, groups: int) -> Any:

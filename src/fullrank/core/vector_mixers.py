@@ -98,7 +98,7 @@ class InterleavedHeads(ProjectedMixing):
     def map_heads(self, heads: Tensor, part: int) -> Tensor:
         return multiply("bjnd,jip->binpd", heads, self.mixing[part])
 
-    def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+    def rotate(self, heads: Tensor, rotary: Rotary, positions: Tensor, layout: Layout) -> Tensor:
         first = positions.shape[-1] - heads.shape[2]
         positions = positions[..., first:]
         tokens = heads.flatten(2, 3)
