@@ -53,7 +53,7 @@ def test_the_same_text_in_the_usual_count_of_tokens():
 
 
 def test_last_positions_are_figures_of_their_own():
-    found = figures(Evaluation(20.0, 10, Evaluation(6.0, 2)), words=5)
+    found = figures(Evaluation(20.0, 10, last_position=Evaluation(6.0, 2)), words=5)
     assert found["nll"] == 2.0
     assert found["last_position"] == {"nll": 3.0, "perplexity": pytest.approx(20.085537), "tokens": 2}
     assert "last_position" not in figures(Evaluation(20.0, 10))

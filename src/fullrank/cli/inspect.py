@@ -86,9 +86,9 @@ def info(
         tell(size, describe_size(size), json=json)
         return
     if run.model.vocab_size is None:
-        from fullrank.experiments.run import with_vocabulary
+        from fullrank.experiments.run import task_of
 
-        run = with_vocabulary(run, say)
+        run = task_of(run).prepare(run, {}, True, say).config
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
     tell(size, describe_size(size), json=json)
@@ -237,13 +237,13 @@ def prepare_data(
     if is_of_task(raw):
         tell(*_read_task(raw), json=json)
         return
-    config = build(raw).data
+    config = build(raw)
 
     from fullrank.data import prepare
-    from fullrank.experiments import language_model, translation
+    from fullrank.experiments.run import task_of
 
-    corpus = prepare(config, report=say)
-    about = {"folder": str(corpus.folder), **(translation if config.has_pairs else language_model).describe(corpus)}
+    corpus = prepare(config.data, report=say)
+    about = {"folder": str(corpus.folder), **task_of(config).describe(corpus)}
     shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
     tell(about, [corpus.label, *describe(shown)], json=json)
 

@@ -19,7 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
 from fullrank.experiments.analyze import note_hub
-from fullrank.experiments.run import with_vocabulary
+from fullrank.experiments.run import task_of
 from fullrank.experiments.task import Say
 from fullrank.models import open_model
 from fullrank.names import model_kind
@@ -88,7 +88,9 @@ def check_configuration(
         run.data.documents is not None and run.model.document_token_id is None
     ):  # some token, until there is a vocabulary
         run = replace(run, model=replace(run.model, document_token_id=0))
-    config, changed = (with_vocabulary(run, say).model, ()) if full else shrink_config(run.model, translates=translates)
+    if full and run.model.vocab_size is None:
+        run = task_of(run).prepare(run, {}, True, say).config
+    config, changed = (run.model, ()) if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)

@@ -288,7 +288,7 @@ class Finetuning(Task):
             rows = choose_subset(len(source), most, data.subset_seed)
             splits[name] = source if len(rows) == len(source) else source.take(rows)
         checksums = {name: source.sha256 for name, source in splits.items()}
-        return Prepared(config, splits, data.label, {"text": checksums})
+        return Prepared(config, splits, {"text": checksums})
 
     def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         import transformers

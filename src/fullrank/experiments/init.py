@@ -89,8 +89,8 @@ def write_configuration(
     have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
         raise InputError(
-            f"{prepared.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at least "
-            f"{_LEAST_TOKENS:,} are needed"
+            f"{prepared.corpus.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at "
+            f"least {_LEAST_TOKENS:,} are needed"
         )
 
     def attempt(size: str, amounts: Amounts) -> Trial:

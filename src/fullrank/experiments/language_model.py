@@ -24,7 +24,7 @@ from fullrank.core.memory import Memory
 from fullrank.core.released import DriftingMemory
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
-from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
+from fullrank.data import Corpus, Tokenizer, load_tokenizer, unigram_nats, unigram_perplexity
 from fullrank.data.batches import (
     Batch,
     Blocks,
@@ -34,11 +34,10 @@ from fullrank.data.batches import (
     Streams,
     iterate_masked_blocks,
 )
-from fullrank.data.tokenizers import MASK, Tokenizer
+from fullrank.data.tokenizers import MASK
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.measure import (
     Evaluation,
-    EvaluationProtocol,
     MaskedProtocol,
     Tally,
     check_block,
@@ -53,40 +52,19 @@ from fullrank.experiments.measure import (
     warn_of_length,
 )
 from fullrank.experiments.task import (
-    Parts,
+    Connections,
     Prepared,
     Say,
     TextTask,
     begin_pass,
-    describe_prepared,
     finish_loss,
-    identify,
-    reuse_prepared,
-    training_parts,
 )
 from fullrank.files import read_json, write_json
-from fullrank.seal import read_identity
 from fullrank.training.device import all_reduce, device_of, rank, world_size
-from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
+from fullrank.training.values import Carry, Loss, TrainingPosition
 
 _MEASURED = ("valid", "test")
 COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are counted: about 3 GB
-
-
-def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
-    entries, size = len(corpus.tokenizer), config.model.vocab_size
-    least = entries + config.masks
-    if size is not None and size < least:
-        raise ConfigError(
-            f"model.vocab_size: {size}, but {corpus.label} has {entries} entries{' beside <mask>' if config.masks else ''}; "
-            f"set it to null or at least {least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
-        )
-    token = config.model.document_token_id
-    if config.data.documents is not None:
-        token = find_document_token(config.data.documents, corpus.tokenizer)
-    model = dataclasses.replace(config.model, vocab_size=size or least, document_token_id=token)
-    return dataclasses.replace(config, model=model)
 
 
 def find_document_token(word: str, tokenizer: Tokenizer) -> int:
@@ -117,21 +95,6 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
             )
         return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
     return Streams(ids, options, start)
-
-
-def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The entry `corpus` of result.json. `unigram`: perplexity of word frequencies, where not that of all tokens."""
-    is_masked = unigram is not None
-    if unigram is None:
-        unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
-    return {
-        **describe_prepared(corpus),
-        "tokens": {split: counts["tokens"] for split, counts in corpus.splits.items()},
-        "vocabulary": len(corpus.tokenizer),
-        "fingerprint": corpus.tokenizer.fingerprint,
-        "unigram_perplexity": dict(unigram),
-        "fourgram_perplexity": {} if is_masked else fourgram_perplexities(corpus),
-    }
 
 
 def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
@@ -252,62 +215,79 @@ class LanguageModelTask(TextTask):
             if protocol.kind != "memory":
                 check_block(config.model.most_tokens, protocol.segment_length)
 
-    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        corpus = reuse_prepared(identity)
-        if corpus is None:
-            tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
-            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-        warn_of_length(config, self.protocol(config), say)
-        return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
-
     def protocol(self, config: RunConfig, split: str = "test") -> Any:
         return final_protocol(config, split)
 
-    def build(self, config: Any) -> Any:
-        """The model that is trained, as it is before training."""
-        model = LanguageModel(config.model)
-        model.trained_length = config.train.segment_length
-        return model
+    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        prepared = super().prepare(config, identity, allow_slice, say)
+        warn_of_length(config, self.protocol(config), say)
+        return prepared
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
-        config, corpus, batch_size = data.config, data.corpus, data.config.eval.batch_size
-        model = self.build(config).to(device)
-        train_tokens, validation = corpus.splits["train"]["tokens"], corpus.ids("valid")[: config.eval.max_tokens]
-        while_training = validation_protocol(config)
-        _check_positions(model, train_tokens // config.train.batch_size)
-        check_length(model, while_training, len(validation))
+    def read_tokenizer(self, config: RunConfig) -> Tokenizer | None:
+        return None if config.train.start is None else load_tokenizer(Path(config.train.start))
+
+    def with_sizes(self, config: RunConfig, corpus: Corpus) -> RunConfig:
+        """`config` with `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
+        entries, size = len(corpus.tokenizer), config.model.vocab_size
+        least = entries + config.masks
+        if size is not None and size < least:
+            beside = " beside <mask>" if config.masks else ""
+            raise ConfigError(
+                f"model.vocab_size: {size}, but {corpus.label} has {entries} entries{beside}; set it to null or at least "
+                f"{least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
+            )
+        token = config.model.document_token_id
+        if config.data.documents is not None:
+            token = find_document_token(config.data.documents, corpus.tokenizer)
+        model = dataclasses.replace(config.model, vocab_size=size or least, document_token_id=token)
+        return dataclasses.replace(config, model=model)
+
+    def describe(self, corpus: Corpus, masked_unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """masked_unigram: perplexity of word frequencies at masked tokens, where these are predicted."""
+        unigram, fourgram = masked_unigram, dict[str, float]()
+        if unigram is None:
+            unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
+            fourgram = fourgram_perplexities(corpus)
+        return {
+            **super().describe(corpus),
+            "tokens": {split: counts["tokens"] for split, counts in corpus.splits.items()},
+            "vocabulary": len(corpus.tokenizer),
+            "fingerprint": corpus.tokenizer.fingerprint,
+            "unigram_perplexity": unigram,
+            "fourgram_perplexity": fourgram,
+        }
+
+    def connect(self, data: Prepared, model: Any) -> Connections:
+        config, splits = data.config, data.corpus.splits
+        ids, protocol = data.corpus.ids("valid")[: config.eval.max_tokens], validation_protocol(config)
+        _check_positions(model, splits["train"]["tokens"] // config.train.batch_size)
+        check_length(model, protocol, len(ids))
         for split in _MEASURED:
-            protocol = self.protocol(config, split)
-            check_length(model, protocol, corpus.splits[split]["tokens"])
-            divide_logits(model, protocol.temperature)  # refused where the output layer has no logits
-
-        identity = read_identity(folder) if config.train.parts else {}
-
-        def evaluate(model: nn.Module) -> EvaluationResult:
-            start = corpus.tokenizer.start_id
-            result = measure(model, validation, while_training, batch_size=batch_size, start_id=start)
-            return EvaluationResult(result.nll, result.tokens)
-
-        return training_parts(
-            self,
-            data,
-            model,
-            folder,
-            objective=CausalObjective(model, config.train, identity),
-            batches=training_batches(config, corpus),
-            evaluate=evaluate,
-            splits=_MEASURED,
-            evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries=lambda: {"corpus": describe(corpus), **({"parts": identity["parts"]} if identity else {})},
+            final = self.protocol(config, split)
+            check_length(model, final, splits[split]["tokens"])
+            divide_logits(model, final.temperature)  # refused where the output layer has no logits
+        return Connections(
+            CausalObjective(model, config.train, data.identity),
+            training_batches(config, data.corpus),
+            lambda model: self.measure(data, model, ids, protocol),
+            {"protocol": protocol.in_words(), "next_token": protocol.next_token},
         )
 
+    def measure(self, data: Prepared, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+        """Summed nll of token ids, read by a protocol."""
+        start, batch_size = data.corpus.tokenizer.start_id, data.config.eval.batch_size
+        return measure(model, ids, protocol, batch_size=batch_size, start_id=start)
+
+    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
+        parts = {"parts": data.identity["parts"]} if "parts" in data.identity else {}
+        return {**super().finish(data, model, folder), **parts}
+
     def figures(
-        self, data: Prepared, model: Any, split: str, protocol: EvaluationProtocol, keep: Path | None = None
+        self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
     ) -> dict[str, Any]:
         """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-        corpus, batch_size = data.corpus, data.config.eval.batch_size
-        counts, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-        total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id)
+        counts, tokenizer, ids = data.corpus.splits[split], data.corpus.tokenizer, data.corpus.ids(split)
+        total = self.measure(data, model, ids, protocol)
         if tokenizer.kind == "word":
             starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
@@ -362,42 +342,45 @@ class MaskedModelTask(LanguageModelTask):
     def protocol(self, config: RunConfig, split: str = "test") -> Any:
         return choose_masked_protocol(config)
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
-        config, corpus = data.config, data.corpus
-        options, batch_size = config.train, config.eval.batch_size
-        model = MaskedLanguageModel(config.model).to(device)
-        masking, protocol = make_masking(config, corpus, model), self.protocol(config)
-        validation = corpus.ids("valid")[: config.eval.max_tokens]
-        unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
-
-        def evaluate(model: nn.Module) -> EvaluationResult:
-            assert isinstance(model, MaskedLanguageModel)
-            result = measure_masked(model, validation, masking, protocol, batch_size)
-            return EvaluationResult(result.nll, result.tokens, result.scores)
-
-        return training_parts(
-            self,
-            data,
-            model,
-            folder,
-            objective=MaskedObjective(model, options),
-            batches=MaskedBatches(training_batches(config, corpus), masking),
-            evaluate=evaluate,
-            splits=_MEASURED,
-            evaluation={"protocol": protocol.in_words(), "next_token": False},
-            entries=lambda: {"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
+    def connect(self, data: Prepared, model: Any) -> Connections:
+        self.measure_unigrams(data, model)  # refused where nothing is masked
+        config, protocol = data.config, self.protocol(data.config)
+        ids = data.corpus.ids("valid")[: config.eval.max_tokens]
+        return Connections(
+            MaskedObjective(model, config.train),
+            MaskedBatches(training_batches(config, data.corpus), make_masking(data, model)),
+            lambda model: self.measure(data, model, ids, protocol),
+            {"protocol": protocol.in_words(), "next_token": protocol.next_token},
         )
+
+    def measure_unigrams(self, data: Prepared, model: Any) -> dict[str, float]:
+        """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
+        masking, protocol = make_masking(data, model), self.protocol(data.config)
+        nats = unigram_nats(data.corpus, masking.marks.tolist())
+        perplexity = {}
+        for split in _MEASURED:
+            blocks = _iterate_blocks(data.corpus.ids(split), masking, protocol, 64)
+            targets = np.concatenate([batch.targets.numpy() for batch in blocks])
+            if not len(targets):
+                raise InputError(f"no token of {split} is asked for; raise train.mlm_probability, or give more text")
+            perplexity[split] = math.exp(float(nats[targets].mean()))
+        return perplexity
+
+    def measure(self, data: Prepared, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+        return measure_masked(model, ids, make_masking(data, model), protocol, data.config.eval.batch_size)
 
     def figures(
         self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
     ) -> dict[str, Any]:
-        config, corpus = data.config, data.corpus
-        masking = make_masking(config, corpus, model)
-        return figures(measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size))
+        return figures(self.measure(data, model, data.corpus.ids(split), protocol))
+
+    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
+        corpus = self.describe(data.corpus, self.measure_unigrams(data, model))
+        return {"mask": {"token": MASK, "id": model.mask_id}, "corpus": corpus}
 
 
-def make_masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
-    return Masking.from_tokenizer(corpus.tokenizer, model.mask_id, config.train)
+def make_masking(data: Prepared, model: MaskedLanguageModel) -> Masking:
+    return Masking.from_tokenizer(data.corpus.tokenizer, model.mask_id, data.config.train)
 
 
 def _iterate_blocks(
@@ -405,15 +388,6 @@ def _iterate_blocks(
 ) -> Iterator[MaskedBatch]:
     length, seed = protocol.segment_length, protocol.mask_seed
     return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
-
-
-def _unigram_of_masked(corpus: Corpus, split: str, masking: Masking, protocol: MaskedProtocol) -> float:
-    """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
-    blocks = _iterate_blocks(corpus.ids(split), masking, protocol, 64)
-    targets = np.concatenate([batch.targets.numpy() for batch in blocks])
-    if not len(targets):
-        raise InputError(f"no token of {split} is asked for; raise train.mlm_probability, or give more text")
-    return math.exp(float(unigram_nats(corpus, masking.marks.tolist())[targets].mean()))
 
 
 def measure_masked(
@@ -433,4 +407,6 @@ def measure_masked(
                 hidden = model.hidden(batch.inputs, batch.attention_mask).flatten(0, 1)[batch.at]
                 tally.add(model.output.nll(hidden[None], batch.targets[None]))
                 hits += (choose_first(model, hidden) == batch.targets).sum()
-    return dataclasses.replace(tally.total(), correct=int(all_reduce(hits)))
+    total = tally.total()
+    accuracy = 100 * int(all_reduce(hits)) / total.tokens
+    return Evaluation(total.nll, total.tokens, {"accuracy_percent": accuracy})

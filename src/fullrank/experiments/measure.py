@@ -32,6 +32,7 @@ from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.data.padded_batches import batches_by_length
 from fullrank.training.device import all_reduce, device_of, rank, world_size
+from fullrank.training.values import EvaluationResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +162,12 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
-def warn_of_length(
-    config: RunConfig, protocol: EvaluationProtocol | MaskedProtocol, say: Callable[[str], None]
-) -> None:
-    """Warn where more tokens are read at once than in training: positions beyond may mean nothing to the model."""
+def warn_of_length(config: RunConfig, protocol: Any, say: Callable[[str], None]) -> None:
+    """Warn where more tokens are read at once than in training: positions beyond may mean nothing to a model of ours."""
+    if config.translates or config.model.position == "pretrained":
+        return
     read, trained = protocol.segment_length, config.train.segment_length + config.train.context
-    if read > trained and not (isinstance(protocol, EvaluationProtocol) and protocol.memory_length):
+    if read > trained and protocol.kind != "memory":
         say(f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further")
 
 
@@ -221,22 +222,13 @@ def choose_masked_protocol(config: RunConfig) -> MaskedProtocol:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """nll: nats summed over `tokens` targets.
+class Evaluation(EvaluationResult):
+    """Nats summed over `tokens` targets, and scores.
 
     last_position: of the last target of each segment alone, where the others are among what the model reads.
-    correct: masked targets whose likeliest word is the right one; None where next tokens are predicted.
     """
 
-    nll: float
-    tokens: int
     last_position: Evaluation | None = None
-    correct: int | None = None
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """Figures that metrics.jsonl gets besides."""
-        return {} if self.correct is None else {"accuracy_percent": 100 * self.correct / self.tokens}
 
 
 class Tally:

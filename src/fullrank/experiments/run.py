@@ -89,14 +89,6 @@ def task_of(config: AnyConfig) -> Any:
     return MaskedModelTask() if config.masks else LanguageModelTask()
 
 
-def with_vocabulary(config: RunConfig, say: Say) -> RunConfig:
-    """`config` with the sizes of vocabularies that it leaves to its data, which are prepared for it."""
-    if config.model.vocab_size is not None:
-        return config
-    sized: RunConfig = task_of(config).prepare(config, {}, True, say).config
-    return sized
-
-
 def train(
     resolved: Resolved[AnyConfig],
     folder: Path,
@@ -122,7 +114,7 @@ def train(
             if rank() == 0:
                 exits.enter_context(lock_folder(folder))
                 if not claim(folder, prepared.config, prepared.identity):
-                    prepared.save(folder)
+                    task.save(prepared, folder)
                 elif (result := read_result(folder)) is not None:
                     say(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
@@ -231,16 +223,16 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     """
     config, identity = open_run(folder)
     prepared = task_of(config).prepare(config, identity, True, say)
-    splits: dict[str, str] = dict(prepared.identity["text"])
+    corpus, splits = prepared.corpus, prepared.identity["text"]
     if split not in splits:
-        raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")
+        raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(splits)}")
     if prepared.identity["vocabulary"] != identity.get("vocabulary"):
         raise InputError(
-            f"{folder} was trained with another vocabulary than {prepared.label} has now; has the text changed?"
+            f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
         )
     if splits[split] != (identity.get("text") or {}).get(split):
-        raise InputError(f"the {split} text of {prepared.label} is not the one that {folder} was started with")
-    return prepared.corpus
+        raise InputError(f"the {split} text of {corpus.label} is not the one that {folder} was started with")
+    return corpus
 
 
 def evaluate(
@@ -268,9 +260,8 @@ def evaluate(
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
-        figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
-    if not config.translates:
-        warn_of_length(config, protocol, say)
+        figures = task.figures(Prepared(config, corpus, {}), model, split, protocol)
+    warn_of_length(config, protocol, say)
     return {
         "run": str(folder),
         "split": split,

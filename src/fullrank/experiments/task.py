@@ -8,10 +8,10 @@ Language models, masked models, translation and fine-tuning are the four tasks (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,18 @@ from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
+from fullrank.data import Corpus, Tokenizer, load_corpus, prepare
 from fullrank.data.batches import Shared
-from fullrank.data.prepared import Corpus, load_corpus
-from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import Batches, Carry, Counters, Evaluate, EvaluationOptions, Loss, Objective
+from fullrank.training.values import (
+    Batches,
+    Carry,
+    Counters,
+    Evaluate,
+    EvaluationOptions,
+    Loss,
+    Objective,
+)
 
 Say = Callable[[str], None]
 
@@ -35,16 +42,13 @@ Say = Callable[[str], None]
 class Prepared:
     """The data of a run, and `config` with the sizes that it takes from them.
 
-    corpus: a `Corpus`; of fine-tuning its splits by name. label: its name for people. identity: entries of run.json that say
-    which data these are: `text` holds a checksum of each split, `vocabulary` a fingerprint. save: writes the tokenizers into
-    the run folder.
+    corpus: a `Corpus`; of fine-tuning its splits by name. identity: entries of run.json that say which data these are: `text`
+    holds a checksum of each split, `vocabulary` a fingerprint.
     """
 
     config: Any
     corpus: Any
-    label: str
     identity: Mapping[str, Any]
-    save: Callable[[Path], None] = lambda folder: None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,15 @@ class Parts:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
+class Connections(NamedTuple):
+    """What a model is trained by. evaluation: entries of result.json about `evaluate`, its protocol among them."""
+
+    objective: Objective[Any]
+    batches: Batches[Any]
+    evaluate: Evaluate
+    evaluation: Mapping[str, Any]
+
+
 class Task:
     """One kind of run. It has no state: everything is in the configuration and the data."""
 
@@ -77,16 +90,21 @@ class Task:
         """Read or build the data. `identity`: the run.json of a run that is resumed, whose data are used if they are there."""
         raise NotImplementedError
 
+    def save(self, data: Prepared, folder: Path) -> None:
+        """Write what a trained model needs of its data, the tokenizers, into the run folder; by default nothing."""
+
     def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         """Build model, objective, batches and measures of a run."""
         raise NotImplementedError
 
 
 class TextTask(Task):
-    """A task that trains a model of ours: one method measures it, at the end of training and for `fullrank eval`."""
+    """A task that trains a model on a prepared corpus: it is measured alike after training and by `fullrank eval`."""
 
     model: Any  # the class of the model
     name: str | None = None  # in result.json; causal models have none
+
+    # -- what each task says by itself
 
     def protocol(self, config: RunConfig, split: str = "test") -> Any:
         """The protocol of a split's final figures, a dataclass with `in_words`."""
@@ -97,6 +115,31 @@ class TextTask(Task):
     ) -> dict[str, Any]:
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         raise NotImplementedError
+
+    def with_sizes(self, config: Any, corpus: Corpus) -> Any:
+        """The configuration with the sizes of vocabularies that it leaves to its data; ConfigError where they do not fit."""
+        raise NotImplementedError
+
+    def describe(self, corpus: Corpus) -> dict[str, Any]:
+        """The entry `corpus` of result.json."""
+        values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
+        return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
+
+    def connect(self, data: Prepared, model: Any) -> Connections:
+        """Objective, batches and evaluation of the model that is trained; InputError where it cannot read the data."""
+        raise NotImplementedError
+
+    # -- what some tasks do in another way
+
+    def read_tokenizer(self, config: Any) -> Tokenizer | None:
+        """The tokenizer that the text is encoded with; None: one is made of the text."""
+        return None
+
+    def build(self, config: Any) -> Any:
+        """The model that is trained, as it is before training."""
+        model = self.model(config.model)
+        model.trained_length = config.train.segment_length
+        return model
 
     def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
         """Parameter groups of the optimizer."""
@@ -115,11 +158,66 @@ class TextTask(Task):
         return parameters_by_part(model)
 
     def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
-        """Further entries of result.json, of the best model; it may leave files in the run folder."""
-        return {}
+        """The task's own entries of result.json, of the best model; it may leave files in the run folder."""
+        return {"corpus": self.describe(data.corpus)}
 
+    # -- what all do alike
 
-# -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
+    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        corpus = reuse_prepared(identity)
+        if corpus is None:
+            tokenizer = self.read_tokenizer(config)
+            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        folder = str(corpus.folder.resolve())
+        entries = {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
+        return Prepared(self.with_sizes(config, corpus), corpus, entries)
+
+    def save(self, data: Prepared, folder: Path) -> None:
+        data.corpus.tokenizer.save(folder)
+
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+        config = data.config
+        model = self.build(config).to(device)
+        objective, batches, evaluate, evaluation = self.connect(data, model)
+        protocols = {split: self.protocol(config, split) for split in data.corpus.splits if split != "train"}
+
+        def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, dict[str, Any]]:
+            trained = self.model.load(folder, checkpoint).to(device)
+            figures = {}
+            for split, protocol in protocols.items():
+                figures[split] = self.figures(data, trained, split, protocol, keep)
+            return trained, figures
+
+        def result(done: Counters) -> dict[str, Any]:
+            best, final = measure("best", folder)
+            counts = self.count_parameters(model)
+            described = {}
+            for split, protocol in protocols.items():
+                described[split] = {"words": protocol.in_words(), "settings": dataclasses.asdict(protocol)}
+            words = {split: about["words"] for split, about in described.items()}
+            sentences = [f"{split}: {sentence}" for split, sentence in words.items()]
+            return {
+                "parameters": counts,
+                "mixing_parameters": counts["mixing"],
+                "final": final,
+                "last": final if done.best_step == done.step else measure("last")[1],
+                "best": {
+                    "step": done.best_step,
+                    "nll": done.best_nll,
+                    config.eval.metric: done.best_metric,
+                    **evaluation,
+                },
+                **({"task": self.name} if self.name else {}),
+                "protocol": words["test"] if len(set(words.values())) == 1 else "; ".join(sentences),
+                "protocol_settings": described["test"]["settings"],
+                "protocols": described,
+                **self.finish(data, best, folder),
+            }
+
+        def make_groups() -> Groups:
+            return self.make_groups(model, config.train)
+
+        return Parts(model, objective, batches, evaluate, config.train, config.eval, make_groups, result)
 
 
 def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
@@ -129,69 +227,6 @@ def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
     except (KeyError, TypeError, FullRankError):
         return None
     return corpus if corpus.text_checksums == identity.get("text") else None
-
-
-def describe_prepared(corpus: Corpus) -> dict[str, Any]:
-    """The entries `corpus` of result.json that every corpus has."""
-    values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
-    return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
-
-
-def identify(corpus: Corpus) -> dict[str, Any]:
-    """The entries of run.json that say which data these are."""
-    folder = str(corpus.folder.resolve())
-    return {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
-
-
-def training_parts(
-    task: TextTask,
-    data: Prepared,
-    model: nn.Module,
-    folder: Path,
-    *,
-    objective: Objective[Any],
-    batches: Batches[Any],
-    evaluate: Evaluate,
-    splits: Sequence[str],
-    evaluation: Mapping[str, Any],
-    entries: Callable[[], Mapping[str, Any]],
-) -> Parts:
-    """The parts of a run that trains a model of ours.
-
-    splits: those that are measured in the end. evaluation: the protocol while training. entries: makes the task's own entries
-    of result.json, after training.
-    """
-    config, device = data.config, device_of(model)
-    protocols = {split: task.protocol(config, split) for split in splits}
-
-    def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, dict[str, Any]]:
-        trained = task.model.load(folder, checkpoint).to(device)
-        return trained, {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
-
-    def result(done: Counters) -> dict[str, Any]:
-        best, final = measure("best", folder)
-        counts = task.count_parameters(model)
-        settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
-        words = {split: protocol.in_words() for split, protocol in protocols.items()}
-        sentences = [f"{split}: {sentence}" for split, sentence in words.items()]
-        return {
-            "parameters": counts,
-            "mixing_parameters": counts["mixing"],
-            "final": final,
-            "last": final if done.best_step == done.step else measure("last")[1],
-            "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
-            **({"task": task.name} if task.name else {}),
-            "protocol": words["test"] if len(set(words.values())) == 1 else "; ".join(sentences),
-            "protocol_settings": settings["test"],
-            "protocols": {split: {"words": words[split], "settings": settings[split]} for split in splits},
-            **entries(),
-            **task.finish(data, best, folder),
-        }
-
-    def make_groups() -> Groups:
-        return task.make_groups(model, config.train)
-
-    return Parts(model, objective, batches, evaluate, config.train, config.eval, make_groups, result)
 
 
 # -- the loss of a pass ------------------------------------------------------------------------------------------------

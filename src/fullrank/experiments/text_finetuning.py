@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from fullrank.checking import check
 from fullrank.config.finetune import TextFinetuneConfig
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data import prepare
+from fullrank.data import Corpus, Tokenizer
 from fullrank.experiments.finetuning import make_groups, mixing_names
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.task import Parts, Prepared, Say, identify, reuse_prepared
+from fullrank.experiments.task import Parts, Prepared
 from fullrank.files import read_json, write_json
 from fullrank.hf.causal import MODEL, CausalModel, adapt, load_causal, load_tokenizers
 from fullrank.hf.load import quiet
@@ -37,12 +36,11 @@ class TextFinetuning(LanguageModelTask):
     def check(self, config: Any) -> None:
         """Nothing is known of the model before it is loaded."""
 
-    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        corpus = reuse_prepared(identity)
-        if corpus is None:
-            _, tokenizer = load_tokenizers(config.model)
-            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-        return Prepared(config, corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
+    def read_tokenizer(self, config: Any) -> Tokenizer:
+        return load_tokenizers(config.model)[1]
+
+    def with_sizes(self, config: Any, corpus: Corpus) -> Any:
+        return config
 
     def build(self, config: TextFinetuneConfig) -> CausalModel:
         """The pretrained model, injected and with an adapter where that is asked for; InputError for blocks too long for it."""
@@ -91,6 +89,7 @@ class TextFinetuning(LanguageModelTask):
                 model.save(folder / MODEL, words)
         after = check_model(data.config, model)
         return {
+            **super().finish(data, model, folder),
             "pretrained": data.config.model.pretrained,
             "before": before["figures"],
             "check": {"before": before["check"], "after": after},

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
@@ -17,7 +16,7 @@ from fullrank.core.draws import evaluating
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import longest
 from fullrank.core.translator import Translator
-from fullrank.data import Corpus, Language, Pairs, load_language, prepare
+from fullrank.data import Corpus, Language, Pairs, load_language
 from fullrank.data.padded_batches import PairBatch, PairBatches, batches_by_length, pad_sentences
 from fullrank.decoding import Ensemble, beam_search
 from fullrank.decoding.sample import log_normalized
@@ -25,21 +24,17 @@ from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_score
 from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
-    Parts,
+    Connections,
     Prepared,
     Say,
     TextTask,
     begin_pass,
-    describe_prepared,
     finish_loss,
-    identify,
-    reuse_prepared,
-    training_parts,
 )
 from fullrank.files import write_text
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of, merge_shares, rank, share_of_process
-from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
+from fullrank.training.values import Carry, Loss, TrainingPosition
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -183,65 +178,99 @@ class TranslationTask(TextTask):
         return Search.from_config(config.eval)
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
-        bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
+        prepared = super().prepare(config, identity, allow_slice, say)
+        bleu_of(config.eval.bleu_tokenize, prepared.corpus.target.name)  # an error here, not after training
+        return prepared
 
-        def save(folder: Path) -> None:
-            corpus.source.save(folder / SOURCE)
-            corpus.target.save(folder / TARGET)
+    def save(self, data: Prepared, folder: Path) -> None:
+        data.corpus.source.save(folder / SOURCE)
+        data.corpus.target.save(folder / TARGET)
 
-        return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, identify(corpus), save)
+    def with_sizes(self, config: RunConfig, corpus: Corpus) -> RunConfig:
+        """`config` with `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+        What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write
+        them. Raises ConfigError where a given size is too small, or where one table is asked for and each language has its own
+        vocabulary.
+        """
+        model, own = config.model, config.model.encoder or EncoderConfig()
+        target = model.vocab_size or len(corpus.target)
+        source = own.vocab_size or model.vocab_size or len(corpus.source)
+        problems = [
+            f"{key}: {given}, but the {language.name} of {corpus.label} has {len(language)} entries; set it to null or at "
+            f"least {len(language)}, or make the vocabulary smaller with data.max_vocabulary"
+            for key, given, language in (
+                ("model.vocab_size", target, corpus.target),
+                ("model.encoder.vocab_size", source, corpus.source),
+            )
+            if given < len(language)
+        ]
+        if own.share_embedding and corpus.source.fingerprint != corpus.target.fingerprint:
+            problems.append(
+                f"model.encoder.share_embedding: one table for both languages, and in {corpus.label} each has a vocabulary of "
+                "its own; set data.vocabulary: joint, or model.encoder.share_embedding: false"
+            )
+        if problems:
+            raise ConfigError(*problems)
+        encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
+        return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
+
+    def describe(self, corpus: Corpus) -> dict[str, Any]:
+        return {
+            **super().describe(corpus),
+            "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
+            "tokens": {
+                split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
+                for split, counts in corpus.splits.items()
+            },
+            "vocabulary": {"source": len(corpus.source), "target": len(corpus.target)},
+            "languages": {"source": corpus.source.name, "target": corpus.target.name},
+            "fingerprint": corpus.vocabulary,
+        }
+
+    def connect(self, data: Prepared, model: Any) -> Connections:
         config, corpus = data.config, data.corpus
         options, some = config.train, config.eval.max_sentences
-        assert options.batch_tokens is not None
-        model = Translator(config.model).to(device)
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), replace(self.protocol(config), beams=1)
         references = validation.target.read_lines()[:some]
-        tokens = {"tokenize": config.eval.bleu_tokenize, "language": corpus.target.name}
 
-        def evaluate(model: nn.Module) -> EvaluationResult:
-            assert isinstance(model, Translator)
+        def evaluate(model: Any) -> Evaluation:
             total = score(model, validation, config)
             if not references:
-                return EvaluationResult(total.nll, total.tokens)
-            with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
+                return total
+            # one token at a time: casting weights would cost the most
+            with torch.autocast(device_of(model).type, enabled=False):
                 texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
-            scores = translation_scores(texts, references, **tokens)
-            return EvaluationResult(total.nll, total.tokens, {"bleu": scores["bleu"]})
+            return replace(total, scores={"bleu": self.score_texts(data, texts, references)["bleu"]})
 
         bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
-        return training_parts(
-            self,
-            data,
-            model,
-            folder,
-            objective=TranslationObjective(model, options),
-            batches=PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
-            evaluate=evaluate,
-            splits=[split for split in corpus.splits if split != "train"],
-            evaluation={
+        return Connections(
+            TranslationObjective(model, options),
+            PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
+            evaluate,
+            {
                 "protocol": f"greedy search, nll of every target token{bleu}",
                 "metric": config.eval.metric,
                 "next_token": not config.model.get_decoder_config().sees_future,
             },
-            entries=lambda: {"corpus": describe(corpus)},
         )
+
+    def score_texts(self, data: Prepared, texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+        """The scores of translations beside references."""
+        tokenize, language = data.config.eval.bleu_tokenize, data.corpus.target.name
+        return translation_scores(texts, references, tokenize=tokenize, language=language)
 
     def figures(
         self, data: Prepared, model: Any, split: str, protocol: Search, keep: Path | None = None
     ) -> dict[str, Any]:
         """Figures of a split, in fp32. `keep`: a run folder for translations and references, a sentence a line."""
-        config, corpus = data.config, data.corpus
+        corpus = data.corpus
         pairs = corpus.pairs(split)
-        measured = figures(score(model, pairs, config))
+        measured = figures(score(model, pairs, data.config))
         (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.target.read_lines()
-        measured |= translation_scores(
-            texts, references, tokenize=config.eval.bleu_tokenize, language=corpus.target.name
-        )
+        measured |= self.score_texts(data, texts, references)
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.target.read_tokens())
         if keep is not None and rank() == 0:
@@ -276,50 +305,6 @@ class TranslationObjective:
             trace=trace,
         )
         return finish_loss(value, nll, batch, trace, self.options)
-
-
-def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
-
-    What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write them.
-    Raises ConfigError where a given size is too small, or one table is asked for and each language has its own vocabulary.
-    """
-    model, own = config.model, config.model.encoder or EncoderConfig()
-    target = model.vocab_size or len(corpus.target)
-    source = own.vocab_size or model.vocab_size or len(corpus.source)
-    problems = [
-        f"{key}: {given}, but the {language.name} of {corpus.label} has {len(language)} entries; set it to null or at least "
-        f"{len(language)}, or make the vocabulary smaller with data.max_vocabulary"
-        for key, given, language in (
-            ("model.vocab_size", target, corpus.target),
-            ("model.encoder.vocab_size", source, corpus.source),
-        )
-        if given < len(language)
-    ]
-    if own.share_embedding and corpus.source.fingerprint != corpus.target.fingerprint:
-        problems.append(
-            f"model.encoder.share_embedding: one table for both languages, and in {corpus.label} each has a vocabulary of its "
-            "own; set data.vocabulary: joint, or model.encoder.share_embedding: false"
-        )
-    if problems:
-        raise ConfigError(*problems)
-    encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
-    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
-
-
-def describe(corpus: Corpus) -> dict[str, Any]:
-    """The entry `corpus` of result.json."""
-    return {
-        **describe_prepared(corpus),
-        "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
-        "tokens": {
-            split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
-            for split, counts in corpus.splits.items()
-        },
-        "vocabulary": {"source": len(corpus.source), "target": len(corpus.target)},
-        "languages": {"source": corpus.source.name, "target": corpus.target.name},
-        "fingerprint": corpus.vocabulary,
-    }
 
 
 def check_lengths(model: Translator, pairs: Pairs) -> None:
