@@ -205,9 +205,8 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     assert windows["tokens"] == figures["tokens"]
     assert windows["nll"] != figures["nll"]
     own = evaluate(finished, "valid", text=place / "book.txt", say=lambda _: None)
-    assert own["bits_per_byte"] == pytest.approx(
-        own["nll"] * own["tokens"] / math.log(2) / (place / "book.txt").stat().st_size
-    )
+    size = (place / "book.txt").stat().st_size
+    assert own["bits_per_byte"] == pytest.approx(own["nll"] * own["tokens"] / math.log(2) / size)
     model = fr.open_model(finished)
     assert model.has == {"logits", "hidden", "attention", "output_matrix", "step", "tokenizer"}
     text = fr.generate(finished, "The cat", max_new_tokens=60, greedy=True)
@@ -215,17 +214,11 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     for _ in range(20):
         ids = torch.cat([ids, model.logits(ids)[:, -1:].argmax(-1)], dim=1)
     assert text.startswith(model.tokenizer.decode(ids[0, 1:].tolist()))
-    assert fr.generate(finished, "The", max_new_tokens=5, beams=3) == fr.generate(
-        model, "The", max_new_tokens=5, beams=3
-    )
+    first, second = (fr.generate(source, "The", max_new_tokens=5, beams=3) for source in (finished, model))
+    assert first == second
     assert fr.check(model.module, quick=True).passes
-    for verb in (
-        "analyze spectrum {} --json",
-        "diagnose {} --texts 4 --json",
-        "check {} --quick --json",
-        "report {} --json",
-    ):
-        done = call(*verb.format(finished).split())
+    for verb in ("analyze spectrum", "diagnose --texts 4", "check --quick", "report"):
+        done = call(*verb.split(), finished, "--json")
         assert done.exit_code == 0, done.stderr
     done = call("average", str(finished), "--last", "2")
     assert done.exit_code == 0, done.stderr
@@ -269,6 +262,13 @@ def test_arms_differ_in_what_is_injected_alone(place):
     assert one["data"] == other["data"]
     assert {**other["train"], "orthogonality": 0.0} == one["train"]
     assert [one.row for one in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
+
+
+@pytest.mark.parametrize(("context", "given", "taken"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
+def test_usual_segments_are_no_longer_than_the_model_reads(place, context, given, taken):
+    raw = settings(place, segment_length=given, context=context, order="contiguous")
+    config = TextFinetuning().prepare(build_any(raw), {}, True, lambda _: None).config
+    assert config.train.segment_length == taken
 
 
 def test_models_that_are_none_are_refused(place, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,16 @@ import transformers
 from torch import nn
 
 from fullrank.checking import check
-from fullrank.config.finetune import TextFinetuneConfig
+from fullrank.config.finetune import TextFinetuneConfig, TextTrainConfig
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Corpus, Tokenizer
 from fullrank.experiments.finetuning import make_groups, mixing_names
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.task import Parts, Prepared
+from fullrank.experiments.task import Parts, Prepared, Say
 from fullrank.files import read_json, write_json
-from fullrank.hf.causal import MODEL, CausalModel, adapt, load_causal, load_tokenizers
-from fullrank.hf.load import quiet
+from fullrank.hf.causal import MODEL, CausalModel, adapt, explain, load_causal, load_tokenizers
+from fullrank.hf.load import quiet, read_part
 from fullrank.training.device import all_gather, rank
 from fullrank.training.optimizer import Groups
 
@@ -35,6 +37,9 @@ class TextFinetuning(LanguageModelTask):
 
     def check(self, config: Any) -> None:
         """Nothing is known of the model before it is loaded."""
+
+    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        return super().prepare(shorten_segments(config, say), identity, allow_slice, say)
 
     def read_tokenizer(self, config: Any) -> Tokenizer:
         return load_tokenizers(config.model)[1]
@@ -94,6 +99,18 @@ class TextFinetuning(LanguageModelTask):
             "before": before["figures"],
             "check": {"before": before["check"], "after": after},
         }
+
+
+def shorten_segments(config: TextFinetuneConfig, say: Say) -> TextFinetuneConfig:
+    """Segments of the usual length, where the model reads less, as long as it reads; another length stays as it is given."""
+    with explain(config.model) as options:
+        known = read_part("AutoConfig", config.model.pretrained, **options)
+    longest = getattr(known.get_text_config(), "max_position_embeddings", None) or math.inf
+    train, room = config.train, longest - config.train.context
+    if train.segment_length != TextTrainConfig().segment_length or not 0 < room < train.segment_length:
+        return config
+    say(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
+    return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
 
 
 def check_model(config: TextFinetuneConfig, model: CausalModel) -> dict[str, Any] | None:
