@@ -48,7 +48,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
     config = resolve_any(row["recipe"], row["row"], row["scale"], words).config
     assert isinstance(config, RunConfig)
-    corpus = task_of(config).prepare(config, {}, True, silent).corpus
+    corpus = task_of(config).prepare(silent).corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
     (orders,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id)

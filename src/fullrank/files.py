@@ -293,6 +293,7 @@ def format_yaml(value: Any, **options: Any) -> str:
 
 # -- text in pieces, processes, and folders of the cache ---------------------------------------------------------------
 
+Entries = dict[str, Any]  # of a JSON document, or of a part of one
 Report = Callable[[str], None]  # hears of every step, a line at a time
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -25,7 +25,7 @@ from fullrank.core.translator import Translator
 from fullrank.data.prepared import load_language, load_tokenizer
 from fullrank.decoding import reader_of
 from fullrank.forward import cache_argument, logits_in, read_arguments
-from fullrank.names import model_kind
+from fullrank.names import Kind, model_kind
 from fullrank.plugins import import_function
 from fullrank.records import CAPABILITIES
 from fullrank.training.device import choose_device
@@ -415,14 +415,20 @@ def open_model(
     raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
 
 
-def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> LoadedModel:
+def trained_kind(name: str) -> Kind:
+    """The kind of model that a name stands for; InputError for a configuration."""
     kind = model_kind(name)
+    if kind == "configuration":
+        raise InputError(
+            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
+        )
+    return kind
+
+
+def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> LoadedModel:
+    kind = trained_kind(name)
     folder = Path(name).expanduser()
     match kind:
-        case "configuration":
-            raise InputError(
-                f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
-            )
         case "Python function":
             module, inputs = _call_maker(name)
             return _adapt(module).describe(name, "module", inputs=inputs)

@@ -45,7 +45,7 @@ def test_commands(case, places, tmp_path):
 
 def check(raw):
     config = build_any(merge({}, raw))
-    task_of(config).check(config)
+    task_of(config).check()
 
 
 @pytest.mark.parametrize("case", CONFIGURATIONS, ids=[str(case["config"]) for case in CONFIGURATIONS])

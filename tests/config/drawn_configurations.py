@@ -97,7 +97,7 @@ def accepted(place, seed, count, values=VALUES):
         settings = drawn(draw, place, values)
         try:
             config = build_any(settings)
-            task_of(config).check(config)
+            task_of(config).check()
         except InputError:
             continue
         yield settings

@@ -27,18 +27,17 @@ def place(tmp_path_factory):
 
 def attempt(settings, place):
     """All that `train` does before and in its first step."""
-    config = absolute(build_any(settings))
-    task = task_of(config)
-    task.check(config)
-    data = task.prepare(config, {}, True, lambda _: None)
+    task = task_of(absolute(build_any(settings)))
+    task.check()
+    task.prepare(lambda _: None)
     torch.manual_seed(0)
-    parts = task.parts(data, place, torch.device("cpu"))
+    parts = task.parts(place, torch.device("cpu"))
     options = parts.options
     make_optimizer(options.optimizer, parts.groups(), options)
     plan = make_plan(options, parts.eval_options, parts.batches)
     make_schedule(options, plan.total_steps).scale_rate(1)
     for phase in options.phases:
-        skip_schedule(phase, data.config.model.num_hidden_layers)
+        skip_schedule(phase, task.config.model.num_hidden_layers)
     parts.objective(parts.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()
 
 

@@ -61,7 +61,7 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
 
     torch.manual_seed(config.train.seed)
-    data = Finetuning().prepare(config, {}, False, lambda _: None).corpus
+    data = Finetuning(config).prepare(lambda _: None).corpus
     model = load_pretrained(config.model, "classification", num_labels=2)
     texts, labels = columns_of(data["train"])
     batches = ExampleBatches(encode(model, texts, 32), replace(config.train, batch_size=8))
@@ -110,7 +110,7 @@ def test_penalties_reach_the_injected_attention(place):
     torch.manual_seed(0)
     config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
-    data = Finetuning().prepare(config, {}, False, lambda _: None).corpus
+    data = Finetuning(config).prepare(lambda _: None).corpus
     texts, labels = columns_of(data["train"])
     for name, parameter in model.model.named_parameters():
         if name in mixing_names(model.model):
@@ -166,7 +166,7 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
     }
     train_quietly(raw, tmp_path / "run")
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    dev = Finetuning().prepare(build_any(raw), {}, True, lambda _: None).corpus["dev"]
+    dev = Finetuning(build_any(raw)).prepare(lambda _: None).corpus["dev"]
     texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]
     model = fr.load_injected(tmp_path / "run" / "model")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")

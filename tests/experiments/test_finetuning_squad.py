@@ -66,12 +66,12 @@ def settings(place, name="squad", **train):
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place):
     config = build_any(settings(place, group_by_length=False))
-    data = Finetuning().prepare(config, {}, False, lambda _: None)
+    task = Finetuning(config).prepare(lambda _: None)
     torch.manual_seed(config.train.seed)
-    parts = Finetuning().parts(data, Path("unused"), torch.device("cpu"))
+    parts = task.parts(Path("unused"), torch.device("cpu"))
     model = parts.model
     benchmark = SquadBenchmark(config)
-    train = benchmark.encode(load_pretrained(config.model, "answers"), data.corpus["train"])
+    train = benchmark.encode(load_pretrained(config.model, "answers"), task.corpus["train"])
     batch = parts.batches.batch(0, 0)
     lengths = [len(train.windows[i].ids) for i in batch.indices]
     assert min(lengths) < max(lengths)

@@ -70,8 +70,8 @@ def call(*words):
 def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention):
     """The first loss is that of transformers, plain and injected, which starts equal to it; dropout is off."""
     config = build_any(settings(place, kind, attention))
-    data = TextFinetuning().prepare(config, {}, True, lambda _: None)
-    parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))
+    task = TextFinetuning(config).prepare(lambda _: None)
+    parts = task.parts(tmp_path, torch.device("cpu"))
     parts.model.eval()
     model = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
     for index in (0, 3):
@@ -84,7 +84,7 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
         torch.testing.assert_close(loss.value.detach(), theirs, rtol=1e-5, atol=1e-6)
         assert loss.tokens == batch.targets.numel()
     valid = parts.evaluate(parts.model)
-    ids = np.concatenate([[data.corpus.tokenizer.start_id], data.corpus.ids("valid")])
+    ids = np.concatenate([[task.corpus.tokenizer.start_id], task.corpus.ids("valid")])
     nats = 0.0
     for start in range(0, len(ids) - 1, 24):
         row = torch.from_numpy(ids[start : start + 25].astype(np.int64))[None]
@@ -94,7 +94,7 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
     before = json.loads((tmp_path / "before.json").read_text(encoding="utf-8"))["figures"]["valid"]
     assert before["nll"] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
     text = (place / "book.txt").read_text(encoding="utf-8")
-    sources = data.corpus.details["sources"]
+    sources = task.corpus.details["sources"]
     part = next(source for source in sources if source["split"] == "valid")
     characters = len(text.encode()[part["start"] : part["end"]].decode())
     assert before["bits_per_character"] == pytest.approx(nats / math.log(2) / characters, rel=1e-5)
@@ -102,8 +102,8 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
 
 def test_label_smoothing_and_penalties_are_in_the_loss(place, tmp_path):
     config = build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))
-    data = TextFinetuning().prepare(config, {}, True, lambda _: None)
-    parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))
+    task = TextFinetuning(config).prepare(lambda _: None)
+    parts = task.parts(tmp_path, torch.device("cpu"))
     model = parts.model.eval()
     batch = parts.batches.batch(0, 0)
     loss = parts.objective(batch, {}, TrainingPosition(1))
@@ -267,7 +267,7 @@ def test_arms_differ_in_what_is_injected_alone(place):
 @pytest.mark.parametrize(("context", "given", "taken"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
 def test_usual_segments_are_no_longer_than_the_model_reads(place, context, given, taken):
     raw = settings(place, segment_length=given, context=context, order="contiguous")
-    config = TextFinetuning().prepare(build_any(raw), {}, True, lambda _: None).config
+    config = TextFinetuning(build_any(raw)).prepare(lambda _: None).config
     assert config.train.segment_length == taken
 
 

@@ -69,11 +69,10 @@ def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, 
     data = DataConfig(name="parallel", dir=str(tmp_path), train="train", source="xx", target=target, tokens="word",
                       vocabulary="separate", cache=str(tmp_path / "cache"))  # fmt: skip
     config = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=key))
-    prepared = TranslationTask().prepare(config, {}, True, lambda _: None)
+    task = TranslationTask(config).prepare(lambda _: None)
     monkeypatch.setattr(translation, "translate_split", lambda *_: ([text, text], [text, text]))
     monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))
-    model = Translator(prepared.config.model)
-    figures = TranslationTask().figures(prepared, model, "test", Search())
+    figures = task.figures(Translator(task.config.model), "test", Search())
     assert figures["bleu"] == pytest.approx(100)
     assert f"|tok:{tokens}|" in figures["bleu_signature"]
 

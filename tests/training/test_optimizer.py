@@ -10,7 +10,7 @@ from torch import nn
 from training_toy import Toy
 
 import fullrank as fr
-from fullrank.config.run import TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.training.optimizer import make_optimizer, parameter_groups
 
@@ -178,7 +178,7 @@ def test_embedding_and_mixing_learn_at_rates_of_their_own():
     attend = model.blocks[0].attention.attend
     mixing = [attend.mix_scores.mixing, attend.mix.from_query, attend.mix.mixing]
     options = TrainConfig(steps=1, weight_decay=0.1, embedding_rate=2.0, mixing_rate=0.1)
-    groups = LanguageModelTask().make_groups(model, options)
+    groups = LanguageModelTask(RunConfig(train=options)).make_groups(model)
     given = {
         p: (group.get("peak"), group.get("scale"), group["weight_decay"]) for group in groups for p in group["params"]
     }

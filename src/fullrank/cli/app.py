@@ -28,7 +28,7 @@ from typer import Argument, Option
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Section, hints_of
-from fullrank.files import as_json, no_room, out_of_memory, visible
+from fullrank.files import Entries, as_json, no_room, out_of_memory, visible
 from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
 
 def write_report(
     folders: Sequence[Path], page: Path, title: str | None = None, table: str | None = None
-) -> tuple[Page, dict[str, Any]]:
+) -> tuple[Page, Entries]:
     """Write the report of runs to `page`; the page and its content as JSON.
 
     table: the table of several recipes that the runs belong to.

@@ -29,6 +29,7 @@ from fullrank.cli.app import (
     verb,
 )
 from fullrank.core.errors import InputError
+from fullrank.files import Entries
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -88,7 +89,7 @@ def info(
     if run.model.vocab_size is None:
         from fullrank.experiments.run import task_of
 
-        run = task_of(run).prepare(run, {}, True, say).config
+        run = task_of(run).prepare(say).config
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
     tell(size, describe_size(size), json=json)
@@ -156,7 +157,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
     for row, scale in itertools.product(rows, scales):
         try:
             run = replace(choice, row=row, scale=scale).resolve().config
-            task_of(run).check(run)
+            task_of(run).check()
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
         except InputError as error:
@@ -170,7 +171,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
     print(f"{choice.config}: valid{counts}")
 
 
-def describe_size(size: dict[str, Any]) -> list[str]:
+def describe_size(size: Entries) -> list[str]:
     """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
     memory, decoding = size.get("memory", {}), size.get("bytes", {})
@@ -242,19 +243,20 @@ def prepare_data(
     from fullrank.data import prepare
     from fullrank.experiments.run import task_of
 
-    corpus = prepare(config.data, report=say)
-    about = {"folder": str(corpus.folder), **task_of(config).describe(corpus)}
+    task = task_of(config)
+    task.corpus = corpus = prepare(config.data, report=say)
+    about = {"folder": str(corpus.folder), **task.describe()}
     shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
     tell(about, [corpus.label, *describe(shown)], json=json)
 
 
-def _read_task(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+def _read_task(raw: dict[str, Any]) -> tuple[Entries, list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
     from fullrank.config.load import build_any
     from fullrank.experiments.run import task_of
 
     config = build_any(raw)
-    splits = task_of(config).prepare(config, {}, True, say).corpus
+    splits = task_of(config).prepare(say).corpus
     content = {
         "name": config.data.name,
         "is_slice": any(split.is_slice for split in splits.values()),

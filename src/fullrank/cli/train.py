@@ -131,18 +131,16 @@ def train(
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.load import Resolved
-    from fullrank.experiments.run_folder import default_folder, open_any, start_from_run
+    from fullrank.experiments.run_folder import default_folder, reopen, start_from_run
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config))
     folder, out, quiet, json = Path(choice.config), options.out, options.quiet, options.json
     changes = [choice.settings, choice.row, choice.scale, out, from_run, options.kernel != "auto"]
-    is_run = _is_whole_run(folder, changes)
-    resolved: Resolved[RunConfig | FinetuneConfig]
-    if is_run:
-        resolved = Resolved(open_any(folder)[0], choice.config)
+    kernel = options.kernel
+    if _is_whole_run(folder, changes):
+        resolved, kernel = reopen(folder)
     else:
         begins = [] if from_run is None else [f"train.start={from_run}"]
         resolved = start_from_run(_check(replace(choice, overrides=[*(choice.overrides or []), *begins]), out))
@@ -154,15 +152,11 @@ def train(
         context.params |= {"config": choice.config}
         _train_together(context)
     from fullrank.comparison.runs import read_run
-    from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
 
     progress = silent if quiet else say
-    if is_run:
-        result = resume(folder, quiet=quiet, say=progress, until=until)
-    else:
-        result = train_model(resolved, folder, kernel_name=options.kernel, quiet=quiet, say=progress, until=until)
+    result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, until=until)
     if not is_main_process():
         return
     if until is not None:

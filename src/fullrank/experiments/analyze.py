@@ -14,9 +14,9 @@ from fullrank.experiments.measure import choose_masked_protocol, final_protocol
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.files import write_json
-from fullrank.models import LoadedModel, open_model
-from fullrank.names import Kind, model_kind
+from fullrank.files import Entries, write_json
+from fullrank.models import LoadedModel, open_model, trained_kind
+from fullrank.names import Kind
 from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 
@@ -99,11 +99,7 @@ def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedMod
 
 def check_named(name: str, reading: Reading) -> None:
     """InputError for a configuration, and where a text has to be named; a note where the hub is asked."""
-    kind = model_kind(name)
-    if kind == "configuration":
-        raise InputError(
-            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
-        )
+    kind = trained_kind(name)
     if kind != "run" and reading.text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
     note_hub(name, kind, reading.say)
@@ -128,7 +124,7 @@ class Measured:
     plots: tuple[Plot, ...] = ()
     models: Sequence[Mapping[str, Any]] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """The JSON document of the verb."""
         records = [record.to_dict() for record in self.records]
         return {"measurement": self.name, "models": list(self.models), "records": records}
@@ -149,15 +145,17 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     Records of a run are kept in its folder, RUN/analysis/NAME.json, for its report.
     Raises InputError for a name without a model, a model that lacks what is needed, and a text that is missing or too short.
     """
-    by_model: dict[str, list[Record]] = {}
+    first: list[Record] = []
+    labelled: list[Record] = []
     models = []
+    several = len(set(names)) > 1
     for model, text in open_all(names, reading):
         model.require(measurement.needs, f"analyze {measurement.name}")
         records = check_records(measurement.name, measurement.function(model, text, **options))
-        first = next(iter(by_model.values()), None)
-        if first is not None and measurement.compare is not None:
+        if first and measurement.compare is not None:
             records += measurement.compare(first, records)
-        by_model[model.name] = records
+        first = first or records
+        labelled += [record.with_labels(model=model.name) for record in records] if several else records
         about = {
             "model": model.name,
             "source": model.source,
@@ -175,7 +173,4 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
                 "records": [record.to_dict() for record in records],
             }
             write_json(model.folder / "analysis" / f"{measurement.name}.json", content)
-    labelled = []
-    for name, records in by_model.items():
-        labelled += records if len(by_model) == 1 else [record.with_labels(model=name) for record in records]
     return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)

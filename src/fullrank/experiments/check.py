@@ -89,7 +89,7 @@ def check_configuration(
     ):  # some token, until there is a vocabulary
         run = replace(run, model=replace(run.model, document_token_id=0))
     if full and run.model.vocab_size is None:
-        run = task_of(run).prepare(run, {}, True, say).config
+        run = task_of(run).prepare(say).config
     config, changed = (run.model, ()) if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

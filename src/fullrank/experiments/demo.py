@@ -20,7 +20,7 @@ from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
 from fullrank.experiments.run import task_of, try_training
-from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
+from fullrank.files import Entries, parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
 from fullrank.training.device import catch_signals
 
@@ -33,7 +33,7 @@ _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model write
 
 def run_demo(
     minutes: float, out: Path, seed: int, rows: Sequence[str] | None = None, *, aside: bool = False
-) -> dict[str, Any]:
+) -> Entries:
     """Train the rows of the demo (None: all) in `out`, print the table and write `out/report.html`; its content as JSON.
 
     A demo that was stopped is resumed; a finished one shows its table again. aside: all goes to stderr, the table, too.
@@ -85,7 +85,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
-        plan: dict[str, Any] = read_json(file)
+        plan: Entries = read_json(file)
         if {key: plan.get(key) for key in wanted} == wanted:
             return int(plan["steps"])
         raise InputError(
@@ -96,7 +96,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
         raise InputError(f"{out} is not empty and holds no demo; give another --out")
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     config = resolve(RECIPE).config
-    prepared = task_of(config).prepare(config, {}, True, remarks.print)
+    prepared = task_of(config).prepare(remarks.print)
     remarks.print("Measuring the speed of this machine ...")
     torch.set_num_threads(1)  # as each model has
     trials = [try_training(resolve(RECIPE, row).config, prepared, _EVALUATIONS) for row in rows]

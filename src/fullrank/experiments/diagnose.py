@@ -26,7 +26,7 @@ from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all
-from fullrank.files import read_json
+from fullrank.files import Entries, read_json
 from fullrank.models import LoadedModel
 from fullrank.records import find_measurement
 from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section, join_words
@@ -187,7 +187,7 @@ class Diagnosis:
                 return f"{name} {verb} bound by {join_words(phrases)}"
         return f"No bottleneck was found in {name}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """One JSON document."""
         subject = self.subject
         findings = {}
@@ -276,7 +276,7 @@ def measure_reading(subject: Subject) -> Finding:
     run, words = subject.run, []
     if subject.is_undertrained:
         words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
-    figures: dict[str, Any] = {}
+    figures: Entries = {}
     if run is not None:
         fourgrams = {split: number(run.get(f"corpus.fourgram_perplexity.{split}")) for split in SPLITS}
         for split, counted in fourgrams.items():
@@ -349,7 +349,7 @@ def measure_output(subject: Subject) -> Finding:
     if subject.is_masked:
         batches = predictions(subject.loaded, rows)[1]
     words: list[str] = []
-    figures: dict[str, Any] = {}
+    figures: Entries = {}
     with contextlib.suppress(InputError):  # of an output layer without a gradient for all words
         share = gradient_share(subject.loaded, batches)
         figures = {"gradient_suppressed": 1 - share.let_through, "gradient_let_through": share.let_through}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, 
 from fullrank.data.tasks import NO_ANSWER, Question, TaskSplit, Window, read_task, squad_windows
 from fullrank.evaluation.tasks import glue_scores, squad_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, finish_loss
-from fullrank.files import write_json
+from fullrank.experiments.task import Parts, Say, Task, begin_pass, finish_loss
+from fullrank.files import Entries, write_json
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import all_gather, device_of, rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
@@ -279,23 +279,22 @@ def benchmark_of(config: FinetuneConfig) -> Benchmark:
 class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
-    def prepare(self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        data = config.data
-        splits = {}
+    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+        data, self.corpus = self.config.data, {}
         for name in list_corpora()[data.name].published:
             source = read_task(data, name, say)
             most = data.max_train if name == "train" else data.max_eval
             rows = choose_subset(len(source), most, data.subset_seed)
-            splits[name] = source if len(rows) == len(source) else source.take(rows)
-        checksums = {name: source.sha256 for name, source in splits.items()}
-        return Prepared(config, splits, {"text": checksums})
+            self.corpus[name] = source if len(rows) == len(source) else source.take(rows)
+        self.identity = {"text": {name: source.sha256 for name, source in self.corpus.items()}}
+        return self
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+    def parts(self, folder: Path, device: torch.device) -> Parts:
         import transformers
 
         from fullrank.hf.causal import use_own_products
 
-        config: FinetuneConfig = data.config
+        config: FinetuneConfig = self.config
         benchmark, evaluation = benchmark_of(config), config.eval
         pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
         limit, most = pretrained.max_length, config.data.max_length
@@ -303,7 +302,7 @@ class Finetuning(Task):
             raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {most}")
         model = pretrained.model.to(device)
         use_own_products(model)
-        splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
+        splits = {name: benchmark.encode(pretrained, source) for name, source in self.corpus.items()}
         train, dev = splits["train"], splits["dev"]
         batches = ExampleBatches(train.encoded, config.train)
         options = config.train.options(batches.batches_per_epoch)
@@ -318,7 +317,7 @@ class Finetuning(Task):
             figures, rows = measure(model, dev), len(dev.encoded)
             return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in benchmark.metrics})
 
-        def finish(done: Counters) -> dict[str, Any]:
+        def finish(done: Counters) -> Entries:
             if evaluation.checkpoint == "best" and done.best_step != done.step:
                 load_weights(model, folder / "checkpoints" / "best")
             model.eval()
@@ -344,7 +343,7 @@ class Finetuning(Task):
                 "examples": {name: len(split.source) for name, split in splits.items()},
                 **({"windows": {name: len(split.windows) for name, split in splits.items()}} if dev.windows else {}),
                 "protocol": benchmark.protocol,
-                "sha256": data.identity["text"],
+                "sha256": self.identity["text"],
             }
 
         return Parts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from fullrank.core.model import longest
 from fullrank.data import Tokenizer
 from fullrank.decoding import Ensemble, beam_search, reader_of, sample, window_of
 from fullrank.experiments.run_folder import open_causal
-from fullrank.files import with_newlines
+from fullrank.files import Entries, with_newlines
+from fullrank.files import Report as Say
 from fullrank.kernels import kernel
 from fullrank.models import LoadedModel, TransformersModel, open_model
+from fullrank.training.device import device_of
 
 
 def generate(
@@ -51,9 +53,9 @@ def write(
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     **drawing: Any,
-) -> dict[str, Any]:
+) -> Entries:
     """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
 
     By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, min_p,
@@ -66,18 +68,17 @@ def write(
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
     names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
-    opened = [_open(name, one.strip(), device_name) for name in names for one in checkpoint.split(",")]
-    tokenizers = [tokenizer or loaded.tokenizer for loaded, _ in opened]
-    if not all(isinstance(words, Tokenizer) for words in tokenizers):
-        raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
-    if len({words.fingerprint for words in tokenizers}) > 1:
-        raise InputError(f"{run}: their vocabularies differ; several models write together if they have one vocabulary")
-    tokenizer, reads = tokenizers[0], [one.with_memory(memory_length) for _, one in opened]
+    opened = [_open(name, one.strip(), device_name, tokenizer) for name in names for one in checkpoint.split(",")]
+    if len({words.fingerprint for _, words in opened}) > 1:
+        raise InputError(
+            f"{run or 'generate'}: their vocabularies differ; several models write together if they have one vocabulary"
+        )
+    tokenizer, models = opened[0][1], [one.with_memory(memory_length) for one, _ in opened]
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = torch.tensor([[start, *prompt_ids]], device=opened[0][0].device)
-    readers = [reader_of(one) for one in reads]
+    ids = torch.tensor([[start, *prompt_ids]], device=device_of(models[0]))
+    readers = [reader_of(one) for one in models]
     reader: Any = readers[0] if len(readers) == 1 else Ensemble(readers)
-    window = longest(*(window_of(one, window) for one in reads))
+    window = longest(*(window_of(one, window) for one in models))
     if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
         say(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
@@ -99,19 +100,22 @@ def write(
     return {"run": run, "prompt": prompt, "texts": texts}
 
 
-def _open(name: Any, checkpoint: str, device_name: str) -> tuple[LoadedModel, Any]:
-    """A model, and what is decoded: a LanguageModel, or a model of transformers that is read as one."""
+def _open(name: Any, checkpoint: str, device_name: str, tokenizer: Tokenizer | None) -> tuple[Any, Tokenizer]:
+    """What is decoded, a LanguageModel or a model of transformers that is read as one, and its tokenizer."""
     if isinstance(name, str | Path):
         open_causal(Path(name))
     loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)
+    model, words = loaded.own, tokenizer or loaded.tokenizer
     if isinstance(loaded, TransformersModel):
         from fullrank.hf.causal import CausalModel
 
         loaded.require({"step"}, "generate")
-        return loaded, CausalModel(loaded.module)
-    if not isinstance(loaded.own, LanguageModel):
+        model = CausalModel(loaded.module)
+    elif not isinstance(model, LanguageModel):
+        words = None
+    if not isinstance(words, Tokenizer):
         raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
-    return loaded, loaded.own
+    return model, words
 
 
 def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:

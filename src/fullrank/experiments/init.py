@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullrank.config.load import merge
 from fullrank.config.run import SIZES, DataConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import files_of
@@ -20,7 +21,7 @@ from fullrank.files import format_yaml, open_text, visible, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.run import Trial
-    from fullrank.experiments.task import Prepared, Say
+    from fullrank.experiments.task import Say, Task
 
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5  # while training
@@ -31,7 +32,10 @@ _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
 _MOST_EPOCHS = 40
 _BUILTIN_BYTES = 3_000_000  # about
-_FEW_READINGS, _MANY_READINGS = 4, 25  # times through a text, which is learned by heart beyond
+_FEW_READINGS = 4  # times through a text, beyond which it is learned by heart
+# dropout, up to so many times through the text
+_DROPOUT_OF_TEXT = {0.0: 25, 0.1: math.inf}
+_DROPOUT_OF_PAIRS = {0.0: 4, 0.1: 12, 0.2: math.inf}
 
 Values = Mapping[str, Any]
 Rule = tuple[str, Any, str]  # a key, its value and the reason
@@ -70,6 +74,8 @@ def write_configuration(
         raise InputError(f"--minutes: a positive number, given {minutes:g}")
     if task == "translation" and tokens in ("character", "byte"):
         raise InputError(f"--tokens: word or bpe for --task translation, given {tokens}")
+    if languages and task != "translation":
+        raise InputError(f"--source, --target: for --task translation, given --task {task}; leave them out")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
     has_pairs, seconds = task == "translation", 60 * minutes
@@ -85,7 +91,7 @@ def write_configuration(
 
     from fullrank.experiments.run import task_of, try_training
 
-    prepared = task_of(config).prepare(config, {}, True, say)
+    prepared = task_of(config).prepare(say)
     have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
         raise InputError(
@@ -170,11 +176,8 @@ def _count_read(trial: Trial, seconds: float, have: int) -> float:
 
 def _lay(data: Values, rules: Iterable[Rule]) -> dict[str, dict[str, Any]]:
     """The values of a configuration by section: what is stated about the data, and the rules."""
-    values: dict[str, dict[str, Any]] = {"model": {}, "data": dict(data), "train": {}, "eval": {}}
-    for key, value, _ in rules:
-        section, _, name = key.partition(".")
-        values[section][name] = value
-    return values
+    sections = {"model": {}, "data": data, "train": {}, "eval": {}}
+    return merge(sections, {key: value for key, value, _ in rules})
 
 
 def _build(data: Values, rules: Iterable[Rule]) -> RunConfig:
@@ -200,7 +203,7 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
 # -- the rules -----------------------------------------------------------------------------------------------------------
 
 
-def choose_values(data: Values, size: str, amounts: Amounts, prepared: Prepared) -> Iterator[Rule]:
+def choose_values(data: Values, size: str, amounts: Amounts, prepared: Task) -> Iterator[Rule]:
     """The values of all sections by the rules, each with its reason."""
     corpus, config = prepared.corpus, prepared.config
     length = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
@@ -246,11 +249,10 @@ def _choose_model(size: str, readings: float, corpus: Any) -> Iterator[Rule]:
     yield "model.num_hidden_layers", SIZES[size]["num_hidden_layers"], "by the size"
     yield "model.num_attention_heads", SIZES[size]["num_attention_heads"], "by the size"
     yield "model.scale_embedding", True, "embeddings as large as what layers add to them"
-    dropout = 0.0 if readings <= _MANY_READINGS else 0.1
-    why = f"0 up to {_MANY_READINGS} times through the text, else 0.1"
-    if corpus.has_pairs:
-        dropout = 0.0 if readings <= 4 else 0.1 if readings <= 12 else 0.2
-        why = "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2"
+    limits = _DROPOUT_OF_PAIRS if corpus.has_pairs else _DROPOUT_OF_TEXT
+    dropout = next(rate for rate, most in limits.items() if readings <= most)
+    lower = [f"{rate:g} up to {most} times" for rate, most in limits.items() if most < math.inf]
+    why = f"{', '.join(lower)} through the text, else {max(limits):g}"
     yield "model.dropout", {"embedding": dropout, "residual": dropout}, why
     if corpus.has_pairs:
         yield "model.hidden_act", "gelu", "usual for translation"

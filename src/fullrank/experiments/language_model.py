@@ -49,17 +49,15 @@ from fullrank.experiments.measure import (
     final_protocol,
     measure,
     validation_protocol,
-    warn_of_length,
 )
 from fullrank.experiments.task import (
     Connections,
-    Prepared,
     Say,
     TextTask,
     begin_pass,
     finish_loss,
 )
-from fullrank.files import read_json, write_json
+from fullrank.files import Entries, read_json, write_json
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import Carry, Loss, TrainingPosition
 
@@ -129,7 +127,7 @@ class TrainingPart:
     """
 
     @staticmethod
-    def identify(identity: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+    def identify(identity: Mapping[str, Any], **settings: Any) -> Entries:
         """Facts of the part that run.json and result.json record when a run begins."""
         return settings
 
@@ -209,85 +207,86 @@ class LanguageModelTask(TextTask):
 
     model: Any = LanguageModel
 
-    def check(self, config: RunConfig) -> None:
+    def check(self) -> None:
         for split in _MEASURED:
-            protocol = self.protocol(config, split)
+            protocol = self.protocol(split)
             if protocol.kind != "memory":
-                check_block(config.model.most_tokens, protocol.segment_length)
+                check_block(self.config.model.most_tokens, protocol.segment_length)
 
-    def protocol(self, config: RunConfig, split: str = "test") -> Any:
-        return final_protocol(config, split)
+    def protocol(self, split: str = "test") -> Any:
+        return final_protocol(self.config, split)
 
-    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        prepared = super().prepare(config, identity, allow_slice, say)
-        warn_of_length(config, self.protocol(config), say)
-        return prepared
+    def read_tokenizer(self) -> Tokenizer | None:
+        start = self.config.train.start
+        return None if start is None else load_tokenizer(Path(start))
 
-    def read_tokenizer(self, config: RunConfig) -> Tokenizer | None:
-        return None if config.train.start is None else load_tokenizer(Path(config.train.start))
-
-    def with_sizes(self, config: RunConfig, corpus: Corpus) -> RunConfig:
-        """`config` with `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
-        entries, size = len(corpus.tokenizer), config.model.vocab_size
-        least = entries + config.masks
+    def with_sizes(self, say: Say) -> RunConfig:
+        """With `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
+        config: RunConfig = self.config
+        tokenizer, size = self.corpus.tokenizer, config.model.vocab_size
+        least = len(tokenizer) + config.masks
         if size is not None and size < least:
             beside = " beside <mask>" if config.masks else ""
             raise ConfigError(
-                f"model.vocab_size: {size}, but {corpus.label} has {entries} entries{beside}; set it to null or at least "
-                f"{least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
+                f"model.vocab_size: {size}, but {self.corpus.label} has {len(tokenizer)} entries{beside}; set it to null or at "
+                f"least {least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
             )
         token = config.model.document_token_id
         if config.data.documents is not None:
-            token = find_document_token(config.data.documents, corpus.tokenizer)
+            token = find_document_token(config.data.documents, tokenizer)
         model = dataclasses.replace(config.model, vocab_size=size or least, document_token_id=token)
         return dataclasses.replace(config, model=model)
 
-    def describe(self, corpus: Corpus, masked_unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """masked_unigram: perplexity of word frequencies at masked tokens, where these are predicted."""
-        unigram, fourgram = masked_unigram, dict[str, float]()
-        if unigram is None:
-            unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
-            fourgram = fourgram_perplexities(corpus)
+    def describe(self) -> Entries:
+        corpus = self.corpus
         return {
-            **super().describe(corpus),
+            **super().describe(),
             "tokens": {split: counts["tokens"] for split, counts in corpus.splits.items()},
             "vocabulary": len(corpus.tokenizer),
             "fingerprint": corpus.tokenizer.fingerprint,
-            "unigram_perplexity": unigram,
-            "fourgram_perplexity": fourgram,
+            **self.measure_counts(),
         }
 
-    def connect(self, data: Prepared, model: Any) -> Connections:
-        config, splits = data.config, data.corpus.splits
-        ids, protocol = data.corpus.ids("valid")[: config.eval.max_tokens], validation_protocol(config)
+    def measure_counts(self) -> Entries:
+        """Perplexity of what counting predicts: words, and 4-grams."""
+        unigram = {split: unigram_perplexity(self.corpus, split) for split in _MEASURED}
+        return {"unigram_perplexity": unigram, "fourgram_perplexity": fourgram_perplexities(self.corpus)}
+
+    def connect(self, model: Any) -> Connections:
+        config, splits, protocol = self.config, self.corpus.splits, validation_protocol(self.config)
         _check_positions(model, splits["train"]["tokens"] // config.train.batch_size)
-        check_length(model, protocol, len(ids))
+        check_length(model, protocol, len(self.read_validation()))
         for split in _MEASURED:
-            final = self.protocol(config, split)
+            final = self.protocol(split)
             check_length(model, final, splits[split]["tokens"])
             divide_logits(model, final.temperature)  # refused where the output layer has no logits
-        return Connections(
-            CausalObjective(model, config.train, data.identity),
-            training_batches(config, data.corpus),
-            lambda model: self.measure(data, model, ids, protocol),
-            {"protocol": protocol.in_words(), "next_token": protocol.next_token},
-        )
+        objective = CausalObjective(model, config.train, self.identity)
+        return self.read_by(protocol, objective, training_batches(config, self.corpus))
 
-    def measure(self, data: Prepared, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
-        """Summed nll of token ids, read by a protocol."""
-        start, batch_size = data.corpus.tokenizer.start_id, data.config.eval.batch_size
+    def read_validation(self) -> np.ndarray:
+        """The tokens that are read for evaluation while training."""
+        ids: np.ndarray = self.corpus.ids("valid")[: self.config.eval.max_tokens]
+        return ids
+
+    def read_by(self, protocol: Any, objective: Any, batches: Any) -> Connections:
+        """A training whose evaluation reads by `protocol`."""
+        ids = self.read_validation()
+        evaluation = {"protocol": protocol.in_words(), "next_token": protocol.next_token}
+        return Connections(objective, batches, lambda model: self.measure(model, ids, protocol), evaluation)
+
+    def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+        """Summed nll of token ids."""
+        start, batch_size = self.corpus.tokenizer.start_id, self.config.eval.batch_size
         return measure(model, ids, protocol, batch_size=batch_size, start_id=start)
 
-    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
-        parts = {"parts": data.identity["parts"]} if "parts" in data.identity else {}
-        return {**super().finish(data, model, folder), **parts}
+    def finish(self, model: Any, folder: Path) -> Entries:
+        parts = {"parts": self.identity["parts"]} if "parts" in self.identity else {}
+        return {**super().finish(model, folder), **parts}
 
-    def figures(
-        self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
-    ) -> dict[str, Any]:
+    def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
         """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-        counts, tokenizer, ids = data.corpus.splits[split], data.corpus.tokenizer, data.corpus.ids(split)
-        total = self.measure(data, model, ids, protocol)
+        counts, tokenizer, ids = self.corpus.splits[split], self.corpus.tokenizer, self.corpus.ids(split)
+        total = self.measure(model, ids, protocol)
         if tokenizer.kind == "word":
             starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
@@ -339,48 +338,58 @@ class MaskedModelTask(LanguageModelTask):
     model = MaskedLanguageModel
     name = "masked_modeling"
 
-    def protocol(self, config: RunConfig, split: str = "test") -> Any:
-        return choose_masked_protocol(config)
+    def protocol(self, split: str = "test") -> Any:
+        return choose_masked_protocol(self.config)
 
-    def connect(self, data: Prepared, model: Any) -> Connections:
-        self.measure_unigrams(data, model)  # refused where nothing is masked
-        config, protocol = data.config, self.protocol(data.config)
-        ids = data.corpus.ids("valid")[: config.eval.max_tokens]
-        return Connections(
-            MaskedObjective(model, config.train),
-            MaskedBatches(training_batches(config, data.corpus), make_masking(data, model)),
-            lambda model: self.measure(data, model, ids, protocol),
-            {"protocol": protocol.in_words(), "next_token": protocol.next_token},
-        )
+    def connect(self, model: Any) -> Connections:
+        self.measure_counts()  # refused where nothing is masked
+        batches = MaskedBatches(training_batches(self.config, self.corpus), self.masking)
+        return self.read_by(self.protocol(), MaskedObjective(model, self.config.train), batches)
 
-    def measure_unigrams(self, data: Prepared, model: Any) -> dict[str, float]:
+    @property
+    def masking(self) -> Masking:
+        """Which tokens are masked, and by what: <mask> is the last entry of the model."""
+        mask_id = self.config.model.vocab_size - 1
+        return Masking.from_tokenizer(self.corpus.tokenizer, mask_id, self.config.train)
+
+    def measure_counts(self) -> Entries:
         """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
-        masking, protocol = make_masking(data, model), self.protocol(data.config)
-        nats = unigram_nats(data.corpus, masking.marks.tolist())
-        perplexity = {}
+        masking, protocol = self.masking, self.protocol()
+        nats = unigram_nats(self.corpus, masking.marks.tolist())
+        unigram = {}
         for split in _MEASURED:
-            blocks = _iterate_blocks(data.corpus.ids(split), masking, protocol, 64)
+            blocks = _iterate_blocks(self.corpus.ids(split), masking, protocol, 64)
             targets = np.concatenate([batch.targets.numpy() for batch in blocks])
             if not len(targets):
                 raise InputError(f"no token of {split} is asked for; raise train.mlm_probability, or give more text")
-            perplexity[split] = math.exp(float(nats[targets].mean()))
-        return perplexity
+            unigram[split] = math.exp(float(nats[targets].mean()))
+        return {"unigram_perplexity": unigram, "fourgram_perplexity": {}}
 
-    def measure(self, data: Prepared, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
-        return measure_masked(model, ids, make_masking(data, model), protocol, data.config.eval.batch_size)
+    def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+        """Summed nll and hits at the masked tokens, in evaluation mode; the mode is restored.
 
-    def figures(
-        self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
-    ) -> dict[str, Any]:
-        return figures(self.measure(data, model, data.corpus.ids(split), protocol))
+        In the precision around the call: while training that of training, for final figures fp32.
+        """
+        check_block(model.max_length, min(len(ids), protocol.segment_length))
+        device = device_of(model)
+        tally, hits = Tally(device), torch.zeros(1, dtype=torch.int64, device=device)
+        blocks = _iterate_blocks(ids, self.masking, protocol, self.config.eval.batch_size)
+        with evaluating(model):
+            for index, batch in enumerate(blocks):
+                if batch.tokens and index % world_size() == rank():
+                    batch = batch.to(device)
+                    hidden = model.hidden(batch.inputs, batch.attention_mask).flatten(0, 1)[batch.at]
+                    tally.add(model.output.nll(hidden[None], batch.targets[None]))
+                    hits += (choose_first(model, hidden) == batch.targets).sum()
+        total = tally.total()
+        accuracy = 100 * int(all_reduce(hits)) / total.tokens
+        return Evaluation(total.nll, total.tokens, {"accuracy_percent": accuracy})
 
-    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
-        corpus = self.describe(data.corpus, self.measure_unigrams(data, model))
-        return {"mask": {"token": MASK, "id": model.mask_id}, "corpus": corpus}
+    def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
+        return figures(self.measure(model, self.corpus.ids(split), protocol))
 
-
-def make_masking(data: Prepared, model: MaskedLanguageModel) -> Masking:
-    return Masking.from_tokenizer(data.corpus.tokenizer, model.mask_id, data.config.train)
+    def finish(self, model: Any, folder: Path) -> Entries:
+        return {"mask": {"token": MASK, "id": model.mask_id}, **super().finish(model, folder)}
 
 
 def _iterate_blocks(
@@ -388,25 +397,3 @@ def _iterate_blocks(
 ) -> Iterator[MaskedBatch]:
     length, seed = protocol.segment_length, protocol.mask_seed
     return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
-
-
-def measure_masked(
-    model: MaskedLanguageModel, ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
-) -> Evaluation:
-    """Summed nll and hits at the masked tokens of the text `ids`, in evaluation mode; the mode is restored.
-
-    In the precision around the call: while training that of training, for final figures fp32.
-    """
-    check_block(model.max_length, min(len(ids), protocol.segment_length))
-    device = device_of(model)
-    tally, hits = Tally(device), torch.zeros(1, dtype=torch.int64, device=device)
-    with evaluating(model):
-        for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
-            if batch.tokens and index % world_size() == rank():
-                batch = batch.to(device)
-                hidden = model.hidden(batch.inputs, batch.attention_mask).flatten(0, 1)[batch.at]
-                tally.add(model.output.nll(hidden[None], batch.targets[None]))
-                hits += (choose_first(model, hidden) == batch.targets).sum()
-    total = tally.total()
-    accuracy = 100 * int(all_reduce(hits)) / total.tokens
-    return Evaluation(total.nll, total.tokens, {"accuracy_percent": accuracy})

@@ -28,6 +28,7 @@ from fullrank.experiments.measure import (
     score,
 )
 from fullrank.experiments.run_folder import open_causal
+from fullrank.files import Entries
 from fullrank.kernels import kernel
 from fullrank.models import open_model
 
@@ -87,7 +88,7 @@ class FullRankLM(TemplateLM):
         """Tells vocabularies apart in the caches of lm-eval."""
         return f"fullrank-{self.words.kind}-{self.words.fingerprint[:16]}"
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> Entries:
         """Facts that lm-eval writes beside its results."""
         return {
             "model_num_parameters": self.model.num_parameters(),

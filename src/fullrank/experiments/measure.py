@@ -13,7 +13,7 @@ beginning is only read, and a stream one that a model with memory reads in segme
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +31,8 @@ from fullrank.core.errors import InputError, count_things
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.data.padded_batches import batches_by_length
+from fullrank.files import Entries
+from fullrank.files import Report as Say
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import EvaluationResult
 
@@ -162,7 +164,7 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
-def warn_of_length(config: RunConfig, protocol: Any, say: Callable[[str], None]) -> None:
+def warn_of_length(config: RunConfig, protocol: Any, say: Say) -> None:
     """Warn where more tokens are read at once than in training: positions beyond may mean nothing to a model of ours."""
     if config.translates or config.model.position == "pretrained":
         return
@@ -258,7 +260,7 @@ def figures(
     characters: int | None = None,
     bytes: int | None = None,
     line_starts: int | None = None,
-) -> dict[str, Any]:
+) -> Entries:
     """Figures of an evaluation; one per word, character or byte for each count of the text that is given.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
@@ -276,7 +278,7 @@ def figures(
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     """
     nats, tokens = evaluation.nll, evaluation.tokens
-    result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
+    result: Entries = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
     result["tokens"] = tokens
     if line_starts is not None:
         result["tokens_without_sos"] = tokens - line_starts

@@ -10,6 +10,7 @@ import torch
 from fullrank.config.finetune import GLUE, FinetuneConfig, PretrainedConfig, TextFinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data.invented import WORDS
+from fullrank.files import Entries
 
 _ENCODERS = "; give a folder with config.json, weights and tokenizer, a name on the hub, minilm, or random"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # of the random encoder
@@ -145,7 +146,7 @@ def _random_tokenizer(transformers: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
 
 
-def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> dict[str, Any]:
+def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entries:
     """Size of a pretrained model with our attention injected, on the meta device: only its configuration is read.
 
     Parameters of the model without its output layers, of those, and of mixing.

@@ -33,6 +33,7 @@ from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
 from fullrank.experiments.measure import change_evaluation, warn_of_length
 from fullrank.experiments.run_folder import (
+    AnyConfig,
     absolute,
     check_usable,
     claim,
@@ -40,10 +41,11 @@ from fullrank.experiments.run_folder import (
     open_any,
     open_run,
     read_result,
+    reopen,
     start_from_run,
 )
-from fullrank.experiments.task import Parts, Prepared, Say
-from fullrank.files import sha256_of, silent, visible, write_json
+from fullrank.experiments.task import Parts, Say, Task, TextTask
+from fullrank.files import Entries, sha256_of, silent, visible, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
@@ -67,26 +69,24 @@ from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
 
-AnyConfig = RunConfig | FinetuneConfig
-
 
 def task_of(config: AnyConfig) -> Any:
     """The task of a configuration; only its own code is imported."""
     if isinstance(config, FinetuneConfig):
         from fullrank.experiments.finetuning import Finetuning
 
-        return Finetuning()
+        return Finetuning(config)
     if isinstance(config, TextFinetuneConfig):
         from fullrank.experiments.text_finetuning import TextFinetuning
 
-        return TextFinetuning()
+        return TextFinetuning(config)
     if config.translates:
         from fullrank.experiments.translation import TranslationTask
 
-        return TranslationTask()
+        return TranslationTask(config)
     from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
 
-    return MaskedModelTask() if config.masks else LanguageModelTask()
+    return MaskedModelTask(config) if config.masks else LanguageModelTask(config)
 
 
 def train(
@@ -97,68 +97,70 @@ def train(
     quiet: bool = False,
     say: Say = print,
     until: int | None = None,
-) -> dict[str, Any]:
+) -> Entries:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
     until: pause after this update; nothing is measured then, and the result is empty.
     """
     resolved = start_from_run(resolved)
-    config = absolute(resolved.config)
-    task = task_of(config)
-    task.check(config)
-    device = prepare_machine(config.train)
+    task = task_of(absolute(resolved.config))
+    task.check()
+    device = prepare_machine(task.config.train)
+    result = None
     with process_group(device), ExitStack() as exits:
         with main_process_first():
-            tell = say if rank() == 0 else silent
-            prepared, result = prepare_run(task, config, resolved, folder, kernel_name, tell), None
+            prepare_run(task, resolved, folder, kernel_name, say if rank() == 0 else silent)
             if rank() == 0:
                 exits.enter_context(lock_folder(folder))
-                if not claim(folder, prepared.config, prepared.identity):
-                    task.save(prepared, folder)
+                if not claim(folder, task.config, task.identity):
+                    task.save(folder)
                 elif (result := read_result(folder)) is not None:
                     say(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
             return result or {}
-        return fit_run(task, prepared, folder, device, quiet=quiet, until=until, say=say)
+        return fit_run(task, folder, device, quiet=quiet, until=until, say=say)
 
 
-def prepare_run(
-    task: Any, config: AnyConfig, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str, say: Say
-) -> Prepared:
-    """Prepare the data of a run; its identity says what it is trained on and how."""
+def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str, say: Say) -> None:
+    """Prepare the data of a run; the identity of the task then says what it is trained on and how."""
     check_usable(folder)
     has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
     recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
-    prepared: Prepared = task.prepare(config, recorded, resolved.scale != "paper", say)
-    if recorded and isinstance(prepared.corpus, Corpus):
-        check_sources(prepared.corpus, folder)
+    task.prepare(say, recorded, allow_slice=resolved.scale != "paper")
+    if recorded and isinstance(task.corpus, Corpus):
+        check_sources(task.corpus, folder)
     identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
-    identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **prepared.identity}
-    if isinstance(config, RunConfig) and config.train.parts:
-        identity["parts"] = recorded.get("parts") or {
-            name: lookup("training_part", name).identify(identity, **settings)
-            for name, settings in config.train.parts.items()
-        }
-    if isinstance(config, RunConfig) and config.train.start is not None:
-        identity["start"] = recorded.get("start")
-        if identity["start"] is None:
-            weights, _ = find(Path(config.train.start), "best")
-            identity["start"] = {"folder": config.train.start, "sha256": sha256_of(weights)}
-    return dataclasses.replace(prepared, identity=identity)
+    identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **task.identity}
+    if isinstance(task.config, RunConfig):
+        options = task.config.train
+        if options.parts:
+            identity["parts"] = recorded.get("parts") or {
+                name: lookup("training_part", name).identify(identity, **settings)
+                for name, settings in options.parts.items()
+            }
+        if options.start is not None:
+            identity["start"] = recorded.get("start") or describe_start(options.start)
+    task.identity = identity
 
 
-def fit_run(
-    task: Any, prepared: Prepared, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
-) -> dict[str, Any]:
+def describe_start(folder: str) -> dict[str, str]:
+    """The run whose weights a training begins with, and their checksum."""
+    weights, _ = find(Path(folder), "best")
+    return {"folder": folder, "sha256": sha256_of(weights)}
+
+
+def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say) -> Entries:
     """Train and measure a run; the first of several processes writes its result.json."""
-    config, corpus, identity, is_first = prepared.config, prepared.corpus, prepared.identity, rank() == 0
+    config, corpus, identity, is_first = task.config, task.corpus, task.identity, rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(config.train.seed)
-        parts = task.parts(prepared, folder, device)
+        parts = task.parts(folder, device)
         options, settings, observers = parts.options, config.to_dict(), []
         if is_first:
             if remark := remark_on_precision(options.precision, device):
                 say(remark)
+            if isinstance(task, TextTask):
+                warn_of_length(config, task.protocol(), say)
             bits = None
             if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
@@ -208,12 +210,10 @@ def fit_run(
         return result
 
 
-def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
-    """Resume the run in `folder` exactly where it stopped. until: as in `train`."""
-    config, identity = open_any(folder)
-    recipe = identity.get("recipe") or folder.name
-    resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
-    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say, until=until)
+def resume(folder: Path, **how: Any) -> Entries:
+    """Resume the run in `folder` exactly where it stopped. how: options of `train`."""
+    resolved, kernel_name = reopen(folder)
+    return train(resolved, folder, kernel_name=kernel_name, **how)
 
 
 def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
@@ -222,11 +222,11 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
     config, identity = open_run(folder)
-    prepared = task_of(config).prepare(config, identity, True, say)
-    corpus, splits = prepared.corpus, prepared.identity["text"]
+    task = task_of(config).prepare(say, identity)
+    corpus, splits = task.corpus, task.identity["text"]
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(splits)}")
-    if prepared.identity["vocabulary"] != identity.get("vocabulary"):
+    if corpus.vocabulary != identity.get("vocabulary"):
         raise InputError(
             f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
         )
@@ -245,7 +245,7 @@ def evaluate(
     kernel_name: str = "auto",
     say: Say = print,
     **changes: Any,
-) -> dict[str, Any]:
+) -> Entries:
     """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
 
     changes: keys of `eval` that are set otherwise.
@@ -253,14 +253,14 @@ def evaluate(
     config = change_evaluation(open_run(folder)[0], changes, split)
     device, task = choose_device(device_name, "--device"), task_of(config)
     with kernel(kernel_name), ExitStack() as stack:
-        protocol = task.protocol(config, split)
+        protocol = task.protocol(split)
         model = task.model.load(folder, checkpoint).to(device)
         if text is None:
-            corpus = corpus_of(folder, split, say)
+            task.corpus = corpus_of(folder, split, say)
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
-        figures = task.figures(Prepared(config, corpus, {}), model, split, protocol)
+            task.corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
+        figures = task.figures(model, split, protocol)
     warn_of_length(config, protocol, say)
     return {
         "run": str(folder),
@@ -270,12 +270,12 @@ def evaluate(
         "protocol": protocol.in_words(),
         "protocol_settings": dataclasses.asdict(protocol),
         "checkpoint": checkpoint,
-        "corpus": corpus.label,
+        "corpus": task.corpus.label,
         "kernel": kernel_name,
     }
 
 
-def average(folder: Path, *, last: int | None = None) -> dict[str, Any]:
+def average(folder: Path, *, last: int | None = None) -> Entries:
     """Average the weights of the last `last` kept checkpoints of the run in `folder` (None: all of them).
 
     The mean of every tensor, added up in fp64, is written to `checkpoints/average`, where `--checkpoint average` finds it.
@@ -318,7 +318,7 @@ class Cell:
     def seed(self) -> int:
         return self.resolved.config.train.seed
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Entries:
         """The run as JSON has it."""
         values = {key: getattr(self, key) for key in ("row", "seed", "finished")}
         return {"recipe": self.resolved.recipe, **values, "folder": str(self.folder)}
@@ -377,7 +377,7 @@ def reproduce(
 # -- versions and hardware -------------------------------------------------------------------------------------------
 
 
-def environment(device: torch.device, precision: str) -> dict[str, Any]:
+def environment(device: torch.device, precision: str) -> Entries:
     """The machine and the software of a result: versions, hardware, precision, commit."""
     return {
         "fullrank": fullrank.__version__,
@@ -452,10 +452,12 @@ class Trial(NamedTuple):
     judging: float
 
 
-def try_training(config: RunConfig, prepared: Prepared, evaluations: int) -> Trial:
+def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     """Build the model of a configuration on data that are prepared, and time it. evaluations: while training."""
-    device, corpus, task = choose_device(config.train.device), prepared.corpus, task_of(config)
-    parts = task.parts(task.prepare(config, prepared.identity, True, silent), Path(), device)
+    task, corpus = task_of(config), prepared.corpus
+    task.corpus = corpus
+    task.config = task.with_sizes(silent)
+    parts = task.parts(Path(), choose_device(config.train.device))
     step, evaluation = measure_speed(parts)
     unit = "pairs" if corpus.has_pairs else "tokens"
     valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
@@ -464,7 +466,7 @@ def try_training(config: RunConfig, prepared: Prepared, evaluations: int) -> Tri
         from fullrank.experiments.translation import translate_split
 
         some, start = min(16, valid), time.perf_counter()
-        translate_split(parts.model, corpus, "valid", task.protocol(config), some)
+        translate_split(parts.model, corpus, "valid", task.protocol(), some)
         final += (time.perf_counter() - start) * (valid + test) / some
     sizes = {name: p.numel() for name, p in parts.model.named_parameters()}
     vocabulary = [number for name, number in sizes.items() if "embedding." in name or "output." in name]

@@ -14,11 +14,13 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import read_json, write_json, write_text
+from fullrank.files import Entries, read_json, write_json, write_text
 from fullrank.seal import check_run, is_run, read_identity
 
+AnyConfig = RunConfig | FinetuneConfig
 
-def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
+
+def default_folder(resolved: Resolved[AnyConfig]) -> Path:
     """`runs/<recipe>/<row>[-scale]-seed<seed>`, or `runs/<file name>` for a configuration without rows."""
     seed = f"seed{resolved.config.train.seed}"
     name = resolved.recipe.removesuffix(".yaml").removesuffix(".yml")
@@ -32,7 +34,7 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
 # -- paths that mean the same from any working directory -------------------------------------------------------------
 
 
-def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
+def absolute(config: AnyConfig) -> AnyConfig:
     """The configuration with absolute paths, for any working directory; files of data are relative to `data.dir`."""
     raw = config.to_dict()
     model, data, train = raw["model"], raw["data"], raw["train"]
@@ -58,7 +60,7 @@ def _is_local_model(name: str) -> bool:
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
+def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
     """The configuration and the identity (run.json) of the run in `folder`, compared with the seal of its newest checkpoint.
 
     InputError if there is no run, or if it was changed.
@@ -74,7 +76,7 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     return build_any(read_yaml(folder / "config.yaml")), identity
 
 
-def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+def open_run(folder: Path) -> tuple[RunConfig, Entries]:
     """The configuration and the identity of a run with a model of ours; InputError for a run of fine-tuning."""
     config, identity = open_any(folder)
     if isinstance(config, FinetuneConfig):
@@ -83,6 +85,14 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"`fullrank finetune {folder}` goes on with it"
         )
     return config, identity
+
+
+def reopen(folder: Path) -> tuple[Resolved[AnyConfig], str]:
+    """A run that is to be gone on with: its configuration with what it was resolved from, and its kernel."""
+    config, identity = open_any(folder)
+    recipe = identity.get("recipe") or folder.name
+    resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
+    return resolved, identity.get("kernel", "auto")
 
 
 def open_causal(folder: Path) -> RunConfig:
@@ -106,10 +116,10 @@ def open_causal(folder: Path) -> RunConfig:
     return config
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> Entries | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
-        result: dict[str, Any] = read_json(folder / "result.json")
+        result: Entries = read_json(folder / "result.json")
     except InputError:
         return None
     return result
@@ -118,7 +128,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 # -- a training that begins with the weights of a run ------------------------------------------------------------------
 
 
-def start_from_run(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfig | FinetuneConfig]:
+def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     """The configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
 
     What is stated about the model is laid on it. InputError for a run that is not finished, or of another task.
@@ -172,7 +182,7 @@ def check_usable(folder: Path) -> None:
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
 
 
-def claim(folder: Path, config: RunConfig | FinetuneConfig, identity: Mapping[str, Any]) -> bool:
+def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
     """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
 
     Raises InputError if it holds anything else: a trained run is never overwritten.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import EvalConfig, RunConfig, TrainConfig, TrainingConfig
+from fullrank.config.run import EvalConfig, TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
@@ -24,6 +25,8 @@ from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data import Corpus, Tokenizer, load_corpus, prepare
 from fullrank.data.batches import Shared
+from fullrank.files import Entries
+from fullrank.files import Report as Say
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import (
     Batches,
@@ -34,21 +37,6 @@ from fullrank.training.values import (
     Loss,
     Objective,
 )
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The data of a run, and `config` with the sizes that it takes from them.
-
-    corpus: a `Corpus`; of fine-tuning its splits by name. identity: entries of run.json that say which data these are: `text`
-    holds a checksum of each split, `vocabulary` a fingerprint.
-    """
-
-    config: Any
-    corpus: Any
-    identity: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,7 @@ class Parts:
     options: TrainConfig
     eval_options: EvalConfig | EvaluationOptions
     groups: Callable[[], Groups]
-    result: Callable[[Counters], dict[str, Any]]
+    result: Callable[[Counters], Entries]
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,20 +68,29 @@ class Connections(NamedTuple):
     evaluation: Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Task:
-    """One kind of run. It has no state: everything is in the configuration and the data."""
+    """One kind of run: a configuration and, once they are prepared, its data.
 
-    def check(self, config: Any) -> None:
+    config: with the sizes that it takes from the data, when they are prepared. corpus: a `Corpus`; of fine-tuning splits by
+    name. identity: entries of run.json: `text` holds a checksum of each split, `vocabulary` a fingerprint.
+    """
+
+    config: Any
+    corpus: Any = None
+    identity: Entries = field(default_factory=dict)
+
+    def check(self) -> None:
         """Raises ConfigError or InputError for faults that are known before any work; by default there are none."""
 
-    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        """Read or build the data. `identity`: the run.json of a run that is resumed, whose data are used if they are there."""
+    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+        """Read or build the data. recorded: the run.json of a run that is resumed, whose data are used if they are there."""
         raise NotImplementedError
 
-    def save(self, data: Prepared, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write what a trained model needs of its data, the tokenizers, into the run folder; by default nothing."""
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+    def parts(self, folder: Path, device: torch.device) -> Parts:
         """Build model, objective, batches and measures of a run."""
         raise NotImplementedError
 
@@ -106,43 +103,43 @@ class TextTask(Task):
 
     # -- what each task says by itself
 
-    def protocol(self, config: RunConfig, split: str = "test") -> Any:
+    def protocol(self, split: str = "test") -> Any:
         """The protocol of a split's final figures, a dataclass with `in_words`."""
         raise NotImplementedError
 
-    def figures(
-        self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
-    ) -> dict[str, Any]:
+    def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         raise NotImplementedError
 
-    def with_sizes(self, config: Any, corpus: Corpus) -> Any:
-        """The configuration with the sizes of vocabularies that it leaves to its data; ConfigError where they do not fit."""
-        raise NotImplementedError
-
-    def describe(self, corpus: Corpus) -> dict[str, Any]:
-        """The entry `corpus` of result.json."""
-        values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
-        return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
-
-    def connect(self, data: Prepared, model: Any) -> Connections:
+    def connect(self, model: Any) -> Connections:
         """Objective, batches and evaluation of the model that is trained; InputError where it cannot read the data."""
         raise NotImplementedError
 
     # -- what some tasks do in another way
 
-    def read_tokenizer(self, config: Any) -> Tokenizer | None:
+    def read_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the text is encoded with; None: one is made of the text."""
         return None
 
-    def build(self, config: Any) -> Any:
+    def with_sizes(self, say: Say) -> Any:
+        """The configuration with the sizes that it leaves to its data; ConfigError or InputError where they do not fit."""
+        return self.config
+
+    def describe(self) -> Entries:
+        """The entry `corpus` of result.json."""
+        corpus = self.corpus
+        values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
+        return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
+
+    def build(self) -> Any:
         """The model that is trained, as it is before training."""
-        model = self.model(config.model)
-        model.trained_length = config.train.segment_length
+        model = self.model(self.config.model)
+        model.trained_length = self.config.train.segment_length
         return model
 
-    def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
+    def make_groups(self, model: nn.Module) -> Groups:
         """Parameter groups of the optimizer."""
+        options = self.config.train
         rates: dict[nn.Parameter, dict[str, float]] = {}
         for module in model.modules():
             if isinstance(module, Input) and options.embedding_rate != 1:
@@ -157,44 +154,41 @@ class TextTask(Task):
 
         return parameters_by_part(model)
 
-    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
+    def finish(self, model: Any, folder: Path) -> Entries:
         """The task's own entries of result.json, of the best model; it may leave files in the run folder."""
-        return {"corpus": self.describe(data.corpus)}
+        return {"corpus": self.describe()}
 
     # -- what all do alike
 
-    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        corpus = reuse_prepared(identity)
-        if corpus is None:
-            tokenizer = self.read_tokenizer(config)
-            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-        folder = str(corpus.folder.resolve())
-        entries = {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
-        return Prepared(self.with_sizes(config, corpus), corpus, entries)
+    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+        self.corpus = reuse_prepared(recorded or {})
+        if self.corpus is None:
+            tokenizer = self.read_tokenizer()
+            self.corpus = prepare(self.config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        folder = str(self.corpus.folder.resolve())
+        self.identity = {
+            "vocabulary": self.corpus.vocabulary, "text": self.corpus.text_checksums, "prepared": folder
+        }  # fmt: skip
+        self.config = self.with_sizes(say)
+        return self
 
-    def save(self, data: Prepared, folder: Path) -> None:
-        data.corpus.tokenizer.save(folder)
+    def save(self, folder: Path) -> None:
+        self.corpus.tokenizer.save(folder)
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
-        config = data.config
-        model = self.build(config).to(device)
-        objective, batches, evaluate, evaluation = self.connect(data, model)
-        protocols = {split: self.protocol(config, split) for split in data.corpus.splits if split != "train"}
+    def parts(self, folder: Path, device: torch.device) -> Parts:
+        config, model = self.config, self.build().to(device)
+        objective, batches, evaluate, evaluation = self.connect(model)
+        protocols = {split: self.protocol(split) for split in self.corpus.splits if split != "train"}
 
-        def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, dict[str, Any]]:
+        def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, Entries]:
             trained = self.model.load(folder, checkpoint).to(device)
-            figures = {}
-            for split, protocol in protocols.items():
-                figures[split] = self.figures(data, trained, split, protocol, keep)
-            return trained, figures
+            return trained, {split: self.figures(trained, split, protocols[split], keep) for split in protocols}
 
-        def result(done: Counters) -> dict[str, Any]:
+        def result(done: Counters) -> Entries:
             best, final = measure("best", folder)
             counts = self.count_parameters(model)
-            described = {}
-            for split, protocol in protocols.items():
-                described[split] = {"words": protocol.in_words(), "settings": dataclasses.asdict(protocol)}
-            words = {split: about["words"] for split, about in described.items()}
+            settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
+            words = {split: protocol.in_words() for split, protocol in protocols.items()}
             sentences = [f"{split}: {sentence}" for split, sentence in words.items()]
             return {
                 "parameters": counts,
@@ -209,15 +203,13 @@ class TextTask(Task):
                 },
                 **({"task": self.name} if self.name else {}),
                 "protocol": words["test"] if len(set(words.values())) == 1 else "; ".join(sentences),
-                "protocol_settings": described["test"]["settings"],
-                "protocols": described,
-                **self.finish(data, best, folder),
+                "protocol_settings": settings["test"],
+                "protocols": {split: {"words": words[split], "settings": settings[split]} for split in protocols},
+                **self.finish(best, folder),
             }
 
-        def make_groups() -> Groups:
-            return self.make_groups(model, config.train)
-
-        return Parts(model, objective, batches, evaluate, config.train, config.eval, make_groups, result)
+        groups = partial(self.make_groups, model)
+        return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 
 
 def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:

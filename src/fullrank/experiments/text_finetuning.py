@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ from torch import nn
 
 from fullrank.checking import check
 from fullrank.config.finetune import TextFinetuneConfig, TextTrainConfig
-from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Corpus, Tokenizer
+from fullrank.data import Tokenizer
 from fullrank.experiments.finetuning import make_groups, mixing_names
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.task import Parts, Prepared, Say
-from fullrank.files import read_json, write_json
+from fullrank.experiments.task import Parts, Say
+from fullrank.files import Entries, read_json, write_json
 from fullrank.hf.causal import MODEL, CausalModel, adapt, explain, load_causal, load_tokenizers
 from fullrank.hf.load import quiet, read_part
 from fullrank.training.device import all_gather, rank
@@ -35,20 +32,30 @@ class TextFinetuning(LanguageModelTask):
 
     model: Any = CausalModel
 
-    def check(self, config: Any) -> None:
+    def check(self) -> None:
         """Nothing is known of the model before it is loaded."""
 
-    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        return super().prepare(shorten_segments(config, say), identity, allow_slice, say)
+    def read_tokenizer(self) -> Tokenizer:
+        return load_tokenizers(self.config.model)[1]
 
-    def read_tokenizer(self, config: Any) -> Tokenizer:
-        return load_tokenizers(config.model)[1]
+    def with_sizes(self, say: Say) -> TextFinetuneConfig:
+        """With segments of the usual length, where the model reads less, as long as it reads; another length stays."""
+        config: TextFinetuneConfig = self.config
+        with explain(config.model) as options:
+            known = read_part("AutoConfig", config.model.pretrained, **options)
+        longest: int | None = getattr(known.get_text_config(), "max_position_embeddings", None)
+        train = config.train
+        if longest is None or train.segment_length != TextTrainConfig().segment_length:
+            return config
+        room = longest - train.context
+        if not 0 < room < train.segment_length:
+            return config
+        say(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
+        return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
 
-    def with_sizes(self, config: Any, corpus: Corpus) -> Any:
-        return config
-
-    def build(self, config: TextFinetuneConfig) -> CausalModel:
+    def build(self) -> CausalModel:
         """The pretrained model, injected and with an adapter where that is asked for; InputError for blocks too long for it."""
+        config: TextFinetuneConfig = self.config
         model = adapt(load_causal(config.model), config.train.adapter)
         read = config.train.segment_length + config.train.context
         if model.max_length is not None and read > model.max_length:
@@ -57,14 +64,13 @@ class TextFinetuning(LanguageModelTask):
             )
         return model
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
-        parts = super().parts(data, folder, device)
+    def parts(self, folder: Path, device: torch.device) -> Parts:
+        parts = super().parts(folder, device)
         model: Any = parts.model
         if not all_gather((folder / BEFORE).is_file())[0]:
-            protocols = {split: self.protocol(data.config, split) for split in SPLITS}
-            figures = {split: self.figures(data, model, split, protocol) for split, protocol in protocols.items()}
+            figures = {split: self.figures(model, split, self.protocol(split)) for split in SPLITS}
             if rank() == 0:
-                write_json(folder / BEFORE, {"figures": figures, "check": check_model(data.config, model)})
+                write_json(folder / BEFORE, {"figures": figures, "check": self.check_model(model)})
         if rank() == 0 and model.adapted is None:
             model.model.config.save_pretrained(folder / MODEL)  # by which checkpoints are loaded
         versions = {"transformers": transformers.__version__}
@@ -74,9 +80,9 @@ class TextFinetuning(LanguageModelTask):
             versions["peft"] = peft.__version__
         return dataclasses.replace(parts, versions=versions)
 
-    def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
-        scale = getattr(options, "mixing_scale", 1.0)
-        return make_groups(model, options.weight_decay, scale, options.optimizer == "muon")
+    def make_groups(self, model: nn.Module) -> Groups:
+        options = self.config.train
+        return make_groups(model, options.weight_decay, options.mixing_scale, options.optimizer == "muon")
 
     def count_parameters(self, model: CausalModel) -> dict[str, int]:
         parameters = dict(model.named_parameters())
@@ -85,39 +91,26 @@ class TextFinetuning(LanguageModelTask):
         copies = sum(p.numel() for name, p in parameters.items() if ".original_module." in name)  # that PEFT keeps
         return {"total": model.num_parameters() - copies, "mixing": mixing, "trained": sum(trained.values())}
 
-    def finish(self, data: Prepared, model: CausalModel, folder: Path) -> dict[str, Any]:
+    def finish(self, model: CausalModel, folder: Path) -> Entries:
         """Check the best model and save it; the entries `before` and `check`."""
         before = read_json(folder / BEFORE)
-        if data.config.train.keep_model and rank() == 0:
-            words, _ = load_tokenizers(data.config.model)
+        if self.config.train.keep_model and rank() == 0:
+            words, _ = load_tokenizers(self.config.model)
             with quiet():
                 model.save(folder / MODEL, words)
-        after = check_model(data.config, model)
+        after = self.check_model(model)
         return {
-            **super().finish(data, model, folder),
-            "pretrained": data.config.model.pretrained,
+            **super().finish(model, folder),
+            "pretrained": self.config.model.pretrained,
             "before": before["figures"],
             "check": {"before": before["check"], "after": after},
         }
 
-
-def shorten_segments(config: TextFinetuneConfig, say: Say) -> TextFinetuneConfig:
-    """Segments of the usual length, where the model reads less, as long as it reads; another length stays as it is given."""
-    with explain(config.model) as options:
-        known = read_part("AutoConfig", config.model.pretrained, **options)
-    longest = getattr(known.get_text_config(), "max_position_embeddings", None) or math.inf
-    train, room = config.train, longest - config.train.context
-    if train.segment_length != TextTrainConfig().segment_length or not 0 < room < train.segment_length:
-        return config
-    say(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
-    return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
-
-
-def check_model(config: TextFinetuneConfig, model: CausalModel) -> dict[str, Any] | None:
-    """Check a model as `fullrank check --quick` does; None where `train.check` is off."""
-    if not config.train.check:
-        return None
-    with quiet(), torch.random.fork_rng(devices=[]):
-        report = check(model.model, quick=True)
-    verdicts = {finding.check: finding.verdict for finding in report.findings}
-    return {"passes": report.passes, "headline": report.headline, "checks": verdicts}
+    def check_model(self, model: CausalModel) -> Entries | None:
+        """Check the model as `fullrank check --quick` does; None where `train.check` is off."""
+        if not self.config.train.check:
+            return None
+        with quiet(), torch.random.fork_rng(devices=[]):
+            report = check(model.model, quick=True)
+        verdicts = {finding.check: finding.verdict for finding in report.findings}
+        return {"passes": report.passes, "headline": report.headline, "checks": verdicts}

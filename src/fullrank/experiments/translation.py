@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
     Connections,
-    Prepared,
     Say,
     TextTask,
     begin_pass,
     finish_loss,
 )
-from fullrank.files import write_text
+from fullrank.files import Entries, write_text
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, Loss, TrainingPosition
@@ -174,25 +173,22 @@ class TranslationTask(TextTask):
     model = Translator
     name = "translation"
 
-    def protocol(self, config: RunConfig, split: str = "test") -> Any:
-        return Search.from_config(config.eval)
+    def protocol(self, split: str = "test") -> Any:
+        return Search.from_config(self.config.eval)
 
-    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
-        prepared = super().prepare(config, identity, allow_slice, say)
-        bleu_of(config.eval.bleu_tokenize, prepared.corpus.target.name)  # an error here, not after training
-        return prepared
+    def save(self, folder: Path) -> None:
+        self.corpus.source.save(folder / SOURCE)
+        self.corpus.target.save(folder / TARGET)
 
-    def save(self, data: Prepared, folder: Path) -> None:
-        data.corpus.source.save(folder / SOURCE)
-        data.corpus.target.save(folder / TARGET)
-
-    def with_sizes(self, config: RunConfig, corpus: Corpus) -> RunConfig:
-        """`config` with `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
+    def with_sizes(self, say: Say) -> RunConfig:
+        """With `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
 
         What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write
         them. Raises ConfigError where a given size is too small, or where one table is asked for and each language has its own
         vocabulary.
         """
+        config, corpus = self.config, self.corpus
+        bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
         model, own = config.model, config.model.encoder or EncoderConfig()
         target = model.vocab_size or len(corpus.target)
         source = own.vocab_size or model.vocab_size or len(corpus.source)
@@ -215,9 +211,10 @@ class TranslationTask(TextTask):
         encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
         return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
 
-    def describe(self, corpus: Corpus) -> dict[str, Any]:
+    def describe(self) -> Entries:
+        corpus = self.corpus
         return {
-            **super().describe(corpus),
+            **super().describe(),
             "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
             "tokens": {
                 split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
@@ -228,12 +225,12 @@ class TranslationTask(TextTask):
             "fingerprint": corpus.vocabulary,
         }
 
-    def connect(self, data: Prepared, model: Any) -> Connections:
-        config, corpus = data.config, data.corpus
+    def connect(self, model: Any) -> Connections:
+        config, corpus = self.config, self.corpus
         options, some = config.train, config.eval.max_sentences
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
-        validation, greedy = corpus.pairs("valid"), replace(self.protocol(config), beams=1)
+        validation, greedy = corpus.pairs("valid"), replace(self.protocol(), beams=1)
         references = validation.target.read_lines()[:some]
 
         def evaluate(model: Any) -> Evaluation:
@@ -243,7 +240,7 @@ class TranslationTask(TextTask):
             # one token at a time: casting weights would cost the most
             with torch.autocast(device_of(model).type, enabled=False):
                 texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
-            return replace(total, scores={"bleu": self.score_texts(data, texts, references)["bleu"]})
+            return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
         bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
         return Connections(
@@ -257,20 +254,18 @@ class TranslationTask(TextTask):
             },
         )
 
-    def score_texts(self, data: Prepared, texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    def score_texts(self, texts: Sequence[str], references: Sequence[str]) -> Entries:
         """The scores of translations beside references."""
-        tokenize, language = data.config.eval.bleu_tokenize, data.corpus.target.name
+        tokenize, language = self.config.eval.bleu_tokenize, self.corpus.target.name
         return translation_scores(texts, references, tokenize=tokenize, language=language)
 
-    def figures(
-        self, data: Prepared, model: Any, split: str, protocol: Search, keep: Path | None = None
-    ) -> dict[str, Any]:
+    def figures(self, model: Any, split: str, protocol: Search, keep: Path | None = None) -> Entries:
         """Figures of a split, in fp32. `keep`: a run folder for translations and references, a sentence a line."""
-        corpus = data.corpus
+        corpus = self.corpus
         pairs = corpus.pairs(split)
-        measured = figures(score(model, pairs, data.config))
+        measured = figures(score(model, pairs, self.config))
         (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.target.read_lines()
-        measured |= self.score_texts(data, texts, references)
+        measured |= self.score_texts(texts, references)
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.target.read_tokens())
         if keep is not None and rank() == 0:
@@ -384,7 +379,7 @@ class LineTranslator:
         batch_size: int = 64,
         device_name: str = "auto",
         kernel_name: str = "auto",
-        warn: Callable[[str], None] | None = None,
+        warn: Say | None = None,
     ) -> None:
         folders = [folder] if isinstance(folder, Path) else list(folder)
         self.config, *_ = map(open_translation_run, folders)
