@@ -175,7 +175,8 @@ def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_he
     like = min(parameters, key=lambda p: not p.is_meta, default=None)
     if like is None or not like.is_meta:
         rules = stages.rules(module)
-        if stage_name(normalize) != "softmax" and not rules.plain:
+        is_plain = rules.plain and "position_bias" not in rules.extras  # which T5 always gives
+        if stage_name(normalize) != "softmax" and not is_plain:
             raise InputError(
                 f"{name}: its scores are more than scaled dot products (a soft-cap, sinks or position biases), which other "
                 f"normalisers than softmax would have to take apart; given normalize '{stage_name(normalize)}'"
