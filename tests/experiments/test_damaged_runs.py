@@ -14,10 +14,7 @@ from fullrank.comparison.runs import read_run
 from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import average, evaluate, resume, train
-
-
-def silent(text):
-    pass
+from fullrank.files import silent
 
 
 @pytest.fixture(scope="module")

@@ -80,11 +80,9 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place)
     losses = []
     for i in batch.indices:
         window = train.windows[i]
+        ids, types = (torch.from_numpy(part)[None].long() for part in (window.ids, window.types))
         with torch.no_grad():
-            found = model(
-                input_ids=torch.from_numpy(window.ids)[None].long(),
-                token_type_ids=torch.from_numpy(window.types)[None].long(),
-            )
+            found = model(input_ids=ids, token_type_ids=types)
         alone = torch.cat([found.start_logits, found.end_logits])
         torch.testing.assert_close(logits[i][:, : len(window.ids)], alone, rtol=0, atol=1e-5)
         for row, target in zip(alone, (window.start, window.end), strict=True):

@@ -13,15 +13,12 @@ from fullrank.experiments import run as speed
 from fullrank.experiments import translation
 from fullrank.experiments.init import choose_data, write_configuration
 from fullrank.experiments.run import train
+from fullrank.files import silent
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def silent(line: str) -> None:
-    pass
 
 
 @pytest.fixture

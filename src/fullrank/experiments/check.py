@@ -49,7 +49,8 @@ def check_named(
     """
     kind = model_kind(name)
     if kind == "configuration":
-        options.pop("vocab_size", None)
+        if options.pop("vocab_size", None) is not None:
+            raise InputError(f"--vocab-size: for a model that does not say it; {name} is a configuration, which does")
         return check_configuration(resolve(name, row, scale, overrides), name, full, say, **options)
     choice = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in choice.items() if value]:

@@ -68,7 +68,7 @@ def write(
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
     names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
-    opened = [_open(name, one.strip(), device_name, tokenizer) for name in names for one in checkpoint.split(",")]
+    opened = [open_writer(name, one.strip(), device_name, tokenizer) for name in names for one in checkpoint.split(",")]
     if len({words.fingerprint for _, words in opened}) > 1:
         raise InputError(
             f"{run or 'generate'}: their vocabularies differ; several models write together if they have one vocabulary"
@@ -100,20 +100,20 @@ def write(
     return {"run": run, "prompt": prompt, "texts": texts}
 
 
-def _open(name: Any, checkpoint: str, device_name: str, tokenizer: Tokenizer | None) -> tuple[Any, Tokenizer]:
+def open_writer(
+    name: Any, checkpoint: str, device_name: str, tokenizer: Tokenizer | None = None
+) -> tuple[Any, Tokenizer]:
     """What is decoded, a LanguageModel or a model of transformers that is read as one, and its tokenizer."""
     if isinstance(name, str | Path):
         open_causal(Path(name))
     loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)
-    model, words = loaded.own, tokenizer or loaded.tokenizer
+    model, words = loaded.own or loaded.module, tokenizer or loaded.tokenizer
     if isinstance(loaded, TransformersModel):
         from fullrank.hf.causal import CausalModel
 
         loaded.require({"step"}, "generate")
         model = CausalModel(loaded.module)
-    elif not isinstance(model, LanguageModel):
-        words = None
-    if not isinstance(words, Tokenizer):
+    if not (hasattr(model, "new_cache") and isinstance(words, Tokenizer)):
         raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
     return model, words
 

@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 from fullrank.core.errors import InputError
-from fullrank.experiments.generation import encode_given, encode_prompt, write
+from fullrank.experiments.generation import encode_given, encode_prompt, open_writer, write
 from fullrank.experiments.measure import (
     Passage,
     apply_protocol,
@@ -30,7 +30,7 @@ from fullrank.experiments.measure import (
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import Entries
 from fullrank.kernels import kernel
-from fullrank.models import open_model
+from fullrank.training.device import device_of
 
 _log = logging.getLogger(__name__)
 _SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -64,9 +64,8 @@ class FullRankLM(TemplateLM):
         self.protocol = final_protocol(change_evaluation(config, {"batch_size": streams, **protocol}))
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
-        loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)
-        self.words, self._device = loaded.tokenizer, loaded.device
-        self.model = apply_protocol(loaded.own, self.protocol)
+        model, self.words = open_writer(folder, checkpoint, device)
+        self.model, self._device = apply_protocol(model, self.protocol), device_of(model)
         is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
         self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
         self.max_gen_toks = max_gen_toks
@@ -155,7 +154,6 @@ class FullRankLM(TemplateLM):
                 prompt,
                 tokenizer=self.words,
                 seed=seed + number,
-                device_name=str(self._device),
                 kernel_name=self._kernel,
                 **options,
             )

@@ -143,7 +143,10 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
             "(--memory-length) too"
         )
     clamp_length = evaluation.clamp_length
-    if not isinstance(config, TextFinetuneConfig):
+    if isinstance(config, TextFinetuneConfig):
+        if memory_length:
+            raise InputError(f"eval.memory_length: for models of ours, given {memory_length} for a pretrained one")
+    else:
         with_memory(model, memory_length, same_length=same_length and memory_length > 0, clamp_length=clamp_length)
     if clamp_length is None and model.position == "relative":
         clamp_length = stage_options(model.attention.score).get("clamp_length")
@@ -154,13 +157,23 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
             f"eval.context, eval.stride: a sliding window is for models without memory, given memory_length {memory_length}; "
             "give one of the two (--memory-length 0)"
         )
-    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or segment_length}
+    protocol = EvaluationProtocol(
+        kind="blocks",
+        segment_length=stride or segment_length,
+        clamp_length=clamp_length,
+        temperature=evaluation.temperature or 1.0,
+    )
     if context and stride:
-        reading = {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
+        protocol = replace(protocol, kind="window", segment_length=context + stride, context=context, stride=stride)
     elif memory_length:
-        reading |= {"kind": "memory", "streams": evaluation.batch_size, "memory_start": model.memory_start}
-        reading |= {"memory_length": memory_length, "same_length": same_length}
-    protocol = EvaluationProtocol(clamp_length=clamp_length, temperature=evaluation.temperature or 1.0, **reading)
+        protocol = replace(
+            protocol,
+            kind="memory",
+            streams=evaluation.batch_size,
+            memory_length=memory_length,
+            memory_start=model.memory_start,
+            same_length=same_length,
+        )
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
