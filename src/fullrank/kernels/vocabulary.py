@@ -114,8 +114,9 @@ def define_operator(
     def call(given: Any) -> Tensor:
         # the operator is taken where somebody looks at operators, or operands have no addresses
         watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-        ordinary = all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in given[:operands])
-        chosen = Eager.apply if ordinary and not watched else operator
+        chosen = operator
+        if not watched and all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in given[:operands]):
+            chosen = Eager.apply
         output: Tensor = chosen(*given)[0]
         return output
 
