@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def demo(
     minutes: Annotated[float, Option(metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")] = 5.0,
     out: Annotated[Path, Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, Option(help="Seed of every model.")] = 1,
+    seed: Annotated[int, Option(min=0, help="Seed of every model.")] = 1,
     json: Json = False,
 ) -> None:
     """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
@@ -159,7 +159,7 @@ def train(
     result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, until=until)
     if not is_main_process():
         return
-    if until is not None:
+    if not result:
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
@@ -182,7 +182,8 @@ def _is_text(name: str) -> bool:
     """The name of a text or of texts, and no configuration, run folder or recipe."""
     path = Path(name)
     if path.is_dir():
-        return not any((path / file).exists() for file in ("config.yaml", "run.json")) and any(path.rglob("*.txt"))
+        holds_runs = (path / "config.yaml").exists() or any(path.rglob("run.json"))
+        return not holds_runs and any(path.rglob("*.txt"))
     return path.suffix == ".txt" or (glob.has_magic(name) and bool(glob.glob(name)))
 
 

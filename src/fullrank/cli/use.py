@@ -36,7 +36,7 @@ from fullrank.cli.app import (
     tell,
     verb,
 )
-from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
+from fullrank.config.run import PROTOCOL_KEYS, SEARCH_KEYS, EvalConfig
 from fullrank.core.errors import InputError, count_things
 from fullrank.files import text_of
 
@@ -236,8 +236,6 @@ def export(
 
 # -- translations of lines ---------------------------------------------------------------------------------------------
 
-_SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
-
 
 @verb(
     "fullrank translate runs/mine < source.de > target.en",
@@ -247,7 +245,7 @@ _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "m
 )
 def translate(
     runs: Runs,
-    search: Annotated[Any, make_options(EvalConfig, *_SEARCH)],
+    search: Annotated[Any, make_options(EvalConfig, *SEARCH_KEYS)],
     source: Annotated[
         Path | None,
         Option(

@@ -483,6 +483,7 @@ class ProtocolConfig(Section):
 
 
 PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
+SEARCH_KEYS = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")  # of translations
 
 
 @dataclass(frozen=True, kw_only=True)

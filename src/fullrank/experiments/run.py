@@ -359,17 +359,17 @@ def reproduce(
     *,
     kernel_name: str = "auto",
     quiet: bool = False,
-    say: Say = print,
-    progress: Say | None = None,
+    say: Say,
+    progress: Say,
 ) -> None:
     """Train the runs that are not finished; one that was stopped is resumed.
 
-    progress: hears which run begins, in place of `say`.
+    progress: hears which run begins.
     """
     for number, cell in enumerate(planned, start=1):
         remark = silent if cell.finished else say
         if not cell.finished:
-            (progress or say)(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+            progress(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
 

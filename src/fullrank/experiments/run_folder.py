@@ -104,11 +104,9 @@ def open_causal(folder: Path) -> RunConfig:
             "measures its BLEU"
         )
     if config.masks or config.model.sees_future:
-        key, other = (
-            ("train.objective: masked", "causal")
-            if config.masks
-            else ("model.attention.causal: as_published", "masked")
-        )
+        key, other = "model.attention.causal: as_published", "masked"
+        if config.masks:
+            key, other = "train.objective: masked", "causal"
         raise InputError(
             f"{folder}: its tokens see later ones ({key}), so it can neither write a text token by token nor give it a "
             f"probability; train with {key.partition(':')[0]}: {other}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
+from fullrank.config.run import SEARCH_KEYS, EvalConfig, RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import ConfigError, InputError
@@ -65,8 +65,7 @@ class Search:
     @classmethod
     def from_config(cls, config: EvalConfig) -> Search:
         """The search of a run's eval section."""
-        keys = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
-        return cls(**{key: getattr(config, key) for key in keys})
+        return cls(**{key: getattr(config, key) for key in SEARCH_KEYS})
 
     def in_words(self) -> str:
         """The search and the figures of translations, as a sentence for people."""
@@ -150,7 +149,7 @@ def translate_ids(
             hypotheses[i] = []
             for text, log_prob, length in zip(texts, log_probs, lengths, strict=True):
                 if length:
-                    words = text[: length - 1] if text[length - 1] == target_eos else text[:length]
+                    words = [token for token in text[:length] if token != target_eos]
                     score = log_prob / length**search.length_penalty
                     hypotheses[i].append(Translation(tuple(words), length, log_prob, score))
         done += len(batch)
@@ -264,7 +263,8 @@ class TranslationTask(TextTask):
         corpus = self.corpus
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, self.config))
-        (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.target.read_lines()
+        texts, tokens = translate_split(model, corpus, split, protocol)
+        references = pairs.target.read_lines()
         measured |= self.score_texts(texts, references)
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.target.read_tokens())
@@ -308,11 +308,12 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
         ("source", pairs.source.lengths, model.max_source_length),
         ("target", pairs.target.lengths, model.max_length),
     ):
-        if limit is not None and len(lengths) and int(lengths.max()) + 1 > limit:
+        most = int(lengths.max(initial=0)) + 1
+        if limit is not None and most > limit:
             raise InputError(
-                f"sentence {int(lengths.argmax()) + 1:,} of {pairs.split} has {int(lengths.max()) + 1:,} tokens on the {side} "
-                f"side, and this model has {limit:,} positions; raise model.max_position_embeddings, or lower data.max_length "
-                "(training pairs longer than so many words are left out)"
+                f"sentence {int(lengths.argmax()) + 1:,} of {pairs.split} has {most:,} tokens on the {side} side, and this "
+                f"model has {limit:,} positions; raise model.max_position_embeddings, or lower data.max_length (training pairs "
+                "longer than so many words are left out)"
             )
 
 
