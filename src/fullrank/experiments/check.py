@@ -91,7 +91,7 @@ def check_configuration(
         run = replace(run, model=replace(run.model, document_token_id=0))
     if full and run.model.vocab_size is None:
         run = task_of(run).prepare(say).config
-    config, changed = (run.model, ()) if full else shrink_config(run.model, translates=translates)
+    config = run.model if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
@@ -101,7 +101,7 @@ def check_configuration(
         length = min(length, model.max_length or length)
         length = next((n for n in range(length, 2, -1) if n not in sizes), length)
     about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
-    return check(model, length=length, quick=quick, description=about, shrunk=changed)
+    return check(model, length=length, quick=quick, description=about, shrunk=list_changes(run.model, config))
 
 
 # -- a configuration made small --------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ _PAIRED = 23  # positions where there are parameters for each pair of them
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 
 
-def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfig, tuple[str, ...]]:
-    """`config` small, and what was changed: "hidden_size 512 -> 16". A small configuration stays as it is.
+def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConfig:
+    """`config` small. A small configuration stays as it is.
 
     Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay, and all layers where `model.layers`
     sets some of them. translates: it is that of a translation model.
@@ -130,7 +130,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[Mod
         with torch.device("meta"):
             model = Translator(known) if translates else LanguageModel(known)
         if model.num_parameters() <= _SMALL:
-            return known, _list_changes(config, known)
+            return known
     if translates:
         config = replace(config, encoder=config.encoder or EncoderConfig())
     most = _MOST if config.layers else _MOST | {"num_hidden_layers": _LAYERS}
@@ -156,8 +156,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[Mod
     sizes |= {"head_dim": head_dim, "hidden_size": heads * (head_dim + (not adds_up))}  # what does not add up stays so
     if translates and not sizes["encoder"].share_embedding:
         sizes["encoder"] = replace(sizes["encoder"], vocab_size=vocab_size + _OTHER)
-    small = replace(config, **sizes)
-    return small, _list_changes(config, small)
+    return replace(config, **sizes)
 
 
 def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
@@ -173,8 +172,8 @@ def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
     return capped
 
 
-def _list_changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
-    """Settings that were changed, in words."""
+def list_changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
+    """Settings that were changed, in words: "hidden_size 512 -> 16"."""
     before, after = flatten(config.to_dict()), flatten(small.to_dict())
     return tuple(
         f"{key} {'that of the data' if before[key] is None else before[key]} -> {value}"
