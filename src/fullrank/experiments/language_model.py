@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullrank.comparison.runs import SPLITS
 from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
@@ -61,7 +62,6 @@ from fullrank.files import Entries, read_json, write_json
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import Carry, Loss, TrainingPosition
 
-_MEASURED = ("valid", "test")
 COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are counted: about 3 GB
 
 
@@ -108,9 +108,9 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
         if kept.get("texts") == checksums:
             return dict(kept["perplexity"])
     tokenizer, train = corpus.tokenizer, np.asarray(corpus.ids("train"))
-    texts = [np.asarray(corpus.ids(split)) for split in _MEASURED]
+    texts = [np.asarray(corpus.ids(split)) for split in SPLITS]
     orders = measure_ngrams(train, texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
-    perplexity = {split: figures[-1] for split, figures in zip(_MEASURED, orders, strict=True)}
+    perplexity = {split: figures[-1] for split, figures in zip(SPLITS, orders, strict=True)}
     with contextlib.suppress(RunError):  # a corpus that others own
         write_json(file, {"texts": checksums, "perplexity": perplexity})
     return perplexity
@@ -208,7 +208,7 @@ class LanguageModelTask(TextTask):
     model: Any = LanguageModel
 
     def check(self) -> None:
-        for split in _MEASURED:
+        for split in SPLITS:
             protocol = self.protocol(split)
             if protocol.kind != "memory":
                 check_block(self.config.model.most_tokens, protocol.segment_length)
@@ -249,14 +249,14 @@ class LanguageModelTask(TextTask):
 
     def measure_counts(self) -> Entries:
         """Perplexity of what counting predicts: words, and 4-grams."""
-        unigram = {split: unigram_perplexity(self.corpus, split) for split in _MEASURED}
+        unigram = {split: unigram_perplexity(self.corpus, split) for split in SPLITS}
         return {"unigram_perplexity": unigram, "fourgram_perplexity": fourgram_perplexities(self.corpus)}
 
     def connect(self, model: Any) -> Connections:
         config, splits, protocol = self.config, self.corpus.splits, validation_protocol(self.config)
         _check_positions(model, splits["train"]["tokens"] // config.train.batch_size)
         check_length(model, protocol, len(self.read_validation()))
-        for split in _MEASURED:
+        for split in SPLITS:
             final = self.protocol(split)
             check_length(model, final, splits[split]["tokens"])
             divide_logits(model, final.temperature)  # refused where the output layer has no logits
@@ -357,7 +357,7 @@ class MaskedModelTask(LanguageModelTask):
         masking, protocol = self.masking, self.protocol()
         nats = unigram_nats(self.corpus, masking.marks.tolist())
         unigram = {}
-        for split in _MEASURED:
+        for split in SPLITS:
             blocks = _iterate_blocks(self.corpus.ids(split), masking, protocol, 64)
             targets = np.concatenate([batch.targets.numpy() for batch in blocks])
             if not len(targets):

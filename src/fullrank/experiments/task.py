@@ -161,14 +161,13 @@ class TextTask(Task):
     # -- what all do alike
 
     def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        self.corpus = reuse_prepared(recorded or {})
-        if self.corpus is None:
+        corpus = reuse_prepared(recorded or {})
+        if corpus is None:
             tokenizer = self.read_tokenizer()
-            self.corpus = prepare(self.config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-        folder = str(self.corpus.folder.resolve())
-        self.identity = {
-            "vocabulary": self.corpus.vocabulary, "text": self.corpus.text_checksums, "prepared": folder
-        }  # fmt: skip
+            corpus = prepare(self.config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        folder = str(corpus.folder.resolve())
+        self.corpus = corpus
+        self.identity = {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
         self.config = self.with_sizes(say)
         return self
 

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from fullrank.checking import check
+from fullrank.comparison.runs import SPLITS
 from fullrank.config.finetune import TextFinetuneConfig, TextTrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer
@@ -23,7 +24,6 @@ from fullrank.hf.load import quiet, read_part
 from fullrank.training.device import all_gather, rank
 from fullrank.training.optimizer import Groups
 
-SPLITS = ("valid", "test")
 BEFORE = "before.json"  # in the run folder: figures and checks of the model before training
 
 
