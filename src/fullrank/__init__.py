@@ -21,7 +21,7 @@ import importlib
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fullrank.core import engine as _engine
 
@@ -39,7 +39,21 @@ def _generate(*arguments: Any, **options: Any) -> Any:
     return decoding.generate(*arguments, **options)
 
 
-_engine.load = partial(cast(Any, importlib.import_module), "fullrank.kernels")
+def _import_kernels() -> None:
+    if "fullrank.kernels" not in sys.modules:
+        importlib.import_module("fullrank.kernels")
+
+
+# a compiler calls it while it traces: it cannot trace an import (`fullrank.kernels.vocabulary.mark_constant`)
+_import_kernels.__dict__["_dynamo_marked_constant"] = True
+
+
+def _load_kernels() -> Any:
+    _import_kernels()
+    return sys.modules["fullrank.kernels"]
+
+
+_engine.load = _load_kernels
 _engine.load_storage = partial(importlib.import_module, "fullrank.storage")
 _engine.generate = _generate
 

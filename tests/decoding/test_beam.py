@@ -13,10 +13,8 @@ Text = tuple[int, ...]
 
 @pytest.mark.parametrize(
     ("eos", "ngram", "shortest", "penalty"),
-    [
-        (1, 0, 0, 0.0), (None, 1, 0, 1.0), (1, 2, 0, 1.6), (None, 2, 3, -1.0), (1, 3, 1, 0.6),
-    ],
-)  # fmt: skip
+    [(1, 0, 0, 0.0), (None, 1, 0, 1.0), (1, 2, 0, 1.6), (None, 2, 3, -1.0), (1, 3, 1, 0.6)],
+)
 def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(eos, ngram, shortest, penalty):
     model = Recurrent(4, seed=5, sharpness=0.8).eval()
     prompts, longest = [[0, 3, 2], [2]], [4, 5]

@@ -93,10 +93,7 @@ OF_TEST = {"segment_length": 64, "memory_length": 640, "clamp_length": 400, "sam
     [
         ({}, {"test": {"context": 400}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
         ({}, {"context": 400, "valid": {"context": 0}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
-        (
-            XL, {"test": OF_TEST}, {}, memory(150, 512),
-            memory(640, 64, same_length=True, clamp_length=400),
-        ),
+        (XL, {"test": OF_TEST}, {}, memory(150, 512), memory(640, 64, same_length=True, clamp_length=400)),
         (XL, {"test": OF_TEST}, {"memory_length": 9, "same_length": False}, memory(9, 512), memory(9, 64, clamp_length=400)),
     ],
 )  # fmt: skip
@@ -131,14 +128,7 @@ def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
     return build({"model": {"attention": attention}, "train": {"segment_length": 16}, "eval": evaluation})
 
 
-@pytest.mark.parametrize(
-    ("flags", "honest"),
-    [
-        ({}, False),
-        ({"stride": 1}, True),
-        ({"segment_length": 1}, True),
-    ],
-)
+@pytest.mark.parametrize(("flags", "honest"), [({}, False), ({"stride": 1}, True), ({"segment_length": 1}, True)])
 def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
     found = final_protocol(change_evaluation(published(PUBLISHED), flags))
     assert found.next_token is honest

@@ -69,10 +69,8 @@ def unfinished(run):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("model.hidden_act", "gelu"), ("train.seed", 9), ("data.lowercase", True), ("eval.segment_length", 4),
-    ],
-)  # fmt: skip
+    [("model.hidden_act", "gelu"), ("train.seed", 9), ("data.lowercase", True), ("eval.segment_length", 4)],
+)
 def test_changed_configuration_is_refused_by_every_reader(run, key, value):
     section, name = key.split(".")
     edit(run / "config.yaml", lambda config: config[section].update({name: value}))

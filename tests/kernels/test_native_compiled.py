@@ -46,8 +46,7 @@ def test_one_graph_with_the_operator_and_its_gradients(problem):
     assert torch.equal(ours, expected)
     cotangent = torch.randn_like(ours)
     both = (torch.autograd.grad(out, differentiable(problem), cotangent) for out in (ours, expected))
-    for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
+    assert all(torch.allclose(*pair, rtol=1e-13, atol=1e-13) for pair in zip(*both, strict=True))
 
 
 def test_compiled_dropout_is_drawn_anew():
@@ -60,8 +59,7 @@ def test_compiled_dropout_is_drawn_anew():
     expected = attend(problem)
     assert torch.allclose(ours, expected, rtol=1e-13, atol=1e-13)
     both = (torch.autograd.grad(out.square().sum(), problem.values) for out in (ours, expected))
-    for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+    assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(*both, strict=True))
 
 
 def _arguments(mixed):

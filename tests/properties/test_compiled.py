@@ -1,10 +1,10 @@
 """Compiled blocks equal eager ones, without a graph break.
 
-The backend is the one that runs the traced graph, and the traced gradients, by eager kernels: what a generator of code
-makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
+The traced graph, and its gradients, run by eager kernels: code for it would take a C++ compiler and half a minute.
 """
 
 import random
+import sys
 
 import pytest
 import torch
@@ -153,6 +153,14 @@ BESIDE = {
     "gap and window": fr.Layout.from_runs(7, ((0, 3), (5, 9)), window=8),
 }
 EVERYDAY = {("relative", "gap and window")}
+
+
+def test_a_model_that_never_ran_is_one_graph(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fullrank.kernels")  # they are imported while it is traced
+    monkeypatch.setattr(fr._engine, "load", fr._load_kernels)
+    model = fr.LanguageModel(fr.ModelConfig(vocab_size=11, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+    ids, compiled = torch.arange(10).view(2, 5), torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,39 @@ def take_last(notes: Tensor, count: int) -> Tensor:
     """Notes (B, C, M, F) of the last `count` of M tokens."""
     first = notes.shape[2] - count
     return notes[:, :, first:]
+
+
+class Convolution(torch.autograd.Function):
+    """Convolve scores (B, H, N, M) of each head with its kernel (H, Q, C).
+
+    The gradient of the kernel is a convolution of the scores with that of the output. PyTorch computes it otherwise on a CPU,
+    in 3 to 18 times the time.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, kernel: Tensor) -> Tensor:
+        return F.conv2d(scores, kernel[:, None], groups=len(kernel))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        scores, kernel = ctx.saved_tensors
+        of_scores = F.conv_transpose2d(cotangent, kernel[:, None], groups=len(kernel))
+        maps = scores.flatten(0, 1)
+        of_maps = F.conv2d(maps[None], cotangent.flatten(0, 1)[:, None], groups=len(maps))
+        return of_scores, of_maps.view(-1, *kernel.shape).sum(0)
+
+    @staticmethod
+    def jvp(ctx: Any, scores: Tensor, kernel: Tensor) -> Tensor:
+        """The derivative along tangents of both inputs."""
+        inputs = ctx.saved_tensors
+        return Convolution.forward(scores, inputs[1]) + Convolution.forward(inputs[0], kernel)
 
 
 @register("mix_scores", "multi_token")
@@ -80,12 +114,15 @@ class MultiTokenScores(Mixing):
 
     def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
         visible = scores.masked_fill(~self._find_seen(layout), 0)
-        count, rows, columns = self.kernel.shape
+        _, rows, columns = self.kernel.shape
         beside = columns // 2
         border = (beside, beside, rows - 1, 0)
         padded = F.pad(visible, border)
         kernel = self.kernel.to(scores.dtype)
-        return F.conv2d(padded, kernel[:, None], groups=count)
+        if scores.device.type != "cpu" or torch.compiler.is_compiling():
+            return Convolution.forward(padded, kernel)
+        convolved: Tensor = Convolution.apply(padded, kernel)
+        return convolved
 
     def _find_seen(self, layout: Layout) -> Tensor:
         """(1 or B, 1, N, M), True where a query that is no padding sees a token."""
