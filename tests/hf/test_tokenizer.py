@@ -17,13 +17,12 @@ from fullrank.hf.tokenizer import tokenizer_of, tokenizer_of_vocabulary
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
 MARKS = [
-    "<unk>", "<eos>", "<pad>", "<s>", "<sos>", "@@", "</w>", "\u2581", "\u0120",
-    "\u00ff", "\u0100", "\u010a", "\u2424",
+    "<unk>", "<eos>", "<pad>", "<s>", "<sos>", "@@", "</w>", "\u2581", "\u0120", "\u00ff", "\u0100", "\u010a", "\u2424",
 ]  # fmt: skip
 ODD = [
     "", "\n", "\n\n", " ", "a", "the\n", "\nthe", "the  the\t the",
     "the <eos> the<eos>the <unk> the<unk>x <EOS> <sos> <mask> x",
-    "don't won’t 'quoted' l'été naïve Ünïcödé ÅNGSTRÖM", "ΣΟΦΟΣ ΟΔΟΣ, ΣΑΣ. Σ",
+    "don't won’t 'quoted' l'été naïve Ünïcödé ÅNGSTRÖM", "ΣΟΦΟΣ ΟΔΟΣ, ΣΑΣ. Σ 日Σ ΑΣ'Α ʰΣ",
     "x²½ Ⅷ ١٢٣ 中文 字 カナ 한글", "a_b __init__ -1 3.14 1e-5",
     "tab\x1cgroup\x1dunit\x1frow\x85next\u2028line\u3000wide\xa0hard", "emoji 👍🏽 👨‍👩‍👧 e\u0301", "trailing \n", "a\r\nb\rc",
     *(line.format(m=m) for m in MARKS for line in ("{m}", "the {m} of", "the{m}", "{m}of x", "th{m}e {m}{m}\n{m}")),
@@ -49,6 +48,7 @@ OWN = {
     "words and punctuation": lambda: words(split="punctuation", lowercase=True),
     "characters": lambda: build_characters(rank_entries(Counter(READ), min_count=3)),
     "bytes": lambda: build_bytes(),
+    "bytes, lower case": lambda: build_bytes(lowercase=True),
     "bpe": lambda: train_bpe([READ], size=700),
     "bpe, lower case": lambda: train_bpe([READ], size=700, lowercase=True),
 }

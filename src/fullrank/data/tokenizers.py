@@ -37,7 +37,8 @@ _PUNCTUATION = re.compile(r"\n|<unk>|\w+(?:['’]\w+)*|[^\w\s]")
 _WORD = r"[\p{L}\p{N}_]"  # what is \w in Python
 _PUNCTUATION_OF_BACKEND = Regex(rf"<unk>|{_WORD}+(?:['’]{_WORD}+)*|[^\p{{L}}\p{{N}}_\s]")
 # the one letter that Python writes in lower case by what stands around it
-_FINAL_SIGMA = Regex(r"(?<=\p{L})Σ(?!\p{L})")
+_CASED = r"[\p{Cased}&&\P{Case_Ignorable}]"
+_FINAL_SIGMA = Regex(rf"{_CASED}\p{{Case_Ignorable}}*\KΣ(?!\p{{Case_Ignorable}}*{_CASED})")
 LOWER = [normalizers.Replace(_FINAL_SIGMA, "ς"), normalizers.Lowercase()]
 _SEPARATORS = Regex("[\x1c-\x1f]")  # white space of Python that is none in Rust
 _BYTES = 256
