@@ -44,9 +44,8 @@ class Definition:
         number = Counter(self.counts[n].values())
         share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
         k = min(count, 3)
-        if not self.modified or not number[k]:
-            return share
-        return min(max(0.0, k - (k + 1) * share * number[k + 1] / number[k]), k)
+        discount = k - (k + 1) * share * number[k + 1] / number[k] if self.modified and number[k] else 0
+        return min(discount, k) if discount > 0 else share
 
     def probability(self, word, history, n=None):
         n = self.order if n is None else n
@@ -62,9 +61,10 @@ class Definition:
         return (kept + left * lower) / sum(after.values())
 
 
-@pytest.mark.parametrize("modified", [False, True])
-def test_perplexities_are_those_of_the_definition(modified):
-    train, text = draw_text(400, seed=1), draw_text(60, seed=2)
+@pytest.mark.parametrize(("length", "modified"), [(400, False), (400, True), (46, True)])
+def test_perplexities_are_those_of_the_definition(length, modified):
+    """In the shorter text the discount of pairs that occur twice would be negative."""
+    train, text = draw_text(length, seed=1), draw_text(60, seed=2)
     texts = [draw_text(30, seed=4), text]  # what precedes a text in the call is not its history
     _, measured = measure_ngrams(train, texts, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
     for order in (1, 2, 3, 4):

@@ -6,8 +6,8 @@ With c_n(h w) the count of an n-gram, and for the orders below the highest the n
 
 h' is h without its first word, c_n(h) the sum of c_n(h w) over w, and gamma(h) the sum of what was discounted after h. The
 discount D of an order is Y = n_1 / (n_1 + 2 n_2), with n_k the number of n-grams of count k. `modified`: it is that of Chen
-and Goodman (1999), D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more. Where no n-gram occurs once, Y is
-0.5, as in KenLM's fallback.
+and Goodman (1999), D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more; where that is not positive, it is Y,
+so that every word keeps a probability. Where no n-gram occurs once, Y is 0.5, as in KenLM's fallback.
 """
 
 from __future__ import annotations
@@ -112,5 +112,6 @@ def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
     for k in range(1, LARGEST_COUNT + 1):
         if modified and number[k]:
             discount = k - (k + 1) * share * number[k + 1] / number[k]
-            discounts[k] = min(max(0.0, discount), k)
+            if discount > 0:
+                discounts[k] = min(discount, k)
     return np.array(discounts)
