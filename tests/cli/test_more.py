@@ -113,6 +113,7 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     assert asked == [(["train.txt"], Path("train.yaml"))]
     assert "next: fullrank generate" in out
     assert "train.yaml is there already" in called("train", "train.txt", *SMALL)[2]
+    assert called("train", "train.txt", *SMALL, "--quiet")[2] == ""
     assert "a folder is a run to be resumed" in called("train", tmp_path)[2], "it holds runs beside the text"
 
 

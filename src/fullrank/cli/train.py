@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.load import Figure, Resolved
     from fullrank.config.run import RunConfig
+    from fullrank.files import Report
 
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
@@ -133,9 +134,10 @@ def train(
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.experiments.run_folder import default_folder, reopen, start_from_run
 
+    progress = silent if options.quiet else say
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
-        choice = replace(choice, config=_write_configuration(choice.config))
+        choice = replace(choice, config=_write_configuration(choice.config, progress))
     folder, out, quiet, json = Path(choice.config), options.out, options.quiet, options.json
     changes = [choice.settings, choice.row, choice.scale, out, from_run, options.kernel != "auto"]
     kernel = options.kernel
@@ -155,7 +157,6 @@ def train(
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
 
-    progress = silent if quiet else say
     result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, until=until)
     if not is_main_process():
         return
@@ -187,7 +188,7 @@ def _is_text(name: str) -> bool:
     return path.suffix == ".txt" or (glob.has_magic(name) and bool(glob.glob(name)))
 
 
-def _write_configuration(text: str) -> str:
+def _write_configuration(text: str, say: Report) -> str:
     """Write the configuration that `init` would into the working directory; one that is there is kept."""
     stem = re.sub(r"[^\w.-]+", "-", Path(text).stem or Path(text).resolve().name).strip("-") or "my"
     out = Path(f"{stem}.yaml")
