@@ -9,7 +9,7 @@ from fullrank.files import silent
 
 def train_quietly(raw, folder, **options):
     """The result of a training of a configuration, {} where it pauses."""
-    return train(Resolved(build_any(raw), "test", stated=raw), folder, quiet=True, say=silent, **options)
+    return train(Resolved(build_any(raw), "test", settings=raw), folder, quiet=True, say=silent, **options)
 
 
 def read_result(folder):

@@ -176,7 +176,7 @@ def test_a_module_around_a_model_is_read_as_it_is():
 
     scaled = Scaled()
     model = fr.open_model(scaled)
-    assert (model.own, model.has) == (None, {"logits"})
+    assert (model.fullrank_model, model.has) == (None, {"logits"})
     torch.testing.assert_close(model.logits(IDS), scaled(IDS))
 
 

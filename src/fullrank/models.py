@@ -52,8 +52,8 @@ class LoadedModel:
     """A model with all that is needed to read text with it.
 
     name: as it was given; of a module its class. source: "run", "saved model", "Hugging Face", "module" or "function".
-    folder: of a run or a saved model. module: as it was given; None for a function. own: the model of ours that reads, also
-    inside an exported one; None for any other model. tokenizer: of fullrank or of transformers.
+    folder: of a run or a saved model. module: as it was given; None for a function. fullrank_model: the model of ours that
+    reads, also inside an exported one; None for any other model. tokenizer: of fullrank or of transformers.
     max_length: the most tokens that it reads; None: any number. vocab_size: None where it does not say it.
     predicts: "next tokens", "masked tokens", or None without a vocabulary layer. mask_id: the id of <mask>. marks: ids that
     are no words. inputs: what the model is called with where token ids do not do. has: those of `CAPABILITIES` that it has.
@@ -66,7 +66,7 @@ class LoadedModel:
     vocab_size: int | None = None
     mask_id: int | None = None
     marks: tuple[int, ...] = ()
-    own: Any = None
+    fullrank_model: Any = None
 
     def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
         self.module = module
@@ -202,7 +202,7 @@ class OwnModel(LoadedModel):
 
     def __init__(self, module: nn.Module, model: Any) -> None:
         super().__init__(module)
-        self.own = model
+        self.fullrank_model = model
         self.max_length = model.max_length
         self.vocab_size = model.config.vocab_size
         if isinstance(model, Encoder):
@@ -219,27 +219,27 @@ class OwnModel(LoadedModel):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
 
     def _run(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
-        if isinstance(self.own, LanguageModel):
-            hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
+        if isinstance(self.fullrank_model, LanguageModel):
+            hidden, memory, _ = self.fullrank_model.hidden(ids, memory, trace=trace)
             return hidden, memory
-        read = self.own if isinstance(self.own, Encoder) else self.own.hidden
+        read = self.fullrank_model if isinstance(self.fullrank_model, Encoder) else self.fullrank_model.hidden
         return read(ids, trace=trace), None
 
     def _hidden(self, ids: Tensor) -> Tensor:
         return self._run(ids)[0]
 
     def _logits(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.own.output(self._hidden(ids))
+        logits: Tensor = self.fullrank_model.output(self._hidden(ids))
         return logits
 
     def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         hidden, memory = self._run(ids, memory)
         counts = targets != IGNORED
-        nll = self.own.output.nll(hidden[counts][None], targets[counts][None])
+        nll = self.fullrank_model.output.nll(hidden[counts][None], targets[counts][None])
         return _spread(nll[0], counts), memory
 
     def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        reader: Any = reader_of(self.own)
+        reader: Any = reader_of(self.fullrank_model)
         out = reader(ids, cache=reader.new_cache() if cache is None else cache, attention_mask=None)
         return out.logits, out.cache
 
@@ -250,11 +250,11 @@ class OwnModel(LoadedModel):
 
     @functools.cached_property
     def _attention_layers(self) -> AttentionLayers:
-        stages = [part for part in self.own.modules() if isinstance(part, WeightedValues)]
-        return AttentionLayers(self.own, stages, frozenset(), "by the definition")
+        stages = [part for part in self.fullrank_model.modules() if isinstance(part, WeightedValues)]
+        return AttentionLayers(self.fullrank_model, stages, frozenset(), "by the definition")
 
     def _output_matrix(self) -> Tensor:
-        return cast(Tensor, self.own.output.matrix)
+        return cast(Tensor, self.fullrank_model.output.matrix)
 
 
 class TransformersModel(LoadedModel):

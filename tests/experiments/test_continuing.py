@@ -98,7 +98,7 @@ def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
 
 def test_what_is_stated_is_laid_on_the_model_of_the_run(home, short, tmp_path):
     raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.2}}}
-    config = start_from_run(Resolved(build(raw), "mine", stated=raw)).config
+    config = start_from_run(Resolved(build(raw), "mine", settings=raw)).config
     assert (config.model.dropout.residual, config.model.hidden_size, config.data.tokens) == (0.2, 8, "word")
 
 
@@ -109,15 +109,15 @@ def test_what_the_weights_do_not_fit(home, short, tmp_path):
     raw = begun_from(home, short, tmp_path, steps=3)
     raw["data"]["tokens"] = "byte"
     with pytest.raises(InputError, match=r"^data\.tokens: .* has 'word', given 'byte'"):
-        start_from_run(Resolved(build(raw), "mine", stated=raw))
+        start_from_run(Resolved(build(raw), "mine", settings=raw))
     raw = begun_from(home, short, tmp_path, steps=3, objective="masked")
     with pytest.raises(InputError, match=r"^train\.start"):
-        start_from_run(Resolved(build(raw), "mine", stated=raw))
+        start_from_run(Resolved(build(raw), "mine", settings=raw))
 
 
 def test_a_run_goes_on_by_its_own_configuration(short):
     raw = read_yaml(short / "config.yaml")
     raw["train"] |= {"start": str(short), "steps": 20}
-    config = start_from_run(Resolved(build(raw), "mine", stated=raw)).config
+    config = start_from_run(Resolved(build(raw), "mine", settings=raw)).config
     assert isinstance(config, RunConfig)
     assert (config.model, config.train.steps) == (build(read_yaml(short / "config.yaml")).model, 20)

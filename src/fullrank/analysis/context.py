@@ -180,7 +180,7 @@ def read_context(model: LoadedModel, text: Text) -> ContextUse:
 
 def find_longest(model: LoadedModel, text: Text) -> int:
     """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
-    length = text.segment_length + getattr(model.own, "memory_length", 0)
+    length = text.segment_length + getattr(model.fullrank_model, "memory_length", 0)
     return min(length, model.max_length or length)
 
 

@@ -207,7 +207,7 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
         raise InputError(
             f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
         )
-    if getattr(model.own, "memory_length", 0):
+    if getattr(model.fullrank_model, "memory_length", 0):
         stream = tokens.flatten()[None]
         inputs = stream[:, :-1].split(length, 1)
         targets = stream[:, 1:].split(length, 1)

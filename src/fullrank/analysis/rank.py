@@ -158,12 +158,12 @@ def rank(
 
 def describe_output(model: LoadedModel) -> OutputLayer:
     """The output layer of a model of ours, or the output embedding of one of transformers."""
-    if model.own is None:
+    if model.fullrank_model is None:
         head: Any = model.module.get_output_embeddings()
         capped = getattr(model.module.config.get_text_config(), "final_logit_softcapping", None)
         exempt = f"a soft-cap of {capped:g} on the logits is not linear" if capped else None
         return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)
-    out = model.own.config.output
+    out = model.fullrank_model.config.output
     mixtures = out.mixtures if isinstance(out, MixtureConfig) else None
     kind, exempt = "softmax", None
     if isinstance(out, AdaptiveConfig):
@@ -179,7 +179,7 @@ def describe_output(model: LoadedModel) -> OutputLayer:
     if out.normalize == "sigsoftmax":
         kind = kind.replace("softmax", "sigsoftmax")
     clusters = len(out.cutoffs or ()) + 1 if isinstance(out, AdaptiveConfig) else 1
-    return OutputLayer(kind, model.own.config.hidden_size, bool(out.bias), clusters, exempt)
+    return OutputLayer(kind, model.fullrank_model.config.hidden_size, bool(out.bias), clusters, exempt)
 
 
 def _convert_to_double(model: Any) -> Any:

@@ -191,7 +191,7 @@ app = typer.Typer(
 
 def examples(*commands: str) -> str:
     """The end of a help page: commands, each on a line of its own."""
-    return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
+    return "\n  ".join(["Examples:", *(f"[cyan]{command}[/cyan]" for command in commands)])
 
 
 def verb(

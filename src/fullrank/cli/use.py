@@ -306,7 +306,7 @@ def translate(
             clear_progress()
             for line, best in zip(lines, translations, strict=True):
                 done += 1
-                text = "".join(f"{one}\n" for one in format_line(done, line, best, style))
+                text = "".join(f"{text_line}\n" for text_line in format_line(done, line, best, style))
                 sys.stdout.buffer.write(text.encode("utf-8"))
             sys.stdout.buffer.flush()
     if not quiet:
@@ -317,8 +317,10 @@ def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *
     """Print the log-probability of each translation in a file, of the line of the stream beside it."""
     sources = [line for lines in read_lines(stream) for line in lines]
     with FileIO(targets) as file:
-        given = [line for lines in read_lines(file) for line in lines]
-    for number, (target, scored) in enumerate(zip(given, translator.score(sources, given), strict=True), start=1):
+        candidates = [line for lines in read_lines(file) for line in lines]
+    for number, (target, scored) in enumerate(
+        zip(candidates, translator.score(sources, candidates), strict=True), start=1
+    ):
         log_prob, mean = -sum(scored), sum(scored) / len(scored)
         if as_lines:
             content = {"line": number, "source": sources[number - 1], "target": target, "tokens": len(scored)}
@@ -333,7 +335,7 @@ def format_line(number: int, source: str, best: Sequence[Translation], style: st
     if style == "text":
         return [best[0].text]
     if style == "list":
-        return [f"{number - 1} ||| {one.text} ||| {one.score:.6f}" for one in best]
+        return [f"{number - 1} ||| {hypothesis.text} ||| {hypothesis.score:.6f}" for hypothesis in best]
     texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
     return [json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)]
 
@@ -343,14 +345,14 @@ def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
 
     Only a line feed (after a carriage return or not) ends a line. InputError names the first line that is not UTF-8.
     """
-    rest, number = b"", 0
+    unfinished, number = b"", 0
     while data := stream.read(1 << 16):
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, unfinished = (unfinished + data).split(b"\n")
         if lines:
             yield [decode_line(line, number + place) for place, line in enumerate(lines, start=1)]
             number += len(lines)
-    if rest:
-        yield [decode_line(rest, number + 1)]
+    if unfinished:
+        yield [decode_line(unfinished, number + 1)]
 
 
 def decode_line(line: bytes, number: int) -> str:

@@ -87,7 +87,7 @@ class Resolved(Generic[Config]):
     row: str | None = None
     scale: str | None = None
     paper: Mapping[str, Any] | None = None
-    stated: Mapping[str, Any] | None = None  # settings as they were given
+    settings: Mapping[str, Any] | None = None  # as they were given
 
 
 def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
@@ -273,15 +273,15 @@ def resolve_arms(
     recipe = f"finetune-{stem}"
     graft = config.model.attention
     if graft.at_rest:
-        return [Resolved(config, recipe, "plain", stated=raw)]
+        return [Resolved(config, recipe, "plain", settings=raw)]
     words = [word for word in map(str, (graft.mix, graft.normalize)) if word not in ("none", "softmax")]
     if graft.cross_head:
         words.append(f"beta{graft.cross_head:g}")
-    arms: list[Resolved[RunConfig | FinetuneConfig]] = [Resolved(config, recipe, "-".join(words), stated=raw)]
+    arms: list[Resolved[RunConfig | FinetuneConfig]] = [Resolved(config, recipe, "-".join(words), settings=raw)]
     if plain:
         without = merge(raw, {"model": {"layers": None}, "train": {"orthogonality": 0.0, "overlap": 0.0}})
         del without["model"]["attention"]
-        arms.insert(0, Resolved(build_any(without), recipe, "plain", stated=without))
+        arms.insert(0, Resolved(build_any(without), recipe, "plain", settings=without))
     return arms
 
 

@@ -64,7 +64,7 @@ def read_split(model: LoadedModel, segment_length: int, say: Say = print) -> Tex
     assert model.folder is not None
     corpus = corpus_of(model.folder, SPLIT, say)
     name, start = f"{corpus.label}, {SPLIT}", None
-    if isinstance(model.own, Encoder):
+    if isinstance(model.fullrank_model, Encoder):
         name, read = f"{name}, source", partial(_read_sentences, corpus.pairs(SPLIT))
     else:
         start, read = corpus.tokenizer.start_id, partial(_read_tokens, corpus.ids(SPLIT))

@@ -126,11 +126,11 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConf
     """
     clusters = {key: len(getattr(vars(config)[key], "cutoffs", None) or ()) for key in ("input", "output")}
     if config.vocab_size or not any(clusters.values()):
-        known = replace(config, vocab_size=config.vocab_size or VOCABULARY)
+        sized = replace(config, vocab_size=config.vocab_size or VOCABULARY)
         with torch.device("meta"):
-            model = Translator(known) if translates else LanguageModel(known)
+            model = Translator(sized) if translates else LanguageModel(sized)
         if model.num_parameters() <= _SMALL:
-            return known
+            return sized
     if translates:
         config = replace(config, encoder=config.encoder or EncoderConfig())
     most = _MOST if config.layers else _MOST | {"num_hidden_layers": _LAYERS}
@@ -166,7 +166,7 @@ def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
         if isinstance(value, Section):
             capped[name] = replace(value, **_cap_sizes(value, most))
         elif isinstance(value, list) and value and isinstance(value[0], Section):
-            capped[name] = [replace(one, **_cap_sizes(one, most)) for one in value]
+            capped[name] = [replace(entry, **_cap_sizes(entry, most)) for entry in value]
         elif name in most and value is not None:
             capped[name] = min(value, most[name])
     return capped

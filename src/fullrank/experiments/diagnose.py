@@ -153,7 +153,7 @@ class Check:
         else:
             return replace(finding, verdict="no bottleneck")
         advice = [line for overrides in finding.trainings for line in subject.write_training(overrides)]
-        if self.injection and subject.loaded.own is None:
+        if self.injection and subject.loaded.fullrank_model is None:
             options = ", ".join(f"{key}={value!r}" for key, value in self.injection.items())
             advice.append(f"fr.inject(model, {options})  # then fine-tune")
         return replace(finding, verdict=verdict, words=[*finding.words, *read_quotes(self.name)], advice=advice)
@@ -244,7 +244,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
 
 def read_config(model: LoadedModel) -> Any:
     """The configuration of the part that reads text."""
-    config = model.module.config if model.own is None else model.own.config
+    config = model.module.config if model.fullrank_model is None else model.fullrank_model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
@@ -392,8 +392,10 @@ def measure_context(subject: Subject) -> Finding:
     texts = len(use.nll[reach])
     figures = {"perplexity": perplexity, "reach": reach, "scored": use.scored, "texts": texts}
     trainings = []
-    if subject.loaded.own is not None:  # a longer memory, and where the order of the text allows none, that order, too
-        longer = max(2 * subject.loaded.own.config.memory_length, subject.text.segment_length)
+    if (
+        subject.loaded.fullrank_model is not None
+    ):  # a longer memory, and where the order of the text allows none, that order, too
+        longer = max(2 * subject.loaded.fullrank_model.config.memory_length, subject.text.segment_length)
         memory = [f"model.memory_length={longer}"]
         trainings = [memory if subject.write_training(memory) else [*memory, "train.order=contiguous"]]
     sure = 0.0 if interval is None else interval.low

@@ -68,17 +68,19 @@ def write(
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
     names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
-    opened = [open_writer(name, one.strip(), device_name, tokenizer) for name in names for one in checkpoint.split(",")]
+    opened = [
+        open_writer(name, part.strip(), device_name, tokenizer) for name in names for part in checkpoint.split(",")
+    ]
     if len({words.fingerprint for _, words in opened}) > 1:
         raise InputError(
             f"{run or 'generate'}: their vocabularies differ; several models write together if they have one vocabulary"
         )
-    tokenizer, models = opened[0][1], [one.with_memory(memory_length) for one, _ in opened]
+    tokenizer, models = opened[0][1], [model.with_memory(memory_length) for model, _ in opened]
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
     ids = torch.tensor([[start, *prompt_ids]], device=device_of(models[0]))
-    readers = [reader_of(one) for one in models]
+    readers = [reader_of(model) for model in models]
     reader: Any = readers[0] if len(readers) == 1 else Ensemble(readers)
-    window = longest(*(window_of(one, window) for one in models))
+    window = longest(*(window_of(model, window) for model in models))
     if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
         say(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
@@ -88,8 +90,8 @@ def write(
     }  # fmt: skip
     with kernel(kernel_name), torch.no_grad():
         if beams is not None:
-            found = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
-            new, lengths, scores = found.ids[0], found.lengths[0], found.log_probs[0]
+            hypotheses = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
+            new, lengths, scores = hypotheses.ids[0], hypotheses.lengths[0], hypotheses.log_probs[0]
         else:
             drawn = sample(reader, ids.expand(number, -1), **limits)
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
@@ -107,7 +109,7 @@ def open_writer(
     if isinstance(name, str | Path):
         open_causal(Path(name))
     loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)
-    model, words = loaded.own or loaded.module, tokenizer or loaded.tokenizer
+    model, words = loaded.fullrank_model or loaded.module, tokenizer or loaded.tokenizer
     if isinstance(loaded, TransformersModel):
         from fullrank.hf.causal import CausalModel
 

@@ -188,13 +188,13 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
     """The values as lines of YAML: key, value and, as a comment, the reason."""
     lines = []
     for section, keys in values.items():
-        stated = {}
+        explained = {}
         for key, value in keys.items():
             line = format_yaml({key: value}, default_flow_style=True, width=10_000)
-            stated[key] = line.strip()[1:-1]
-        width = min(max(map(len, stated.values())), 44)
+            explained[key] = line.strip()[1:-1]
+        width = min(max(map(len, explained.values())), 44)
         lines.append(f"{section}:")
-        for key, words in stated.items():
+        for key, words in explained.items():
             reason = reasons.get(f"{section}.{key}", "given")
             lines.append(f"  {words:<{width}}  # {reason}")
     return lines

@@ -104,9 +104,9 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
         return {}
     file, checksums = corpus.folder / "fourgrams.json", corpus.text_checksums
     with contextlib.suppress(InputError):
-        kept = read_json(file)
-        if kept.get("texts") == checksums:
-            return dict(kept["perplexity"])
+        cached = read_json(file)
+        if cached.get("texts") == checksums:
+            return dict(cached["perplexity"])
     tokenizer, train = corpus.tokenizer, np.asarray(corpus.ids("train"))
     texts = [np.asarray(corpus.ids(split)) for split in SPLITS]
     orders = measure_ngrams(train, texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
@@ -165,8 +165,8 @@ class CausalObjective:
         on_device = batch.to(device_of(model))
         after: dict[str, Tensor] = {}
         for name, extra in self.parts.items():
-            known, carry = _split(carry, f"{name}.")
-            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(on_device, known).items()}
+            tensors, carry = _split(carry, f"{name}.")
+            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(on_device, tensors).items()}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = DriftingMemory.from_memory(memory)

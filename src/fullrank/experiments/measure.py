@@ -430,7 +430,7 @@ def make_batches(
     check_length(model, protocol, len(ids))
     parts = passages(ids, protocol, start_id)
     if protocol.kind == "memory":  # streams are shared, else batches
-        return [own] if (own := parts[rank() :: world_size()]) else []
+        return [batch] if (batch := parts[rank() :: world_size()]) else []
     batches = [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)]
     return batches[rank() :: world_size()]
 
@@ -505,4 +505,4 @@ def choose_first(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> 
     """The most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
     assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)
-    return torch.cat([model.output(some[None])[0].argmax(-1) for some in hidden.split(rows)])
+    return torch.cat([model.output(rows_of_hidden[None])[0].argmax(-1) for rows_of_hidden in hidden.split(rows)])

@@ -52,7 +52,7 @@ def load_pretrained(
 
     outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
     with load.quiet(), load.explain_errors(f"{key}: no encoder", _ENCODERS):
-        known = _read_configuration(config, outputs)
+        model_config = _read_configuration(config, outputs)
         if config.pretrained == "random":
             auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
             tokenizer = _random_tokenizer(transformers)
@@ -60,9 +60,9 @@ def load_pretrained(
             auto, where = _CLASSES[kind], load.location_of(config.pretrained)
             options = {"revision": config.revision} if config.revision else {}
             tokenizer = load.read_part("AutoTokenizer", where, **options)
-        injected = holds_injected(config, known)
+        injected = holds_injected(config, model_config)
         model, loading = load.load_weights(
-            getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
+            getattr(transformers, auto), where, model_config, torch.float32, ignore_mismatched_sizes=True, **options
         )
     mismatched = [str(name) for name, *_ in loading["mismatched_keys"]]
     inside = [name for name in mismatched if name.startswith(f"{model.base_model_prefix}.")]  # not of an output layer
@@ -165,17 +165,17 @@ def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entr
         outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with load.quiet(), load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
         if name == "bert-base-uncased":
-            known = transformers.BertConfig(**outputs)  # whose defaults are that model's
+            model_config = transformers.BertConfig(**outputs)  # whose defaults are that model's
         else:
-            known = _read_configuration(config.model, outputs)
+            model_config = _read_configuration(config.model, outputs)
         with torch.device("meta"):
-            model = getattr(transformers, _CLASSES[kind]).from_config(known)
+            model = getattr(transformers, _CLASSES[kind]).from_config(model_config)
             plain = model.num_parameters()
             base = getattr(model, model.base_model_prefix, model)
             encoder = sum(p.numel() for p in base.parameters())
             inject_configured(model, config.model)
     total = model.num_parameters()
-    text = known.get_text_config()
+    text = model_config.get_text_config()
     return {
         "encoder": name,
         "model": type(base).__name__,

@@ -282,17 +282,17 @@ def average(folder: Path, *, last: int | None = None) -> Entries:
     Raises InputError without a run, or where it keeps fewer checkpoints.
     """
     open_run(folder)
-    kept = list_kept_checkpoints(folder / "checkpoints")
-    number = len(kept) if last is None else last
-    if not 0 < number <= len(kept):
-        given = "" if last is None else f", given {last}"
+    checkpoints = list_kept_checkpoints(folder / "checkpoints")
+    number = len(checkpoints) if last is None else last
+    if not 0 < number <= len(checkpoints):
+        remark = "" if last is None else f", given {last}"
         raise InputError(
-            f"--last: {folder} keeps {len(kept) or 'no'} checkpoints to average{given}; give a number of them, or train with "
-            f"train.keep_checkpoints: {last or 5} to keep more"
+            f"--last: {folder} keeps {len(checkpoints) or 'no'} checkpoints to average{remark}; give a number of them, or "
+            f"train with train.keep_checkpoints: {last or 5} to keep more"
         )
-    steps = list(kept)[-number:]
-    mean = mean_weights([kept[step] for step in steps])
-    target = write_mean(folder / "checkpoints", mean, steps, read_record(kept[steps[-1]]).run)
+    steps = list(checkpoints)[-number:]
+    mean = mean_weights([checkpoints[step] for step in steps])
+    target = write_mean(folder / "checkpoints", mean, steps, read_record(checkpoints[steps[-1]]).run)
     return {"run": str(folder), "checkpoint": "average", "steps": steps, "folder": str(target)}
 
 
@@ -465,9 +465,9 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     if isinstance(parts.model, Translator):
         from fullrank.experiments.translation import translate_split
 
-        some, start = min(16, valid), time.perf_counter()
-        translate_split(parts.model, corpus, "valid", task.protocol(), some)
-        final += (time.perf_counter() - start) * (valid + test) / some
+        sentences, start = min(16, valid), time.perf_counter()
+        translate_split(parts.model, corpus, "valid", task.protocol(), sentences)
+        final += (time.perf_counter() - start) * (valid + test) / sentences
     sizes = {name: p.numel() for name, p in parts.model.named_parameters()}
     vocabulary = [number for name, number in sizes.items() if "embedding." in name or "output." in name]
     return Trial(

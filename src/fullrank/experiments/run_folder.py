@@ -132,7 +132,7 @@ def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     What is stated about the model is laid on it. InputError for a run that is not finished, or of another task.
     """
     config = resolved.config
-    if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.stated is None:
+    if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.settings is None:
         return resolved
     from fullrank.data import load_tokenizer
 
@@ -147,14 +147,14 @@ def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     data = {"tokens": load_tokenizer(folder).kind, "min_count": None, "max_vocabulary": None}
     data |= {key: getattr(other.data, key) for key in ("lowercase", "sos")}
     ours = config.to_dict()["data"]
-    for key in resolved.stated.get("data") or {}:
+    for key in resolved.settings.get("data") or {}:
         if key in data and ours[key] not in (data[key], getattr(other.data, key)):
             raise InputError(
                 f"data.{key}: the vocabulary of {folder} (train.start) has {data[key]!r}, given {ours[key]!r}; leave it out"
             )
-    model = merge(other.to_dict()["model"], resolved.stated.get("model") or {})
-    raw = merge(resolved.stated, {"data": data, "model": model})
-    return dataclasses.replace(resolved, config=build(raw), stated=raw)
+    model = merge(other.to_dict()["model"], resolved.settings.get("model") or {})
+    raw = merge(resolved.settings, {"data": data, "model": model})
+    return dataclasses.replace(resolved, config=build(raw), settings=raw)
 
 
 def sort_by_table(folders: Sequence[Path]) -> list[Path]:
@@ -188,13 +188,13 @@ def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
     check_usable(folder)
     trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if is_run(folder) and trained:
-        before, known = open_any(folder)
+        before, run_json = open_any(folder)
         old, new = flatten(before.to_dict()), flatten(config.to_dict())
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:
             shown = ", ".join(f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in other[:4])
             raise InputError(f"{folder} holds a run with another configuration: {shown}; give another --out")
-        if known.get("vocabulary") != identity.get("vocabulary") or known.get("text") != identity.get("text"):
+        if run_json.get("vocabulary") != identity.get("vocabulary") or run_json.get("text") != identity.get("text"):
             raise InputError(f"{folder} was started on another text or vocabulary; give another --out")
         return True
     # config.yaml last, since a folder without it is not yet a run; run.json first, since nobody else writes one

@@ -254,13 +254,13 @@ def finish_loss(
     Where processes share a batch, `value` is so weighted that its mean over them is that over all tokens of the batch; the
     penalties are means over rows.
     """
-    own, read, part = batch.tokens, batch.read, batch.part
-    total, weight, mean = own, 1.0, value
+    tokens, read, part = batch.tokens, batch.read, batch.part
+    total, weight, mean = tokens, 1.0, value
     if part is not None:
         total, read = part.tokens, part.read
         weight = part.rows * part.count / part.of
-        if own * part.count != total:
-            mean = value * (own * part.count / max(total, 1))
+        if tokens * part.count != total:
+            mean = value * (tokens * part.count / max(total, 1))
     if trace is not None and trace.last is not None and _regularizes(options):
         assert isinstance(options, TrainConfig)
         hidden = trace.last[:, -targets:]
@@ -273,7 +273,7 @@ def finish_loss(
             mean = mean + weight * options.orthogonality * orthogonality(trace)
         if options.overlap:
             mean = mean + weight * options.overlap * overlap(trace)
-    return Loss(mean, nll * own, total, {} if carry is None else carry, read)
+    return Loss(mean, nll * tokens, total, {} if carry is None else carry, read)
 
 
 def _regularizes(options: TrainingConfig) -> bool:

@@ -42,8 +42,8 @@ class TextFinetuning(LanguageModelTask):
         """With segments of the usual length, where the model reads less, as long as it reads; another length stays."""
         config: TextFinetuneConfig = self.config
         with explain(config.model) as options:
-            known = read_part("AutoConfig", config.model.pretrained, **options)
-        longest: int | None = getattr(known.get_text_config(), "max_position_embeddings", None)
+            model_config = read_part("AutoConfig", config.model.pretrained, **options)
+        longest: int | None = getattr(model_config.get_text_config(), "max_position_embeddings", None)
         train = config.train
         if longest is None or train.segment_length != TextTrainConfig().segment_length:
             return config

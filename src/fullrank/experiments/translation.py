@@ -188,26 +188,26 @@ class TranslationTask(TextTask):
         """
         config, corpus = self.config, self.corpus
         bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
-        model, own = config.model, config.model.encoder or EncoderConfig()
+        model, encoder = config.model, config.model.encoder or EncoderConfig()
         target = model.vocab_size or len(corpus.target)
-        source = own.vocab_size or model.vocab_size or len(corpus.source)
+        source = encoder.vocab_size or model.vocab_size or len(corpus.source)
         problems = [
-            f"{key}: {given}, but the {language.name} of {corpus.label} has {len(language)} entries; set it to null or at "
+            f"{key}: {size}, but the {language.name} of {corpus.label} has {len(language)} entries; set it to null or at "
             f"least {len(language)}, or make the vocabulary smaller with data.max_vocabulary"
-            for key, given, language in (
+            for key, size, language in (
                 ("model.vocab_size", target, corpus.target),
                 ("model.encoder.vocab_size", source, corpus.source),
             )
-            if given < len(language)
+            if size < len(language)
         ]
-        if own.share_embedding and corpus.source.fingerprint != corpus.target.fingerprint:
+        if encoder.share_embedding and corpus.source.fingerprint != corpus.target.fingerprint:
             problems.append(
                 f"model.encoder.share_embedding: one table for both languages, and in {corpus.label} each has a vocabulary of "
                 "its own; set data.vocabulary: joint, or model.encoder.share_embedding: false"
             )
         if problems:
             raise ConfigError(*problems)
-        encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
+        encoder = model.encoder if source == target else dataclasses.replace(encoder, vocab_size=source)
         return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
 
     def describe(self) -> Entries:
@@ -226,11 +226,11 @@ class TranslationTask(TextTask):
 
     def connect(self, model: Any) -> Connections:
         config, corpus = self.config, self.corpus
-        options, some = config.train, config.eval.max_sentences
+        options, sentences = config.train, config.eval.max_sentences
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), replace(self.protocol(), beams=1)
-        references = validation.target.read_lines()[:some]
+        references = validation.target.read_lines()[:sentences]
 
         def evaluate(model: Any) -> Evaluation:
             total = score(model, validation, config)
@@ -241,7 +241,13 @@ class TranslationTask(TextTask):
                 texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
             return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
-        bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
+        bleu = (
+            ""
+            if sentences is None
+            else f", BLEU of the first {sentences:,} sentences"
+            if sentences
+            else ", without BLEU"
+        )
         return Connections(
             TranslationObjective(model, options),
             PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
@@ -384,14 +390,14 @@ class LineTranslator:
     ) -> None:
         folders = [folder] if isinstance(folder, Path) else list(folder)
         self.config, *_ = map(open_translation_run, folders)
-        languages = [(load_language(one / SOURCE), load_language(one / TARGET)) for one in folders]
+        languages = [(load_language(folder / SOURCE), load_language(folder / TARGET)) for folder in folders]
         self.source, self.target = languages[0]
         if len({(source.fingerprint, target.fingerprint) for source, target in languages}) > 1:
             listed = ", ".join(map(str, folders))
             raise InputError(f"{listed}: their vocabularies differ; several runs translate together if they have one")
         device = choose_device(device_name, "--device")
         names = [name.strip() for name in checkpoint.split(",")]
-        self.models = [Translator.load(one, name).to(device) for one in folders for name in names]
+        self.models = [Translator.load(folder, name).to(device) for folder in folders for name in names]
         self.model = self.models[0]
         self.search = Search.from_config(self.config.eval) if search is None else search
         self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
@@ -421,7 +427,7 @@ class LineTranslator:
                 batch_size=self.batch_size,
                 progress=progress,
             )
-        return [[self._decode(one) for one in best] for best in translations]
+        return [[self._decode(hypothesis) for hypothesis in best] for best in translations]
 
     def score(self, lines: Sequence[str], translations: Sequence[str]) -> list[list[float]]:
         """-log p in nats of every token of the translation of each line, <eos> the last: forced decoding.
