@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import load_tokenizer, prepare
+from fullrank.data import load_tokenizer, prepare, tokenizers
 from fullrank.data.tokenizers import build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
@@ -32,13 +32,6 @@ def test_ids_follow_frequency_then_alphabet():
     assert vocabulary.encode("c never") == [vocabulary.unk_id] * 2
     with pytest.raises(InputError, match="lacks '<unk>'"):
         build_words(["\n", "a"])
-
-
-def test_eos_is_a_newline_both_ways():
-    vocabulary = words(TEXT)
-    ids = vocabulary.encode("the cat\n\nthe end")
-    assert [vocabulary.entries[i] for i in ids] == ["the", "cat", "\n", "\n", "the", "end"]
-    assert vocabulary.decode(ids) == "the cat\n\nthe end"
 
 
 def test_punctuation_split_and_lower_case():
@@ -102,12 +95,8 @@ def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
     tokenizer = ALL[name]
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert (loaded.kind, loaded.entries, loaded.fingerprint) == (
-        tokenizer.kind,
-        tokenizer.entries,
-        tokenizer.fingerprint,
-    )
-    assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
+    for value in ("kind", "entries", "fingerprint", "start_id", "eos_id"):
+        assert getattr(loaded, value) == getattr(tokenizer, value)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in (TEXT, "the end", "\n", "cat\n\nmat"):
         ids = tokenizer.encode(text)
@@ -115,6 +104,14 @@ def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids
         assert theirs(text)["input_ids"] == [tokenizer.start_id, *ids]
         assert theirs.decode(ids) == tokenizer.decode(ids)
+
+
+def test_a_pretrained_tokenizer_cuts_a_text_where_no_token_goes_over():
+    """By the rules of GPT-2 two line ends are one token at the end of a text alone."""
+    rules = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend = tokenizers.train_byte_bpe(["end\n\n"] * 2, 300, rules, ["<s>"])
+    text = "end\n\n" * 9000
+    assert tokenizers.PretrainedTokenizer(backend, start="<s>", eos=None).encode(text) == backend.encode(text).ids
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])

@@ -42,7 +42,7 @@ _FINAL_SIGMA = Regex(rf"{_CASED}\p{{Case_Ignorable}}*\KΣ(?!\p{{Case_Ignorable}}
 LOWER = [normalizers.Replace(_FINAL_SIGMA, "ς"), normalizers.Lowercase()]
 _SEPARATORS = Regex("[\x1c-\x1f]")  # white space of Python that is none in Rust
 _BYTES = 256
-_LINE_BORDER = re.compile(r"\n(?=\S)")
+_LINE_BORDER = re.compile(r"(?<=\S)\n(?=\S)")
 _PIECE = 1 << 14  # characters that a pretrained tokenizer is given at a time
 
 
@@ -162,8 +162,8 @@ class Tokenizer:
 class PretrainedTokenizer(Tokenizer):
     """The tokenizer of a pretrained model. `start`: the mark that opens or ends its texts, context of the first token.
 
-    A long text is cut after line ends, where the next line begins with no white space: tokens of GPT-2 and its like go over
-    no such border, and a tokenizer that puts a mark before a text puts it there, too. No special token is added.
+    A long text is cut after line ends that have no other white space around them: tokens of GPT-2 and its like go over no
+    such border, and a tokenizer that puts a mark before a text puts it there, too. No special token is added.
     """
 
     def __init__(self, backend: Backend, kind: str = "pretrained", *, start: str, eos: str | None) -> None:
