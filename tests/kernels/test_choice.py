@@ -98,18 +98,21 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name):
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_transforms_of_functions_get_kernels_that_know_them(mix):
     """Kernels written by hand do not; 64 tokens are enough for them."""
-    layer = fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double()
-    moved(layer)
+    layer = moved(fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double())
     x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
     def loss(values, x):
         return torch.func.functional_call(layer, values, (x[None],)).square().sum()
 
-    each = [torch.func.grad(loss)(values, row) for row in x]
-    for row, found in zip(x, each, strict=True):
-        layer.zero_grad()
-        layer(row[None]).square().sum().backward()
-        for name, parameter in layer.named_parameters():
-            assert parameter.grad is not None
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
+    for row in x:
+        gradients = torch.func.grad(loss)(values, row)
+        expected = torch.autograd.grad(layer(row[None]).square().sum(), list(layer.parameters()))
+        torch.testing.assert_close([*gradients.values()], [*expected], rtol=1e-9, atol=1e-9)
+
+
+def test_transforms_of_losses_get_the_definition():
+    output = fr.LanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)).output
+    hidden, ids = torch.randn(2, 5, 8, requires_grad=True), torch.arange(10).view(2, 5) % 9
+    gradient = torch.func.grad(lambda hidden: output.loss(hidden, ids)[0])(hidden.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(output.loss(hidden, ids)[0], hidden)[0])

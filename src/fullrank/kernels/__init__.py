@@ -204,7 +204,7 @@ def chosen() -> Iterator[set[str]]:
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """See `fullrank.core.engine`."""
     few = not torch.is_grad_enabled() and components.states.shape[:-1].numel() <= MOST_ROWS
-    if _forced == "reference" or few:  # the definition has `linear` for these
+    if few or _is_left_to_definition(components, ids):  # the definition has `linear` for few rows
         return None
     return leave_out_of_graphs(vocabulary.vocabulary_nll)(components, ids)
 
@@ -213,9 +213,15 @@ def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor] | None:
     """See `fullrank.core.engine`."""
-    if _forced == "reference":
+    if _is_left_to_definition(components, ids):
         return None
     return leave_out_of_graphs(vocabulary.vocabulary_loss)(components, ids, scale, label_smoothing)
+
+
+def _is_left_to_definition(components: Components, ids: Tensor) -> bool:
+    """True inside a transform of torch.func, and on the meta device for clusters, which ids without numbers do not tell."""
+    is_unknown = ids.is_meta and len(components.clusters) > 1
+    return _forced == "reference" or is_unknown or is_transformed()
 
 
 def get_forced() -> str | None:
@@ -233,7 +239,7 @@ def kernel(name: str) -> Iterator[None]:
     """
     global _forced
     if name not in NAMES:
-        raise InputError(f"kernel: '{name}' is not available; {suggest(name, NAMES)}")
+        raise InputError(f"kernel: '{name}' is not available; {suggest(str(name), NAMES)}")
     before, _forced = _forced, None if name == "auto" else name
     try:
         yield
