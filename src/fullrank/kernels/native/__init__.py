@@ -207,7 +207,7 @@ def attend(problem: Problem) -> Tensor:
     if distances is not None:
         u = distances.u.to(query.dtype)[:, None]
         v = distances.v.to(query.dtype)[:, None]
-        position = _ready(query + v)
+        position = _ready_rows(query + v)
         query = query + u
         table = _ready(distances.keys.to(dtype))
         base = _table_rows(layout)
@@ -219,7 +219,7 @@ def attend(problem: Problem) -> Tensor:
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
     given = Arguments(
-        query=_ready(query),
+        query=_ready_rows(query),
         keys=keys,
         values=values,
         mixing=_widen_matrix(problem.mixing, dtype),
@@ -243,6 +243,11 @@ def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
     idle = _count_idle(heads)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
+
+
+def _ready_rows(heads: Tensor) -> Tensor:
+    """With whole vectors in each row, which may lie anywhere."""
+    return heads if heads.stride(-1) == 1 and not _count_idle(heads) else _ready(heads)
 
 
 def _count_idle(heads: Tensor) -> int:
@@ -303,7 +308,9 @@ _OPERANDS: Final = 7  # of `Arguments`, which are differentiated
 class Arguments(NamedTuple):
     """Operands, which are differentiable; visible keys (`VisibleKeys`, tokens as bytes); seed of dropout; choices.
 
-    query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D) have no gaps; D is a multiple of 16, of fp64 of 8.
+    query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D); D is a multiple of 16, of fp64 of 8. All but query
+    and position have no gaps; those have none between the D numbers, and the output and gradients lie as they do: a
+    projection splits into heads without a copy.
     mixing is (H, H), (B, N, H, H) or None, scoring (H, H) or None; position and table (the query that meets the keys of
     distances, and those) are None where the score has no distances. base (M,): n plus this is the row of the table of
     distances.
@@ -328,7 +335,9 @@ class Arguments(NamedTuple):
 
 
 _FIELDS: tuple[tuple[Any, str], ...] = (
-    (ctypes.c_int64, "B H N M D T K threads narrow mixing_kind packed sigsoftmax dropped first_text"),
+    (ctypes.c_int64, "B H N M D T"),
+    (ctypes.c_int64 * 3, "query_steps position_steps out_steps"),
+    (ctypes.c_int64, "K threads narrow mixing_kind packed sigsoftmax dropped first_text"),
     (ctypes.c_uint64, "seed"),
     (ctypes.c_double, "scale kept_scale"),
     (ctypes.c_void_p, "query keys values mixing scoring position table first end own base tokens"),
@@ -342,14 +351,30 @@ class _Call(ctypes.Structure):
     _fields_ = [(name, kind) for kind, names in _FIELDS for name in names.split()]
 
 
+# tensors (B, H, N, D) of any order, and where `_Call` has the steps from one text, head and row to the next
+_ROWS: Final = {
+    "query": "query_steps",
+    "d_query": "query_steps",
+    "position": "position_steps",
+    "d_position": "position_steps",
+    "out": "out_steps",
+    "d_out": "out_steps",
+}
+
+
 def _run(given: Arguments, results: dict[str, Tensor], backward: bool) -> None:
     """Write the `results`; in a backward pass `lse` and `d_out` among them are read."""
     loaded = library()
     assert loaded is not None
     tensors = {name: x for name, x in given._asdict().items() if isinstance(x, Tensor) and name != "seed"}
     tensors |= results
-    assert all(x.is_contiguous() or name in ("keys", "values") for name, x in tensors.items())
     call = _Call(**{name: x.data_ptr() for name, x in tensors.items()})
+    for name, x in tensors.items():
+        if name in _ROWS:
+            steps = x.stride()[:3]
+            setattr(call, _ROWS[name], (ctypes.c_int64 * 3)(*steps))
+        else:
+            assert x.is_contiguous() or name in ("keys", "values")
     call.B, call.H, call.N, call.D = given.query.shape
     call.M = given.keys.shape[2]
     call.K = _find_room(given.keys, call.D)
@@ -386,12 +411,12 @@ def _differentiate(given: Arguments, cotangent: Tensor, lse: Tensor, wanted: Seq
     wide = _widen(given)
     names = [name for name in given._fields[:_OPERANDS] if getattr(given, name) is not None]
     found = {f"d_{name}": torch.empty_like(getattr(wide, name)) for name in names}
-    d_out = cotangent.to(lse.dtype).contiguous()
+    d_out = _ready_rows(cotangent.to(lse.dtype))
     _run(wide, {**found, "lse": lse, "d_out": d_out}, backward=True)
-    gradients = make_gradients(wanted, given[:_OPERANDS], cotangent)
-    for at, room in enumerate(gradients):
-        if room.numel():
-            gradients[at] = found[f"d_{given._fields[at]}"].to(room.dtype)
+    gradients = []
+    for name, operand, want in zip(given._fields, given, wanted, strict=False):
+        known = want and operand is not None
+        gradients.append(found[f"d_{name}"].to(operand.dtype) if known else cotangent.new_empty(0))
     return gradients
 
 

@@ -26,20 +26,25 @@ template <class T, int C> struct Block {
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
           first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}
 
-    const T* at(const void* p, int64_t b, int64_t h, int64_t n, int64_t length) const {
-        return (const T*)p + ((b * H + h) * length + n) * D;
-    }
+    const T* at(const void* p, int64_t b, int64_t h, int64_t n) const { return (const T*)p + ((b * H + h) * call.K + n) * D; }
 
     // asks for rows of keys or values at some keys ahead of their use
     void fetch_rows(const void* source, const Rows& r, int64_t h, int64_t start, int64_t keys) const {
-        if (h < H) fetch(at(source, r.text, h, from + start, call.K), keys * D);
+        if (h < H) fetch(at(source, r.text, h, from + start), keys * D);
     }
 
     // to[d][row] of rows of (B, H, N, D), times a number; rows beyond the text are zero
-    void turn(const void* source, const Rows& r, int64_t h, T times, T* to) const {
-        const T* q = at(source, r.text, h, r.row, N);
+    void turn(const void* source, const int64_t* steps, const Rows& r, int64_t h, T times, T* to) const {
+        const T* q = Call::row((const T*)source, steps, r.text, h, r.row);
         for (int64_t n = 0; n < W; ++n)
-            for (int64_t d = 0; d < D; ++d) to[d * W + n] = n < r.count ? q[n * D + d] * times : 0;
+            for (int64_t d = 0; d < D; ++d) to[d * W + n] = n < r.count ? q[n * steps[2] + d] * times : 0;
+    }
+
+    // the rows [head][row][d] of this block
+    void put(const Rows& r, const T* rows, void* to, const int64_t* steps) const {
+        for (int64_t h = 0; h < H; ++h)
+            for (int64_t n = 0; n < r.count; ++n)
+                std::memcpy(Call::row((T*)to, steps, r.text, h, r.row + n), rows + (h * W + n) * D, D * sizeof(T));
     }
 
     void begin(const Rows& r) {
@@ -57,7 +62,7 @@ template <class T, int C> struct Block {
                     row_key[h * W + n] = hash((uint32_t)call.seed ^ hash((uint32_t)place) ^ (uint32_t)(place >> 32));
                 }
         }
-        for (int64_t h = 0; h < H; ++h) turn(call.query, r, h, (T)call.scale, query_block + h * D * W);
+        for (int64_t h = 0; h < H; ++h) turn(call.query, call.query_steps, r, h, (T)call.scale, query_block + h * D * W);
         if (call.T)
             for (int64_t h = 0; h < H; ++h) score(r, h, 0, size);
         if (call.mixing_kind == 2)
@@ -91,9 +96,9 @@ template <class T, int C> struct Block {
     // scores of one head at some keys, [key][row]; masked with -inf, unless they are to be mixed
     void score(const Rows& r, int64_t h, int64_t start, int64_t keys) {
         T* s = computed() + (h * room + start) * W;
-        scores<T, C>(at(call.keys, r.text, h, from + start, call.K), D, (int)keys, query_block + h * D * W, D, s);
+        scores<T, C>(at(call.keys, r.text, h, from + start), D, (int)keys, query_block + h * D * W, D, s);
         if (call.T) {
-            turn(call.position, r, h, (T)call.scale, position_block);
+            turn(call.position, call.position_steps, r, h, (T)call.scale, position_block);
             int64_t low, high;
             strip(r, low, high);
             std::memset(raw.get(), 0, W * W * sizeof(T));
@@ -283,16 +288,11 @@ template <class T, int C> struct Block {
             if (call.dropped) drop(k, keys, nullptr, 0);
             for (int64_t h = 0; h < H; ++h) {
                 fetch_rows(call.values, r, h + 1, k, keys);
-                product<T>(p + h * stride, W, 1, at(call.values, r.text, h, from + k, call.K), D, keys, out_block + h * W * D, D,
+                product<T>(p + h * stride, W, 1, at(call.values, r.text, h, from + k), D, keys, out_block + h * W * D, D,
                            (int)W, (int)D);
             }
         }
-        for (int64_t h = 0; h < H; ++h)
-            for (int64_t n = 0; n < r.count; ++n) {
-                T* o = (T*)call.out + ((r.text * H + h) * N + r.row + n) * D;
-                const T* found = out_block + (h * W + n) * D;
-                std::memcpy(o, found, D * sizeof(T));
-            }
+        put(r, out_block, call.out, call.out_steps);
     }
 };
 }  // namespace

@@ -10,6 +10,7 @@ namespace {
 
 struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t B, H, N, M, D, T;  // texts, heads, queries, keys, numbers of a head (a multiple of the vector), distances (0: none)
+    int64_t query_steps[3], position_steps[3], out_steps[3];  // numbers from one text, head and row to the next; also of gradients
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
     int64_t threads;
     int64_t narrow;       // blocks of one vector of rows, for few queries
@@ -20,15 +21,19 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     uint64_t seed;
     double scale, kept_scale;
-    const void *query, *keys, *values, *mixing;  // (B, H, N, D), (B, H, M of K, D) twice
+    const void *query, *keys, *values, *mixing;  // (B, H, N, D) in any order, (B, H, M of K, D) twice
     const void* scoring;                         // (H, H), or null where scores are not mixed
-    const void *position, *table;                // (B, H, N, D), (H, T, D)
+    const void *position, *table;                // as the query, (H, T, D)
     const int32_t *first, *end, *own, *base;     // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                       // (B, M) or null
-    void *out, *lse;                             // (B, H, N, D), (B, H, N)
+    void *out, *lse;                             // in any order, (B, H, N)
     const void* d_out;
     void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_position, *d_table;
 
+    // a row of (B, H, N, D) of any order
+    template <class P> static P* row(P* p, const int64_t* steps, int64_t text, int64_t head, int64_t row) {
+        return p + text * steps[0] + head * steps[1] + row * steps[2];
+    }
     const int32_t* first_of(int64_t text) const { return first + (packed ? text * N : 0); }
 };
 

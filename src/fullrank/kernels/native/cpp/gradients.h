@@ -28,7 +28,7 @@ template <class T, int C> struct Gradients {
     // d_keys, d_values (H, M, D) of this text, d_table (H, T, D), d_mixing and d_scoring (H, H) are added to
     void add(const Rows& r, T* d_keys, T* d_values, T* d_table, double* d_mixing, double* d_scoring) {
         block.begin(r);
-        for (int64_t h = 0; h < H; ++h) block.turn(call.d_out, r, h, (T)1, out_block + h * D * W);
+        for (int64_t h = 0; h < H; ++h) block.turn(call.d_out, call.out_steps, r, h, (T)1, out_block + h * D * W);
         if (call.mixing_kind) std::memset(pair.get(), 0, H * H * W * sizeof(T));
         if (call.scoring) std::memset(score_pair.get(), 0, H * H * W * sizeof(T));
         std::memset(delta.get(), 0, H * W * sizeof(T));
@@ -39,7 +39,7 @@ template <class T, int C> struct Gradients {
                 if (!call.T) block.score(r, h, k, keys);
                 block.fetch_rows(call.keys, r, h + 1, k, keys);
                 if (!call.scoring) block.weigh_again(r, h, k, keys);
-                scores<T, C>(block.at(call.values, r.text, h, block.from + k, call.K), D, (int)keys, out_block + h * D * W, (int)D,
+                scores<T, C>(block.at(call.values, r.text, h, block.from + k), D, (int)keys, out_block + h * D * W, (int)D,
                              cotangents + h * head + k * W);
             }
             if (call.scoring) {
@@ -56,7 +56,7 @@ template <class T, int C> struct Gradients {
         if (call.scoring)
             for (int64_t ji = 0; ji < H * H; ++ji)
                 for (int64_t n = 0; n < r.count; ++n) d_scoring[ji] += score_pair[ji * W + n];
-        put(r, call.d_query);
+        block.put(r, block.out_block, call.d_query, call.query_steps);
         if (call.T) of_distances(r, d_table);
     }
 
@@ -69,7 +69,7 @@ template <class T, int C> struct Gradients {
         if (call.dropped) block.drop(k, keys, g, head);
         for (int64_t h = 0; h < H; ++h) {
             if (h + 1 < H) fetch(d_values + ((h + 1) * M + block.from + k) * D, 6 * D);
-            product<T>(p + h * stride, 1, W, block.at(call.d_out, r.text, h, r.row, N), D, (int)r.count,
+            product<T>(p + h * stride, 1, W, Call::row((const T*)call.d_out, call.out_steps, r.text, h, r.row), call.out_steps[2], (int)r.count,
                        d_values + (h * M + block.from + k) * D, D, keys, (int)D);
         }
         const T* weights = block.weights + k * W;
@@ -137,9 +137,9 @@ template <class T, int C> struct Gradients {
             const T* s = block.computed() + h * head + k * W;
             fetch(d_keys + (h * M + block.from + k) * D, 6 * D);
             block.fetch_rows(call.keys, r, h + 1, k, keys);
-            product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, call.K), D, keys, block.out_block + h * W * D, D,
+            product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k), D, keys, block.out_block + h * W * D, D,
                        (int)W, (int)D);
-            product<T>(s, 1, W, block.at(call.query, r.text, h, r.row, N), D, (int)r.count,
+            product<T>(s, 1, W, Call::row((const T*)call.query, call.query_steps, r.text, h, r.row), call.query_steps[2], (int)r.count,
                        d_keys + (h * M + block.from + k) * D, D, keys, (int)D);
         }
     }
@@ -161,16 +161,11 @@ template <class T, int C> struct Gradients {
                 const int rows = (int)std::min<int64_t>(TILE, high - low - t);
                 const T* part = block.raw + (W + t) * W;
                 product<T>(part, W, 1, table + t * D, D, rows, block.out_block + h * W * D, D, (int)W, (int)D);
-                product<T>(part, 1, W, block.at(call.position, r.text, h, r.row, N), D, (int)r.count,
+                product<T>(part, 1, W, Call::row((const T*)call.position, call.position_steps, r.text, h, r.row), call.position_steps[2], (int)r.count,
                            d_table + (h * call.T + low + t) * D, D, rows, (int)D);
             }
         }
-        put(r, call.d_position);
-    }
-
-    void put(const Rows& r, void* to) const {
-        for (int64_t h = 0; h < H; ++h)
-            std::memcpy((T*)to + ((r.text * H + h) * N + r.row) * D, block.out_block + h * W * D, r.count * D * sizeof(T));
+        block.put(r, block.out_block, call.d_position, call.position_steps);
     }
 };
 }  // namespace

@@ -38,34 +38,45 @@ template <class T, int C> void run_backward(const Call& c) {
     const int64_t threads = whole ? c.threads : sharing;
     // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
     std::vector<double> mixing(pairs_of * threads, 0), scoring(pairs_of * threads, 0);
-    Buffer<T> of_table(table * threads), shared(per_text * 2 * sharing);
+    Buffer<T> of_table(table * threads), shared(per_text * 2 * std::max<int64_t>(sharing - 1, 0));
     std::vector<Gradients<T, C>> workers;
     for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room);
     if (table) std::memset(of_table.get(), 0, table * threads * sizeof(T));
-    std::memset(c.d_keys, 0, c.B * per_text * sizeof(T));
-    std::memset(c.d_values, 0, c.B * per_text * sizeof(T));
+    // thread t adds a block of queries to sums over keys and values
+    auto add = [&](int64_t t, const Rows& r, T* d_keys, T* d_values) {
+        workers[t].add(r, d_keys, d_values, of_table + t * table, &mixing[t * pairs_of], &scoring[t * pairs_of]);
+    };
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1) if (whole)
     for (int64_t t = 0; t < threads; ++t)
-        for (int64_t text = t; text < whole; text += threads)
-            for (const Rows& r : texts[text])
-                workers[t].add(r, (T*)c.d_keys + text * per_text, (T*)c.d_values + text * per_text, of_table + t * table,
-                               &mixing[t * pairs_of], &scoring[t * pairs_of]);
-    for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share, each with sums of its own
+        for (int64_t text = t; text < whole; text += threads) {
+            T *d_keys = (T*)c.d_keys + text * per_text, *d_values = (T*)c.d_values + text * per_text;
+            std::memset(d_keys, 0, per_text * sizeof(T));
+            std::memset(d_values, 0, per_text * sizeof(T));
+            for (const Rows& r : texts[text]) add(t, r, d_keys, d_values);
+        }
+    for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share: the first adds to the result, others apart
         const int64_t count = (int64_t)texts[text].size();
+        T *all_keys = (T*)c.d_keys + text * per_text, *all_values = (T*)c.d_values + text * per_text;
 #pragma omp parallel for num_threads((int)sharing) schedule(static, 1)
         for (int64_t t = 0; t < sharing; ++t) {
-            T* d_keys = shared + 2 * t * per_text;
-            std::memset(d_keys, 0, per_text * 2 * sizeof(T));
-            for (int64_t i = t; i < count; i += sharing)
-                workers[t].add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, &mixing[t * pairs_of],
-                               &scoring[t * pairs_of]);
-        }
-#pragma omp parallel for num_threads((int)sharing) schedule(static)
-        for (int64_t i = 0; i < per_text; ++i)
-            for (int64_t t = 0; t < sharing; ++t) {
-                ((T*)c.d_keys)[text * per_text + i] += shared[2 * t * per_text + i];
-                ((T*)c.d_values)[text * per_text + i] += shared[(2 * t + 1) * per_text + i];
+            T* d_keys = t ? shared + 2 * (t - 1) * per_text : all_keys;
+            T* d_values = t ? d_keys + per_text : all_values;
+            std::memset(d_keys, 0, per_text * sizeof(T));
+            std::memset(d_values, 0, per_text * sizeof(T));
+            // to and fro, since a later block sees more keys
+            for (int64_t round = 0; round * sharing < count; ++round) {
+                const int64_t i = round * sharing + (round % 2 ? sharing - 1 - t : t);
+                if (i < count) add(t, texts[text][i], d_keys, d_values);
             }
+        }
+        for (int64_t t = 1; t < sharing; ++t) {
+            const T* apart = shared + 2 * (t - 1) * per_text;
+#pragma omp parallel for num_threads((int)sharing) schedule(static)
+            for (int64_t i = 0; i < per_text; ++i) {
+                all_keys[i] += apart[i];
+                all_values[i] += apart[per_text + i];
+            }
+        }
     }
     for (int64_t i = 0; i < table; ++i) {
         T sum = 0;
