@@ -215,7 +215,11 @@ class OneDnnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from fullrank.kernels.native.linear import transpose  # whose package imports this module
+
         ctx.save_for_backward(x, weight)
+        if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1:
+            x = transpose(x.t())  # oneDNN would have it copied
         return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
     @staticmethod

@@ -43,6 +43,9 @@ def library() -> ctypes.CDLL | None:
         loaded.fullrank_mixed.restype = ctypes.c_int
         loaded.fullrank_linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4 + [ctypes.c_int]
         loaded.fullrank_linear.restype = None
+        sizes = [ctypes.c_int64] * 3
+        loaded.fullrank_transpose.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *sizes]
+        loaded.fullrank_transpose.restype = None
     except (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         _log.warning("attention runs without the C++ kernel, which could not be built: %s", why)

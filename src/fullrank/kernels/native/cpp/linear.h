@@ -1,4 +1,4 @@
-// x W' + b for a few rows x: every weight is read once, as it lies.
+// x W' + b for a few rows x: every weight is read once, as it lies. Transposes for products of many rows.
 #pragma once
 #include <algorithm>
 
@@ -52,4 +52,23 @@ template <class T> struct Linear {
         }
     }
 };
+
+// to (columns, rows) from (rows, columns) of floats, `apart` from one row to the next
+inline void transpose(const float* from, int64_t apart, float* to, int64_t rows, int64_t columns, int64_t threads) {
+    constexpr int64_t SIDE = 16;
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1)
+    for (int64_t column = 0; column < columns; column += SIDE)
+        for (int64_t row = 0; row < rows; row += SIDE) {
+            const float* tile = from + row * apart + column;
+            float* turned = to + column * rows + row;
+            if (row + SIDE <= rows && column + SIDE <= columns) {
+                float lines[SIDE][SIDE];  // of known size, so that a compiler turns it in registers
+                for (int64_t c = 0; c < SIDE; ++c)
+                    for (int64_t r = 0; r < SIDE; ++r) lines[c][r] = tile[r * apart + c];
+                for (int64_t c = 0; c < SIDE; ++c) std::memcpy(turned + c * rows, lines[c], sizeof lines[c]);
+            } else
+                for (int64_t c = 0; c < std::min(SIDE, columns - column); ++c)
+                    for (int64_t r = 0; r < std::min(SIDE, rows - row); ++r) turned[c * rows + r] = tile[r * apart + c];
+        }
+}
 }  // namespace

@@ -131,3 +131,7 @@ extern "C" void fullrank_linear(const void* x, const void* weight, const void* b
     else
         Linear<float>{(const float*)x, (const float*)weight, (const float*)bias, (float*)out, width, size}.run(rows, threads);
 }
+
+extern "C" void fullrank_transpose(const float* from, int64_t apart, float* to, int64_t rows, int64_t columns, int64_t threads) {
+    transpose(from, apart, to, rows, columns, threads);
+}
