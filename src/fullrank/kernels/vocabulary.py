@@ -238,24 +238,22 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias) if product is None else product
 
 
-def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """`multiply` by oneDNN; None where it is not the faster one, and inside `torch.backends.mkldnn.flags(enabled=False)`."""
+def takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """True where oneDNN is the faster library; never inside `torch.backends.mkldnn.flags(enabled=False)`."""
     is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT and x.dtype == torch.float32
-    if not is_large or not prefers_onednn() or not torch.backends.mkldnn.enabled or not are_plain(x, weight, bias):
+    return is_large and prefers_onednn() and torch.backends.mkldnn.enabled and are_plain(x, weight, bias)
+
+
+def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`multiply` by oneDNN; None where that is not the faster library."""
+    if not takes_onednn(x, weight, bias):
         return None
-    # oneDNN reads a bias as if it were dense, and knows no rows that overlap
+    # oneDNN reads a bias as if it were dense, and takes seconds where rows or columns of the weight have gaps
     if bias is not None:
         bias = bias.contiguous()
-    if _rows_overlap(weight):
+    if not weight.t().is_contiguous():
         weight = weight.contiguous()
     return cast("Tensor", OneDnnProduct.apply(x, weight, bias))
-
-
-def _rows_overlap(matrix: Tensor) -> bool:
-    """True for windows of a longer row, one number apart or a few."""
-    rows, columns = matrix.shape
-    to_row, to_column = matrix.stride()
-    return to_row < to_column * columns and to_column < to_row * rows
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -293,7 +291,7 @@ class _Pass:
     hidden (T K, E), log_prior (T, K) or None, weight (V, E), bias (V,) or None; the K rows of a token are never parted.
     dtype: of the products, under autocast narrower than `wide`, which softmax, nll and the sums over chunks have.
     Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on
-    a GPU always 256 MiB, counted in fp32), and never less than 64 rows. oneDNN takes a copy of it and of dW.
+    a GPU always 256 MiB, counted in fp32), and never less than 64 rows. With oneDNN dW is made piece by piece.
 
     The gradients, where `needs` asks for them, over rows r with scales c and d loss / d logits G:
 
@@ -403,16 +401,27 @@ class _Pass:
         if not self.needs[2]:
             return
         hidden = (self.hidden[rows] * scale[:, None]).to(gradient.dtype)
-        product = multiply_large(gradient.t(), hidden.t())
-        if product is None and self.weight_grad is not None and gradient.dtype == self.wide:
+        if takes_onednn(gradient.t(), hidden.t()):
+            self._add_by_pieces(gradient, hidden)
+        elif self.weight_grad is not None and gradient.dtype == self.wide:
             self.weight_grad.addmm_(gradient.t(), hidden)
-            return
-        if product is None:
-            product = gradient.t() @ hidden
-        if self.weight_grad is None:
-            self.weight_grad = product  # one chunk needs no sum: autograd widens it
+        elif self.weight_grad is None:
+            self.weight_grad = gradient.t() @ hidden  # one chunk needs no sum: autograd widens it
         else:
-            self.weight_grad = self.weight_grad.to(self.wide).add_(product)
+            self.weight_grad = self.weight_grad.to(self.wide).add_(gradient.t() @ hidden)
+
+    def _add_by_pieces(self, gradient: Tensor, hidden: Tensor) -> None:
+        """dW += G' h for a MiB of dW at a time: oneDNN adds to nothing, and copies G."""
+        is_first = self.weight_grad is None
+        if self.weight_grad is None:
+            self.weight_grad = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
+        vocabulary, width = self.weight.shape
+        for words in _pieces(vocabulary, max((1 << 18) // width, 1)):
+            product = multiply(gradient[:, words].t(), hidden.t())
+            if is_first:
+                self.weight_grad[words] = product
+            else:
+                self.weight_grad[words] += product
 
 
 def _pieces(total: int, longest: int) -> Iterator[slice]:

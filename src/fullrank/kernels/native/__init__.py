@@ -31,7 +31,7 @@ from fullrank.core import draws
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout, list_positions
 from fullrank.kernels.native.build import library
-from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
+from fullrank.kernels.vocabulary import define_operator, mark_constant
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
