@@ -25,8 +25,9 @@ def call(
         return x.to(device, dtype).requires_grad_()
 
     matrix = {"none": None, "A": (heads, heads), "B": (batch, queries, heads, heads)}[mixing]
-    # as a projection leaves them: heads behind positions
+    # as a projection leaves them: heads behind positions; or queries without gaps, or amid other numbers
     query, key = (drawn(batch, length, heads, size, times=times).transpose(1, 2) for length in (queries, keys))
+    query = (query, query.contiguous(), torch.cat((query, query), dim=3)[..., size:])[queries % 3]
     value = drawn(batch, keys, heads, size).transpose(1, 2)
     far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
     mixed = None if matrix is None else drawn(*matrix)
@@ -97,6 +98,7 @@ def check(problem, out, tolerance, kept=None, relative_norm=False):
     wide = exact(problem)
     expected = equation(wide, kept)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(out)
+    cotangent = cotangent[:, :1].expand_as(out) if out.shape[2] % 2 else cotangent  # heads on each other
     found = [out.detach(), *torch.autograd.grad(out, differentiable(problem), cotangent)]
     right = [expected.detach(), *torch.autograd.grad(expected, differentiable(wide), cotangent.double())]
     for name, one, other in zip(["output", *named(problem)], found, right, strict=True):

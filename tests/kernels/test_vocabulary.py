@@ -66,7 +66,7 @@ def compare(found, expected, leaves, cotangent, tolerance):
 
 
 SHAPES = [  # tokens, width, vocabulary, mixtures: both sides of the boundaries of chunks and of blocks
-    (1, 3, 2, None), (7, 5, 11, None), (63, 4, 40_000, None), (65, 3, 33_333, None), (4095, 3, 2, None),
+    (1, 3, 2, None), (7, 5, 11, None), (63, 4, 40_000, None), (131, 67, 33_333, None), (4095, 3, 2, None),
     (4097, 3, 7, None), (17, 2, 33_001, None), (9_001, 3, 500, None), (129, 7, 32_769, None),
     (1, 5, 11, 3), (3, 4, 13, 10), (3, 2, 7, 70), (91, 6, 97, 5), (2111, 3, 37, 3), (9, 3, 40_000, 2),
     (53, 2, 40_000, 2), (23, 2, 39_999, 5),

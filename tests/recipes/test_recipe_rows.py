@@ -112,6 +112,4 @@ def test_joined_sentences_are_longer_than_heads_are_wide(scale, row):
     assert (joined.model, joined.train, joined.eval) == (single.model, single.train, single.eval)
     differ = {key for key, value in joined.data.to_dict().items() if value != single.data.to_dict()[key]}
     assert differ == {"concatenate"}
-    assert joined.data.concatenate is not None
-    assert joined.model.head_dim is not None
     assert joined.data.concatenate * 128 == 240 * joined.model.head_dim

@@ -50,8 +50,6 @@ def judge_rows(rows, lines=None, **claim):
 
 def test_of_two_rows_the_difference_is_the_paired_one():
     verdict = judge_rows(make_searched(PLAIN, BETTER))
-    assert verdict.comparison is not None
-    assert verdict.estimate is not None
     assert (verdict.word, verdict.comparison.seeds) == ("supported here", (1, 2, 3))
     assert verdict.estimate.difference == pytest.approx(-10)
     assert verdict.estimate.interval == pytest.approx((-10 - T_2 / 3**0.5, -10 + T_2 / 3**0.5))  # of -10, -11, -9

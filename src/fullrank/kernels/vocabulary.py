@@ -241,7 +241,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """True where oneDNN is the faster library; never inside `torch.backends.mkldnn.flags(enabled=False)`."""
     is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT and x.dtype == torch.float32
-    return is_large and prefers_onednn() and torch.backends.mkldnn.enabled and are_plain(x, weight, bias)
+    is_chosen = is_large and prefers_onednn() and bool(torch.backends.mkldnn.enabled)
+    return is_chosen and are_plain(x, weight, bias)
 
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

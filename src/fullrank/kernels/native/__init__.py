@@ -336,7 +336,7 @@ class Arguments(NamedTuple):
 
 _FIELDS: tuple[tuple[Any, str], ...] = (
     (ctypes.c_int64, "B H N M D T"),
-    (ctypes.c_int64 * 3, "query_steps position_steps out_steps"),
+    (ctypes.c_int64 * 3, "query_steps position_steps out_steps d_query_steps d_position_steps"),
     (ctypes.c_int64, "K threads narrow mixing_kind packed sigsoftmax dropped first_text"),
     (ctypes.c_uint64, "seed"),
     (ctypes.c_double, "scale kept_scale"),
@@ -354,11 +354,11 @@ class _Call(ctypes.Structure):
 # tensors (B, H, N, D) of any order, and where `_Call` has the steps from one text, head and row to the next
 _ROWS: Final = {
     "query": "query_steps",
-    "d_query": "query_steps",
     "position": "position_steps",
-    "d_position": "position_steps",
     "out": "out_steps",
     "d_out": "out_steps",
+    "d_query": "d_query_steps",
+    "d_position": "d_position_steps",
 }
 
 
@@ -415,8 +415,10 @@ def _differentiate(given: Arguments, cotangent: Tensor, lse: Tensor, wanted: Seq
     _run(wide, {**found, "lse": lse, "d_out": d_out}, backward=True)
     gradients = []
     for name, operand, want in zip(given._fields, given, wanted, strict=False):
-        known = want and operand is not None
-        gradients.append(found[f"d_{name}"].to(operand.dtype) if known else cotangent.new_empty(0))
+        if want and isinstance(operand, Tensor):
+            gradients.append(found[f"d_{name}"].to(operand.dtype))
+        else:
+            gradients.append(cotangent.new_empty(0))
     return gradients
 
 

@@ -10,7 +10,8 @@ namespace {
 
 struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t B, H, N, M, D, T;  // texts, heads, queries, keys, numbers of a head (a multiple of the vector), distances (0: none)
-    int64_t query_steps[3], position_steps[3], out_steps[3];  // numbers from one text, head and row to the next; also of gradients
+    // numbers from one text, head and row to the next; d_out has out_steps
+    int64_t query_steps[3], position_steps[3], out_steps[3], d_query_steps[3], d_position_steps[3];
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
     int64_t threads;
     int64_t narrow;       // blocks of one vector of rows, for few queries

@@ -56,7 +56,7 @@ template <class T, int C> struct Gradients {
         if (call.scoring)
             for (int64_t ji = 0; ji < H * H; ++ji)
                 for (int64_t n = 0; n < r.count; ++n) d_scoring[ji] += score_pair[ji * W + n];
-        block.put(r, block.out_block, call.d_query, call.query_steps);
+        block.put(r, block.out_block, call.d_query, call.d_query_steps);
         if (call.T) of_distances(r, d_table);
     }
 
@@ -165,7 +165,7 @@ template <class T, int C> struct Gradients {
                            d_table + (h * call.T + low + t) * D, D, rows, (int)D);
             }
         }
-        block.put(r, block.out_block, call.d_position, call.position_steps);
+        block.put(r, block.out_block, call.d_position, call.d_position_steps);
     }
 };
 }  // namespace
