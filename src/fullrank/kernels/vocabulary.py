@@ -210,16 +210,21 @@ def prefers_onednn() -> bool:
     return "GenuineIntel" not in processor and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _transpose_by_torch(matrix: Tensor) -> Tensor:
+    return matrix.t().contiguous()
+
+
+transpose: Callable[[Tensor], Tensor] = _transpose_by_torch  # `native` sets a faster one
+
+
 class OneDnnProduct(torch.autograd.Function):
     """x W' + b by oneDNN. Its gradients are such products themselves, so that there are gradients of every order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from fullrank.kernels.native.linear import transpose  # whose package imports this module
-
         ctx.save_for_backward(x, weight)
         if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1:
-            x = transpose(x.t())  # oneDNN would have it copied
+            x = transpose(x.t())  # oneDNN would have it copied by one thread
         return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""x W' + b for a few rows on a CPU in C++ (`cpp/linear.h`), as a model that writes token after token asks for it; transposes.
+"""x W' + b for a few rows on a CPU in C++ (`cpp/linear.h`), as a model that writes token after token asks for it.
 
 Such a product takes as long as its weights take to be read. PyTorch's library reads them at half the speed of the memory or
 less, and 8 rows at a quarter of it.
@@ -14,7 +14,7 @@ from fullrank.kernels.vocabulary import are_plain
 
 MOST_ROWS = 8
 LEAST_WEIGHTS = 1 << 15  # fewer stay in the cache, where PyTorch is faster
-_LEAST_WORK = 1 << 17  # multiply-adds, or numbers to be moved, that are worth a thread
+_LEAST_WORK = 1 << 17  # multiply-adds that are worth a thread
 
 
 def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -40,15 +40,3 @@ def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor 
         x.dtype == torch.float64,
     )
     return out
-
-
-def transpose(matrix: Tensor) -> Tensor:
-    """`matrix.t().contiguous()`, which PyTorch computes by one thread, at a third of the speed.  (N, M) in fp32."""
-    kernels = library() if matrix.stride(1) == 1 else None
-    if kernels is None:
-        return matrix.t().contiguous()
-    rows, columns = matrix.shape
-    turned = matrix.new_empty(columns, rows)
-    threads = max(1, min(torch.get_num_threads(), matrix.numel() // _LEAST_WORK))
-    kernels.fullrank_transpose(matrix.data_ptr(), matrix.stride(0), turned.data_ptr(), rows, columns, threads)
-    return turned
