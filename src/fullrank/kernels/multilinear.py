@@ -189,15 +189,15 @@ class Arguments(NamedTuple):
 class _Operands:
     """The operands of a call, in the dtype of products; keys and values are (M, B, R), as are pairs: (p, B, R)."""
 
-    def __init__(self, given: Arguments) -> None:
-        self.size = given.size
-        self.dtype = given.dtype
-        self.wide = torch.promote_types(given.dtype, torch.float32)  # the dtype of sums
-        self.query = given.query.to(given.dtype)
-        self.keys = given.keys.to(given.dtype).transpose(0, 1).contiguous()
-        self.values = given.values.to(given.dtype).transpose(0, 1).contiguous()
-        self.weight = given.weight
-        self.visible = given.visible
+    def __init__(self, arguments: Arguments) -> None:
+        self.size = arguments.size
+        self.dtype = arguments.dtype
+        self.wide = torch.promote_types(arguments.dtype, torch.float32)  # the dtype of sums
+        self.query = arguments.query.to(arguments.dtype)
+        self.keys = arguments.keys.to(arguments.dtype).transpose(0, 1).contiguous()
+        self.values = arguments.values.to(arguments.dtype).transpose(0, 1).contiguous()
+        self.weight = arguments.weight
+        self.visible = arguments.visible
 
     def hidden(self, step: Step) -> Tensor | None:
         """(1 or B, queries first .. masked, p), True where a query does not see a pair."""
@@ -207,8 +207,8 @@ class _Operands:
             seen = self.visible[:, step.first : step.masked]
             parts = []
             for j0, j1, m0, m1 in step.rectangles:
-                both = seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1]
-                parts.append(both.flatten(2))
+                visible_pairs = seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1]
+                parts.append(visible_pairs.flatten(2))
             return ~torch.cat(parts, -1)
         past = self.size.keys - self.size.queries
         return _later(step.rectangles, past + step.first, past + step.masked, self.query.device)
@@ -284,10 +284,10 @@ def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:
 # -- forward and backward ---------------------------------------------------------------------------------------------
 
 
-def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
+def _forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """O (B, N, E), and the state before each step that reads it, (steps, B, R, E), in the dtype of products."""
-    with torch.autocast(given.query.device.type, enabled=False):
-        of = _Operands(given)
+    with torch.autocast(arguments.query.device.type, enabled=False):
+        of = _Operands(arguments)
         size = of.size
         out = of.query.new_zeros(size.batch, size.queries, size.width, dtype=of.wide)
         state = of.query.new_zeros(size.batch * size.rank, size.width, dtype=of.wide)
@@ -312,11 +312,11 @@ def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
         return out.to(of.dtype), of.query.new_empty(0, size.batch, size.rank, size.width)
 
 
-def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+def _backward(arguments: Arguments, cotangent: Tensor, states: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """The gradients of query, keys, values and weight."""
-    gradients = make_gradients(wanted, given[:4], cotangent)
+    gradients = make_gradients(wanted, arguments[:4], cotangent)
     with torch.autocast(cotangent.device.type, enabled=False):
-        of = _Operands(given)
+        of = _Operands(arguments)
         size = of.size
         d_out = cotangent.to(of.dtype)
         d_query = torch.zeros_like(of.query, dtype=of.wide)
@@ -356,8 +356,8 @@ def _backward(given: Arguments, cotangent: Tensor, states: Tensor, wanted: Seque
                 unread -= 1
                 d_query[:, queries] += d_out[:, queries] @ states[unread].transpose(1, 2)
                 d_state += of.query[:, queries].transpose(1, 2) @ d_out[:, queries]
-        found = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
-        for room, gradient in zip(gradients, found, strict=False):
+        sums = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
+        for room, gradient in zip(gradients, sums, strict=False):
             if room.numel():
                 room.copy_(gradient)
         return gradients
@@ -373,11 +373,11 @@ def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
             d_weight[j0:j1, m0:m1] = part
 
 
-def _make_fake(given: Arguments) -> tuple[Tensor, Tensor]:
-    size = given.size
+def _make_fake(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    size = arguments.size
     readers = sum(step.reads for step in order(size))
-    out = given.query.new_empty(size.batch, size.queries, size.width, dtype=given.dtype)
-    return out, given.query.new_empty(readers, size.batch, size.rank, size.width, dtype=given.dtype)
+    out = arguments.query.new_empty(size.batch, size.queries, size.width, dtype=arguments.dtype)
+    return out, arguments.query.new_empty(readers, size.batch, size.rank, size.width, dtype=arguments.dtype)
 
 
 _apply = define_operator("multilinear", Arguments, 4, _forward, _backward, _make_fake, "multi-linear attention")
@@ -398,7 +398,7 @@ def declines(problem: Pairs | Tokens) -> str | None:
 
 def multiply_pairs(problem: Pairs) -> Tensor:
     """O (B, N, E), in the dtype that autocast asks of products."""
-    given = Arguments(
+    arguments = Arguments(
         problem.query,
         problem.keys,
         problem.values,
@@ -407,7 +407,7 @@ def multiply_pairs(problem: Pairs) -> Tensor:
         problem.causal and problem.visible is None,
         product_dtype(problem.query, problem.weight),
     )
-    return _apply(given)
+    return _apply(arguments)
 
 
 # -- decayed sums -----------------------------------------------------------------------------------------------------

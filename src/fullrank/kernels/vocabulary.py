@@ -67,10 +67,10 @@ def define_operator(
     def run(*values: Any) -> tuple[Tensor, Tensor]:
         return forward(arguments(*values))
 
-    def run_backward(cotangent: Tensor, kept: Tensor, wanted: Sequence[bool], *values: Any) -> list[Tensor]:
-        return backward(arguments(*values), cotangent, kept, wanted)
+    def run_backward(cotangent: Tensor, saved: Tensor, wanted: Sequence[bool], *values: Any) -> list[Tensor]:
+        return backward(arguments(*values), cotangent, saved, wanted)
 
-    def fake_backward(cotangent: Tensor, kept: Tensor, wanted: Sequence[bool], *values: Any) -> list[Tensor]:
+    def fake_backward(cotangent: Tensor, saved: Tensor, wanted: Sequence[bool], *values: Any) -> list[Tensor]:
         return make_gradients(wanted, values[:operands], cotangent)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -84,10 +84,10 @@ def define_operator(
             refuse_second_order(what)
         if cotangent is None:
             return (None,) * len(kinds)
-        *inputs, kept = ctx.saved_tensors  # read once: under activation checkpointing they are gone then
+        *inputs, saved = ctx.saved_tensors  # read once: under activation checkpointing they are gone then
         wanted = list(ctx.needs_input_grad[:operands])
-        found = run(cotangent, kept, wanted, *inputs, *ctx.choices)
-        gradients = [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
+        computed = run(cotangent, saved, wanted, *inputs, *ctx.choices)
+        gradients = [gradient if want else None for gradient, want in zip(computed, wanted, strict=True)]
         return *gradients, *(None,) * (len(kinds) - operands)
 
     define: Any = partial(torch.library.custom_op, mutates_args=(), **_TAGS)
@@ -111,13 +111,13 @@ def define_operator(
         def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
             return differentiate(run_backward, ctx, *cotangents)
 
-    def call(given: Any) -> Tensor:
+    def call(values: Any) -> Tensor:
         # the operator is taken where somebody looks at operators, or operands have no addresses
         watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         chosen = operator
-        if not watched and all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in given[:operands]):
+        if not watched and all(type(value) in (Tensor, nn.Parameter, type(None)) for value in values[:operands]):
             chosen = Eager.apply
-        output: Tensor = chosen(*given)[0]
+        output: Tensor = chosen(*values)[0]
         return output
 
     return call
@@ -355,11 +355,11 @@ class _Pass:
             if not any(self.needs):
                 continue
             assert scale is not None
-            known = scale[tokens, None]
+            token_scales = scale[tokens, None]
             if self.prior_grad is not None:
                 assert block.share is not None
-                self.prior_grad[tokens] = -known * block.share
-            each = known if block.share is None else known * block.share
+                self.prior_grad[tokens] = -token_scales * block.share
+            each = token_scales if block.share is None else token_scales * block.share
             scales[rows] = each.reshape(-1)
             gradient = block.gradient if slope is None else block.gradient.mul_(slope)
             if self.bias_grad is not None:

@@ -219,7 +219,7 @@ def attend(problem: Problem) -> Tensor:
     tokens = visible.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
-    given = Arguments(
+    arguments = Arguments(
         query=_ready_rows(query),
         keys=keys,
         values=values,
@@ -237,7 +237,7 @@ def attend(problem: Problem) -> Tensor:
         sigsoftmax=problem.normalize == "sigsoftmax",
         dropout=problem.dropout,
     )
-    return _mix_attention(given)[..., :width]
+    return _mix_attention(arguments)[..., :width]
 
 
 def _ready(heads: Tensor) -> Tensor:
@@ -363,11 +363,11 @@ _ROWS: Final = {
 }
 
 
-def _run(given: Arguments, results: dict[str, Tensor], backward: bool) -> None:
+def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> None:
     """Write the `results`; in a backward pass `lse` and `d_out` among them are read."""
     loaded = library()
     assert loaded is not None
-    tensors = {name: x for name, x in given._asdict().items() if isinstance(x, Tensor) and name != "seed"}
+    tensors = {name: x for name, x in arguments._asdict().items() if isinstance(x, Tensor) and name != "seed"}
     tensors |= results
     call = _Call(**{name: x.data_ptr() for name, x in tensors.items()})
     for name, x in tensors.items():
@@ -376,64 +376,64 @@ def _run(given: Arguments, results: dict[str, Tensor], backward: bool) -> None:
             setattr(call, _ROWS[name], (ctypes.c_int64 * 3)(*steps))
         else:
             assert x.is_contiguous() or name in ("keys", "values")
-    call.B, call.H, call.N, call.D = given.query.shape
-    call.M = given.keys.shape[2]
-    call.K = _find_room(given.keys, call.D)
+    call.B, call.H, call.N, call.D = arguments.query.shape
+    call.M = arguments.keys.shape[2]
+    call.K = _find_room(arguments.keys, call.D)
     call.threads = torch.get_num_threads()
     call.narrow = call.N <= 16 or 32 < call.N <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
-    call.packed = given.first.dim() == 2
-    call.scale = given.scale
-    call.sigsoftmax = given.sigsoftmax
-    if given.table is not None:
-        call.T = given.table.shape[1]
-    if given.mixing is not None:
-        call.mixing_kind = 1 if given.mixing.dim() == 2 else 2
-    if given.seed is not None:
-        call.seed, call.first_text = given.seed.tolist()
-        call.dropped = min(round(given.dropout * 2**32), 2**32 - 1)
-        call.kept_scale = 1 / (1 - given.dropout) if given.dropout < 1 else 0.0
-    is_double = given.query.dtype == torch.float64
+    call.packed = arguments.first.dim() == 2
+    call.scale = arguments.scale
+    call.sigsoftmax = arguments.sigsoftmax
+    if arguments.table is not None:
+        call.T = arguments.table.shape[1]
+    if arguments.mixing is not None:
+        call.mixing_kind = 1 if arguments.mixing.dim() == 2 else 2
+    if arguments.seed is not None:
+        call.seed, call.first_text = arguments.seed.tolist()
+        call.dropped = min(round(arguments.dropout * 2**32), 2**32 - 1)
+        call.kept_scale = 1 / (1 - arguments.dropout) if arguments.dropout < 1 else 0.0
+    is_double = arguments.query.dtype == torch.float64
     if loaded.fullrank_mixed(ctypes.byref(call), is_double, backward):
         raise MemoryError(
             f"attention of {call.B} x {call.H} x {call.N} x {call.M}, {call.threads} threads: not enough memory"
         )
 
 
-def _compute(given: Arguments) -> tuple[Tensor, Tensor]:
+def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
-    wide = _widen(given)
+    wide = _widen(arguments)
     out = torch.empty_like(wide.query)
     lse = wide.query.new_empty(wide.query.shape[:3])
     _run(wide, {"out": out, "lse": lse}, backward=False)
-    return out.to(given.query.dtype), lse
+    return out.to(arguments.query.dtype), lse
 
 
-def _differentiate(given: Arguments, cotangent: Tensor, lse: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    wide = _widen(given)
-    names = [name for name in given._fields[:_OPERANDS] if getattr(given, name) is not None]
-    found = {f"d_{name}": torch.empty_like(getattr(wide, name)) for name in names}
+def _differentiate(arguments: Arguments, cotangent: Tensor, lse: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    wide = _widen(arguments)
+    names = [name for name in arguments._fields[:_OPERANDS] if getattr(arguments, name) is not None]
+    computed = {f"d_{name}": torch.empty_like(getattr(wide, name)) for name in names}
     d_out = _ready_rows(cotangent.to(lse.dtype))
-    _run(wide, {**found, "lse": lse, "d_out": d_out}, backward=True)
+    _run(wide, {**computed, "lse": lse, "d_out": d_out}, backward=True)
     gradients = []
-    for name, operand, want in zip(given._fields, given, wanted, strict=False):
+    for name, operand, want in zip(arguments._fields, arguments, wanted, strict=False):
         if want and isinstance(operand, Tensor):
-            gradients.append(found[f"d_{name}"].to(operand.dtype))
+            gradients.append(computed[f"d_{name}"].to(operand.dtype))
         else:
             gradients.append(cotangent.new_empty(0))
     return gradients
 
 
-def _widen(given: Arguments) -> Arguments:
+def _widen(arguments: Arguments) -> Arguments:
     """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
-    operands = zip(given._fields, given[:_OPERANDS], strict=False)
+    operands = zip(arguments._fields, arguments[:_OPERANDS], strict=False)
     wide: dict[str, Any] = {
         name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in operands if x is not None
     }
-    return given._replace(**wide)
+    return arguments._replace(**wide)
 
 
-def _make_fake(given: Arguments) -> tuple[Tensor, Tensor]:
-    query = given.query
+def _make_fake(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    query = arguments.query
     wide = torch.promote_types(query.dtype, torch.float32)
     return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 

@@ -77,10 +77,10 @@ def refuses(problem: Problem) -> str | None:
         return "it mixes no scores before the softmax"
     query, layout = problem.query, problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):
-        given = f"{query.dtype} on {query.device}".removeprefix("torch.")
+        kind = f"{query.dtype} on {query.device}".removeprefix("torch.")
         return (
             "it needs bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton 3.4 or later; "
-            f"given {given}"
+            f"given {kind}"
         )
     if query.is_cuda:
         return find_failure(
@@ -123,10 +123,10 @@ def try_out(kind: Kind) -> str | None:
 
     The first call of a kind tries all kernels, on texts of zeros: that compiles them and chooses their block sizes.
     """
-    given = _make_trial(kind)
+    arguments = _make_trial(kind)
     try:
-        out, total = _compute(given)
-        _differentiate(given, out, total, (True, True, True, given.mixing is not None))
+        out, total = _compute(arguments)
+        _differentiate(arguments, out, total, (True, True, True, arguments.mixing is not None))
         if kind.device.type == "cuda":
             torch.cuda.synchronize(kind.device)
     except Exception as failure:  # the compiler, the driver and the card each have errors of their own
@@ -249,20 +249,26 @@ class Arguments(NamedTuple):
     dropout: float
 
 
-def _compute(given: Arguments) -> tuple[Tensor, Tensor]:
+def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:
     from fullrank.kernels.triton.launch import launch
 
-    out, total = _make_results(given)
-    shared = _share_arguments(given) | {"TOTAL": total}
-    with _use_device(given.query.device):
+    out, total = _make_results(arguments)
+    shared = _share_arguments(arguments) | {"TOTAL": total}
+    with _use_device(arguments.query.device):
         launch("totals", shared)
-        launch("outputs", shared, X=_describe_rows(given.values), MIXING=_order_mixing(given), OUT=_describe_rows(out))
+        launch(
+            "outputs",
+            shared,
+            X=_describe_rows(arguments.values),
+            MIXING=_order_mixing(arguments),
+            OUT=_describe_rows(out),
+        )
     return out, total
 
 
-def _make_results(given: Arguments) -> tuple[Tensor, Tensor]:
+def _make_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """The output, in the order of memory of a projection (B, N, H, D), and one number for each head and query."""
-    query = given.query
+    query = arguments.query
     batch, heads, queries, size = query.shape
     out = query.new_empty(batch, queries, heads, size).transpose(1, 2)
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
@@ -275,28 +281,28 @@ def _describe_rows(heads: Tensor) -> tuple[Any, ...]:
     return heads, *heads.stride()[:3]
 
 
-def _differentiate(given: Arguments, cotangent: Tensor, total: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+def _differentiate(arguments: Arguments, cotangent: Tensor, total: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
     from fullrank.kernels.triton.launch import launch
 
     for_query, for_keys, for_values, for_mixing = wanted
-    gradients = make_gradients(wanted, given[:4], total)
+    gradients = make_gradients(wanted, arguments[:4], total)
     d_query, d_keys, d_values, d_mixing = gradients
-    matrix = _order_mixing(given)
-    shared = _share_arguments(given) | {"TOTAL": total}
+    matrix = _order_mixing(arguments)
+    shared = _share_arguments(arguments) | {"TOTAL": total}
     cotangents = _describe_rows(cotangent)
-    with _use_device(given.query.device):
+    with _use_device(arguments.query.device):
         if for_values:
             launch("value_gradient", shared, X=cotangents, MIXING=matrix, OUT=_describe_rows(d_values))
-        shared |= {"V": _describe_rows(given.values), "D_OUT": cotangents}
+        shared |= {"V": _describe_rows(arguments.values), "D_OUT": cotangents}
         if for_query or for_keys or for_mixing:
-            batch, heads, queries, _ = given.query.shape
+            batch, heads, queries, _ = arguments.query.shape
             shares = total.new_empty(batch, heads, heads, queries)
             launch("mixing_gradient", shared, D_MIXING=shares)
-            one_for_all = given.mixing is not None and given.mixing.dim() == 2
+            one_for_all = arguments.mixing is not None and arguments.mixing.dim() == 2
             if for_mixing:
                 d_mixing.copy_(shares.sum((0, 3)) if one_for_all else shares.permute(0, 3, 1, 2))
-            if given.mixing is not None:
+            if arguments.mixing is not None:
                 shares.mul_(matrix[..., None] if one_for_all else matrix)
             shared |= {"MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
@@ -311,13 +317,13 @@ _mix_heads = define_operator(
 )
 
 
-def _share_arguments(given: Arguments) -> dict[str, Any]:
+def _share_arguments(arguments: Arguments) -> dict[str, Any]:
     """Arguments that kernels share, by name."""
-    query, key_mask, documents = given.query, given.key_mask, given.documents
+    query, key_mask, documents = arguments.query, arguments.key_mask, arguments.documents
     batch, heads, queries, size = query.shape
-    length = given.keys.shape[2]
+    length = arguments.keys.shape[2]
     first, end, own, looks, looked = _intervals(
-        given.causal, queries, length, tuple(given.runs), given.window, query.device
+        arguments.causal, queries, length, tuple(arguments.runs), arguments.window, query.device
     )
     rows = max(1 if x is None else len(x) for x in (key_mask, documents))  # of both, one for a text or for all
     tokens = end  # not read
@@ -329,25 +335,25 @@ def _share_arguments(given: Arguments) -> dict[str, Any]:
         looked = torch.searchsorted(first, at, right=True, out_int32=True)
     return {
         "Q": _describe_rows(query),
-        "K": _describe_rows(given.keys),
+        "K": _describe_rows(arguments.keys),
         "VISIBLE": (first, end, own, looks, looked),
         "TOKENS": tokens,
-        "SEED": end if given.seed is None else given.seed,
+        "SEED": end if arguments.seed is None else arguments.seed,
         "B": batch,
         "N": queries,
         "M": length,
         "H": heads,
         "D": size,
         "BD": max(16, 1 << (size - 1).bit_length()),
-        "scale": given.scale,
-        "unit": given.scale / math.log(2),
-        "least": min(math.floor(2**32 * given.dropout), 2**32 - 1) - 2**31,
-        "kept": 1 / (1 - given.dropout),
-        "MIX": 0 if given.mixing is None else given.mixing.dim() // 2,
-        "SIGMOID": given.sigmoid,
+        "scale": arguments.scale,
+        "unit": arguments.scale / math.log(2),
+        "least": min(math.floor(2**32 * arguments.dropout), 2**32 - 1) - 2**31,
+        "kept": 1 / (1 - arguments.dropout),
+        "MIX": 0 if arguments.mixing is None else arguments.mixing.dim() // 2,
+        "SIGMOID": arguments.sigmoid,
         "PADDED": key_mask is not None,
         "PACKED": documents is not None,
-        "DROP": given.seed is not None,
+        "DROP": arguments.seed is not None,
         "EACH": batch // rows,
         "PRECISION": _precision(query),
     }
@@ -382,11 +388,11 @@ def _intervals(
     return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
 
 
-def _order_mixing(given: Arguments) -> Tensor:
+def _order_mixing(arguments: Arguments) -> Tensor:
     """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
-    mixing = given.mixing
+    mixing = arguments.mixing
     if mixing is None:
-        return given.query  # not read
+        return arguments.query  # not read
     ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
     return ordered.float().contiguous()
 
