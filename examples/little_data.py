@@ -282,11 +282,11 @@ def measure_dynamic(
     g is the gradient of the mean nll of the segment, theta_0 the trained parameters, which come back bit for bit.
     A memory is carried from segment to segment. Choose rate and decay on validation text.
     """
-    if not isinstance(model.own, LanguageModel):
+    if not isinstance(model.fullrank_model, LanguageModel):
         raise InputError(f"dynamic: {model.name} is no language model of ours, with parameters to learn")
     protocol = f"segments of {text.segment_length} tokens, rate {rate:g}, decay {decay:g}"
     for evaluation, step in (("static", 0.0), ("dynamic", rate)):
-        nll = score_segments(model.own.eval(), text, step, decay if step else 0.0)
+        nll = score_segments(model.fullrank_model.eval(), text, step, decay if step else 0.0)
         yield fr.Record({"evaluation": evaluation}, "perplexity", float(nll.mean().exp()), protocol=protocol)
 
 

@@ -105,7 +105,7 @@ def write(
 def open_writer(
     name: Any, checkpoint: str, device_name: str, tokenizer: Tokenizer | None = None
 ) -> tuple[Any, Tokenizer]:
-    """What is decoded, a LanguageModel or a model of transformers that is read as one, and its tokenizer."""
+    """Open what is decoded: a LanguageModel, or a model of transformers that is read as one, and its tokenizer."""
     if isinstance(name, str | Path):
         open_causal(Path(name))
     loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)

@@ -60,7 +60,7 @@ class Parts:
 
 
 class Connections(NamedTuple):
-    """What a model is trained by. evaluation: entries of result.json about `evaluate`, its protocol among them."""
+    """The parts of a training. evaluation: entries of result.json about `evaluate`, its protocol among them."""
 
     objective: Objective[Any]
     batches: Batches[Any]
