@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib
 import inspect
 import os
@@ -468,6 +469,7 @@ def main(argv: list[str] | None = None) -> None:
         other_words = import_modules([word for word in words if word != "--debug"])
         status = load()(other_words, prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told
+        gc.freeze()  # the end of the process frees everything: looking for cycles first takes 0.2 s
         sys.exit(status)
     except KeyboardInterrupt:
         _interrupt()
