@@ -125,7 +125,6 @@ def tokens(vocabulary, rows, length, seed=5):
 def sentences(model, rows=3, source=7, target=5):
     """Ids of both languages."""
     known = model.encoder.config.vocab_size
-    assert known is not None
     return tokens(known, rows, source), tokens(TARGET, rows, target, seed=6)
 
 

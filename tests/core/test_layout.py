@@ -45,7 +45,6 @@ def test_rows_of_nothing_but_padding_give_no_nan(causal, normalize, kernel):
         out = attention(x, layout=fr.Layout.of(4, causal=causal, key_mask=mask))
         out[1].sum().backward()
     assert out.isfinite().all()
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     assert torch.equal(x.grad[0], torch.zeros_like(x.grad[0]))
     assert all(p.grad.isfinite().all() for p in attention.parameters() if p.grad is not None)

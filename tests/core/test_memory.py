@@ -39,7 +39,6 @@ def in_segments(made, ids, sizes, skips=None):
             out = made(ids[:, first:end], memory, skip=skip)
             parts.append(out.logits)
             memory = out.memory
-    assert memory is not None
     return torch.cat(parts, dim=1), memory
 
 

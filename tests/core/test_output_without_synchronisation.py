@@ -35,7 +35,6 @@ def step(output, device, smoothing, weighted):
     weights = torch.ones(2, 5, device=device) if weighted else None
     loss, _ = output.loss(hidden, targets, weights, smoothing)
     (loss * 2).backward()
-    assert hidden.grad is not None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -16,8 +16,6 @@ MODEL = "model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}\
 
 def load_example():
     spec = importlib.util.spec_from_file_location("search_with_optuna", ROOT / "examples" / "search_with_optuna.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

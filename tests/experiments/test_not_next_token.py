@@ -48,7 +48,6 @@ def check(evaluation, every, lasts):
     if lasts is None:
         assert evaluation.last_position is None
     else:
-        assert evaluation.last_position is not None
         assert evaluation.last_position.tokens == len(lasts)
         assert evaluation.last_position.nll == pytest.approx(math.fsum(lasts), rel=1e-12)
 

@@ -9,13 +9,15 @@ import torch
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels.native import differentiable
 
+MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring")
+
 
 def call(
     layout, mixing = "none", *, relative = False, normalize = "softmax", p = 0.0,
     batch = 2, heads = 3, size = 5, dtype = torch.float64, device = "cpu", times = 1.0,
-    scoring = False,
+    scoring = "none", of_keys = False,
 ):  # fmt: skip
-    """mixing: none, A = (H, H), B = (B, N, H, H). scoring: scores are mixed, too.
+    """mixing, scoring: none, A = (H, H), B = (B, N, H, H). of_keys: keys add to both.
 
     times: what queries and keys are multiplied by, which makes scores large."""
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
@@ -24,15 +26,15 @@ def call(
         x = torch.randn(*shape, generator=generator, dtype=torch.float64) * times
         return x.to(device, dtype).requires_grad_()
 
-    matrix = {"none": None, "A": (heads, heads), "B": (batch, queries, heads, heads)}[mixing]
+    shapes = {"A": (heads, heads), "B": (batch, queries, heads, heads)}
     # as a projection leaves them: heads behind positions; or queries without gaps, or amid other numbers
     query, key = (drawn(batch, length, heads, size, times=times).transpose(1, 2) for length in (queries, keys))
     query = (query, query.contiguous(), torch.cat((query, query), dim=3)[..., size:])[queries % 3]
     value = drawn(batch, keys, heads, size).transpose(1, 2)
     far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
-    mixed = None if matrix is None else drawn(*matrix)
-    of_scores = drawn(heads, heads) if scoring else None
-    return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores)
+    mixed, of_scores = (drawn(*shapes[kind]) if kind in shapes else None for kind in (mixing, scoring))
+    matrices = [drawn(batch, keys, heads, heads) for _ in range(2 * of_keys)]
+    return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores, *matrices)
 
 
 def scores(problem):
@@ -54,15 +56,20 @@ def scores(problem):
 def weights(problem):
     """Before dropout, as the equations read."""
     a = scores(problem)
-    if problem.scoring is not None:
-        a = torch.stack([sum(problem.scoring[j, i] * a[:, j] for j in range(a.shape[1])) for i in range(a.shape[1])], 1)
+    a = mixed_maps(a, problem.scoring, problem.key_scoring)
     if problem.normalize == "sigsoftmax":
         a = a + a.clamp(max=0) - (-a.abs()).exp().log1p()  # log sigmoid(a), without overflow
     normalized = torch.where(problem.layout.visible().to(a.device), a, -math.inf).softmax(-1)
-    if problem.mixing is None:
-        return normalized
-    matrix = problem.mixing.expand(*normalized.shape[0::2], *problem.mixing.shape[-2:])  # (B, N, H, H)
-    return (matrix.permute(0, 2, 3, 1)[..., None] * normalized[:, :, None]).sum(1)  # sum over j of M_ji P_j
+    return mixed_maps(normalized, problem.mixing, problem.key_mixing)
+
+
+def mixed_maps(maps, of_queries, of_keys):
+    """sum_j (M_ji(n) + K_ji(m)) P_j(n, m)"""
+    heads = maps.shape[1]
+    matrix = torch.eye(heads).to(maps) if of_queries is None else of_queries
+    matrix = matrix.expand(*maps.shape[0::2], heads, heads)[:, :, None]  # (B, N, 1, H, H)
+    matrix = matrix if of_keys is None else matrix + of_keys[:, None]
+    return (matrix.permute(0, 3, 4, 1, 2) * maps[:, :, None]).sum(1)
 
 
 def equation(problem, kept=None):
@@ -82,14 +89,14 @@ def exact(problem):
     far = problem.distances
     query, keys, values = (x.detach().double().requires_grad_() for x in (problem.query, problem.keys, problem.values))
     distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))
-    matrices = {"mixing": wide(problem.mixing), "scoring": wide(problem.scoring)}
+    matrices = {name: wide(getattr(problem, name)) for name in MATRICES}
     return replace(problem, query=query, keys=keys, values=values, distances=distances, **matrices)
 
 
 def named(problem):
     """The names of what is differentiated."""
     far = () if problem.distances is None else ("distances", "u", "v")
-    matrices = [name for name in ("mixing", "scoring") if getattr(problem, name) is not None]
+    matrices = [name for name in MATRICES if getattr(problem, name) is not None]
     return ["query", "keys", "values", *matrices, *far]
 
 

@@ -42,7 +42,7 @@ def plain(queries, **choices):
         (call(of(1, 9), "A"), "reference", "reference"),
         (call(of(1, 9), relative=True), "reference", "reference"),
         (call(of(9), "B"), "native", "reference"),
-        (call(of(9), scoring=True), "native", "reference"),
+        (call(of(9), scoring="A"), "native", "reference"),
         (call(of(191), "B"), "native", "reference"),
         (call(of(192), "B"), "native", "reference"),
         (call(of(9), normalize="sigsoftmax", relative=True), "native", "reference"),
@@ -75,7 +75,6 @@ def test_every_layout_is_that_of_the_equation(name, kernel):
     problem = call(LAYOUTS[name])
     with fr.kernel(kernel):
         out = kernels.attend(problem)
-    assert out is not None
     assert torch.allclose(out, equation(problem), rtol=0, atol=1e-12)
 
 

@@ -88,21 +88,26 @@ def layout(where, queries, keys, batch=2):
         (129, 7, 3, 41, False, "sigsoftmax", "A", "cross", SINGLE),
         (17, 129, 9, 5, False, "softmax", "B", "cross, holes", DOUBLE),
         (64, 49, 2, 17, False, "sigsoftmax", "none", "cross, empty", SINGLE),
-        (1, 1, 1, 1, False, "softmax", "none, scores", "causal", DOUBLE),
-        (17, 17, 3, 5, False, "softmax", "A, scores", "causal", DOUBLE),
-        (33, 47, 12, 17, False, "sigsoftmax", "B, scores", "holes", DOUBLE),
-        (70, 70, 8, 64, False, "softmax", "A, scores", "window", SINGLE),
-        (129, 200, 4, 16, True, "softmax", "B, scores", "gaps", DOUBLE),
-        (64, 64, 9, 41, True, "sigsoftmax", "none, scores", "causal", SINGLE),
-        (49, 129, 2, 16, False, "softmax", "A, scores", "documents", DOUBLE),
-        (70, 33, 5, 16, False, "softmax", "none, scores", "cross, empty", DOUBLE),
+        (1, 1, 1, 1, False, "softmax", "none, A scores", "causal", DOUBLE),
+        (17, 17, 3, 5, False, "softmax", "A, A scores", "causal", DOUBLE),
+        (33, 47, 12, 17, False, "sigsoftmax", "B, A scores", "holes", DOUBLE),
+        (70, 70, 8, 64, False, "softmax", "A, A scores", "window", SINGLE),
+        (129, 200, 4, 16, True, "softmax", "B, A scores", "gaps", DOUBLE),
+        (64, 64, 9, 41, True, "sigsoftmax", "none, A scores", "causal", SINGLE),
+        (49, 129, 2, 16, False, "softmax", "A, A scores", "documents", DOUBLE),
+        (70, 33, 5, 16, False, "softmax", "none, A scores", "cross, empty", DOUBLE),
+        (17, 33, 3, 5, False, "softmax", "B, B scores, keys", "causal", DOUBLE),
+        (129, 129, 9, 16, True, "sigsoftmax", "A, none scores, keys", "window", DOUBLE),
+        (64, 70, 12, 17, False, "softmax", "none, B scores, keys", "holes", SINGLE),
+        (33, 129, 8, 41, False, "softmax", "none, none scores, keys", "documents", DOUBLE),
     ],
 )
 def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):
-    """Behind "scores" scores are mixed, too."""
-    mixing, scores, _ = mixing.partition(", scores")
+    """Before "scores" stands how scores are mixed; "keys" add to both."""
     options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
-    problem = call(layout(where, queries, keys), mixing, **options, scoring=bool(scores))
+    of_weights, *more = mixing.split(", ")
+    options |= {"scoring": more[0].split()[0] if more else "none", "of_keys": "keys" in more}
+    problem = call(layout(where, queries, keys), of_weights, **options)
     assert KERNELS["native"].reason(problem) is None
     out = attend(problem)
     assert out.dtype == dtype
@@ -141,14 +146,14 @@ def test_scores_far_from_zero(normalize, offset):
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
-@pytest.mark.parametrize("scoring", [False, True])
-def test_threads(relative, batch, scoring):
+@pytest.mark.parametrize("of_keys", [False, True])
+def test_threads(relative, batch, of_keys):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
     def computed(threads):
         torch.set_num_threads(threads)
-        options = {"relative": relative, "batch": batch, "size": 17, "scoring": scoring}
-        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", **options)
+        options = {"relative": relative, "batch": batch, "size": 17, "of_keys": of_keys}
+        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", scoring="A", **options)
         out = attend(problem)
         return [out.detach(), *torch.autograd.grad(out.sin().sum(), differentiable(problem))]
 

@@ -69,10 +69,11 @@ def _arguments(mixed):
         return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)
 
     own = torch.arange(2, 7, dtype=torch.int32)
-    operands = [heads(2, 3, 5), heads(2, 3, 7), heads(2, 3, 7), None, None, None, None]
+    operands = [heads(2, 3, 5), heads(2, 3, 7), heads(2, 3, 7), *[None] * 6]
     if mixed:
-        mixing, scoring = (torch.randn(*shape, 3, 3, dtype=torch.float64, requires_grad=True) for shape in ((2, 5), ()))
-        operands[3:] = mixing, scoring, heads(2, 3, 5), heads(3, 7)
+        shapes = ((2, 5), (), (2, 7), (2, 7))
+        matrices = (torch.randn(*shape, 3, 3, dtype=torch.float64, requires_grad=True) for shape in shapes)
+        operands[3:] = *matrices, heads(2, 3, 5), heads(3, 7)
     base = torch.arange(2, -5, -1, dtype=torch.int32) if mixed else None
     seed = torch.tensor((12345, 2)) if mixed else None
     geometry = (torch.zeros_like(own), own + 1, own, base, torch.ones(2, 7, dtype=torch.uint8), seed)

@@ -41,7 +41,6 @@ def snapshot(step, best_step=None):
 
 
 def check(found, *steps):
-    assert found is not None
     assert found.state["step"] in steps
     wanted = snapshot(found.state["step"], found.state["best_step"])
     assert torch.equal(found.weights["w"], wanted.weights["w"])

@@ -119,6 +119,9 @@ class KeptHeads(Mixing):
     def compute_matrix(self, heads: HeadTensors, notes: Tensor | None, layout: Layout) -> Tensor | None:
         return self.mix.compute_matrix(heads, notes, layout)
 
+    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
+        return self.mix.compute_key_matrix(notes)
+
     def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
         return self.mix.mix_maps(maps, matrix, notes)
 

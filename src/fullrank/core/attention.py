@@ -101,8 +101,13 @@ class WeightedValues(Attend):
         query, keys, scale, distances = self.score.terms(*heads.select(self.score.needs), layout)
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
-        scoring = self.mix_scores.compute_matrix(heads, heads.notes[0], layout)
-        return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p, scoring)
+        of_scores, of_weights = heads.notes
+        return Problem(
+            query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p,
+            scoring=self.mix_scores.compute_matrix(heads, of_scores, layout),
+            key_mixing=self.mix.compute_key_matrix(of_weights),
+            key_scoring=self.mix_scores.compute_key_matrix(of_scores),
+        )  # fmt: skip
 
 
 class Attention(nn.Module):

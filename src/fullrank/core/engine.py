@@ -30,13 +30,13 @@ class Problem:
     """One call of weighted attention, as tensors and plain values.
 
         A_j(n, m) = s Q_j(n) . K_j(m),   with distances  s ((Q_j(n) + u_j) . K_j(m) + (Q_j(n) + v_j) . R_j(p_n - p_m))
-        A'_i = sum_j L_ji A_j,   P_j = normalize(A'_j),   P'_i(n, m) = sum_j M_ji(n) P_j(n, m),   O_i = dropout(P'_i) V_i
+        A'_i = sum_j L_ji A_j,   P_j = normalize(A'_j),   P'_i = sum_j M_ji P_j,   O_i = dropout(P'_i) V_i
 
     query (B, H, N, D), keys and values (B, H, M, D) -> (B, H, N, D), in the dtype of the values.
-    mixing: M as (H, H), or (B, N, H, H) where it depends on the query; None is M = I.
+    mixing, scoring: M and L, which mixes scores before the mask, as (H, H), or (B, N, H, H) where they depend on the query;
+    None is the identity. key_mixing, key_scoring: what each key adds to them, (B, M, H, H); None is nothing.
     normalize: the name by which engines know the normaliser.
     dropout: the probability with which a mixed weight is dropped, the others being divided by 1 - p; 0 outside training.
-    scoring: L (H, H), which mixes scores before the mask; None is L = I.
     """
 
     query: Tensor
@@ -49,6 +49,8 @@ class Problem:
     normalize: str
     dropout: float
     scoring: Tensor | None = None
+    key_mixing: Tensor | None = None
+    key_scoring: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .draws import draw_apart
 from .kinds import DynamicOptions, LowRankMixingOptions, MultiTokenOptions
 from .layout import Layout
 from .registry import register
-from .stages import Heads, HeadSize, Mixing, fill_with_normal, mix_heads, multiply
+from .stages import Heads, HeadSize, Mixing, fill_with_normal, multiply
 
 
 def draw_for(layer: int, parameter: Tensor, std: float) -> None:
@@ -177,37 +177,19 @@ class Composition(nn.Module):
         rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
         return rows.flatten(2)[:, None]
 
-    def read(self, notes: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor]:
-        """w_1, w_2 (B, N, R, H) and d (B, N, H) of one of the S parts."""
+    def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
+        """sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
         parts, rank, heads = self.shape
         rows = notes[:, 0].unflatten(2, (parts, -1, heads))[:, :, part]
         first, second, diagonal = rows.split((rank, rank, 1), dim=2)
-        return first, second, diagonal[:, :, 0]
-
-    def matrix(self, notes: Tensor) -> Tensor:
-        """The query's part as M (B, N, H, H), with the identity."""
-        first, second, diagonal = self.read(notes, 0)
         product = torch.einsum("bnrj,bnri->bnji", first, second)
-        return product + torch.diag_embed(1 + diagonal)
-
-    def compose(self, maps: Tensor, notes: Tensor) -> Tensor:
-        """Maps (B, H, N, M) of the last N of M tokens."""
-        of_queries = take_last(notes, maps.shape[2])
-        composed = mix_heads(maps, self.matrix(of_queries))
-        if self.shape[0] == 1:
-            return composed
-        first, second, diagonal = self.read(notes.to(maps.dtype), 1)
-        together = torch.einsum("bjnm,bmrj->brnm", maps, first)
-        composed = composed + torch.einsum("brnm,bmri->binm", together, second)
-        of_keys = diagonal.transpose(1, 2)  # (B, H, M)
-        return composed + maps * of_keys[:, :, None]
+        return product + torch.diag_embed(diagonal[:, :, 0])
 
     def multiply_adds(self, keys: float) -> float:
         """Multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
         parts, rank, heads = self.shape
         of_notes = sum(parameter.numel() for parameter in self.parameters())
-        of_map = heads**2 + (parts - 1) * 2 * rank * heads
-        return of_notes + rank * heads**2 + of_map * keys
+        return of_notes + parts * heads**2 * (rank + keys)
 
 
 @register("mix", "random")
@@ -335,7 +317,7 @@ class DifferentialMixing(Mixing):
 class DynamicMixing(Mixing):
     """Dynamically composed scores or weights (Xiao et al. 2024, arXiv 2405.08553): see `Composition`.
 
-    With `keys: false` it is a matrix M(n) of the query's token, which every kernel computes; the key's part is none.
+    It is a matrix M(n) of the query's token, and one K(m) of the key's, which with `keys: false` is none.
     """
 
     Config = DynamicOptions
@@ -345,8 +327,6 @@ class DynamicMixing(Mixing):
     def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.composition = Composition(config, size)
-        if config.keys:
-            self.reason = "no engine mixes heads by tokens of keys"
 
     def draw(self) -> None:
         self.composition.draw()
@@ -357,17 +337,15 @@ class DynamicMixing(Mixing):
     def matrix(self, query: Tensor | None) -> None:
         return None
 
-    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor | None:
-        if self.reason is not None or notes is None:
-            return None
-        of_queries = take_last(notes, layout.shape[0])
-        return self.composition.matrix(of_queries)
-
-    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
-        if matrix is not None:
-            return mix_heads(maps, matrix)
+    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor:
         assert notes is not None
-        return self.composition.compose(maps, notes)
+        of_queries = take_last(notes, layout.shape[0])
+        matrix = self.composition.compute_matrix(of_queries, 0)
+        return matrix + torch.eye(matrix.shape[-1]).to(matrix)
+
+    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
+        has_keys = self.composition.shape[0] == 2
+        return self.composition.compute_matrix(notes, 1) if has_keys and notes is not None else None
 
     def multiply_adds(self, keys: float) -> float:
         return self.composition.multiply_adds(keys)

@@ -452,12 +452,14 @@ class SigSoftmax(Normalizer):
         return torch.softmax(scores + F.logsigmoid(scores), dim=-1)
 
 
-def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
-    """P'_i(n, m) = sum_j M_ji(n) P_j(n, m)  (Mixhead Eq. 12).
+def mix_heads(weights: Tensor, matrix: Tensor | None, of_keys: Tensor | None = None) -> Tensor:
+    """P'_i(n, m) = sum_j M_ji(n) P_j(n, m)  (Mixhead Eq. 12), with K of each key  sum_j (M_ji(n) + K_ji(m)) P_j(n, m).
 
-    weights (B, H, N, M), matrix (H, H) or (B, N, H, H), None for M = I -> (B, H, N, M).
+    weights (B, H, N, M), matrix (H, H) or (B, N, H, H), None for M = I, of_keys (B, M, H, H) -> (B, H, N, M).
     Raises ValueError if the matrix is of other heads, or of other queries.
     """
+    if of_keys is not None:
+        return mix_heads(weights, matrix) + torch.einsum("bjnm,bmji->binm", weights, of_keys.to(weights))
     if matrix is None:
         return weights
     heads, queries = weights.shape[1:3]
@@ -473,7 +475,7 @@ def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
 class Mixing(AttentionStage):
     """Contract of a mixing of the heads' maps: of weights (slot `mix`), or of scores before the mask (`mix_scores`).
 
-    A mixing is its matrix, or else it gives `reason` and `mix_maps`, and the definition computes it.
+    A mixing is its matrices, or else it gives `reason` and `mix_maps`, and the definition computes it.
 
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
     injectable: it goes into models of Hugging Face, whose weights alone are mixed.
@@ -491,6 +493,10 @@ class Mixing(AttentionStage):
         """The matrix of a call."""
         return self.matrix(heads.query)
 
+    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
+        """What each key adds to that matrix, (B, M, H, H); None: nothing."""
+        return None
+
     def matrix(self, query: Tensor | None) -> Tensor | None:
         """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
 
@@ -501,7 +507,7 @@ class Mixing(AttentionStage):
 
     def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
         """Maps P (B, H, N, M) -> P' (B, H, N, M); `matrix` is that of the call."""
-        return mix_heads(maps, matrix)
+        return mix_heads(maps, matrix, self.compute_key_matrix(notes))
 
     def mix_scores(
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None

@@ -4,7 +4,9 @@
     G_i = dropout(dO_i V_i^T),   dV_i = dropout(P'_i)^T dO_i,   D_ji(n) = sum_m P_j G_i,   delta_j = sum_i M_ji D_ji
     dA_j = P_j o (sum_i M_ji G_i - delta_j),   dQ_j = s dA_j K_j,   dK_j = s dA_j^T Q_j,   dM(n) = D(n)
 
-Mixed scores A_i = sum_j L_ji S_j have dS_j = sum_i L_ji dA_i and dL_ji = sum_nm S_j dA_i in place of these last products.
+Mixed scores A_i = sum_j L_ji S_j have dS_j = sum_i L_ji dA_i and dL_ji = sum_m S_j dA_i in place of these last products.
+M and L are of all positions, or of each query. Where keys add to them, M_ji(n) + K_ji(m) stands for M, and K has the gradient
+sum_n P_j G_i.
 For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
 with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
 weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
@@ -42,19 +44,25 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def is_plain(problem: Problem) -> bool:
     """Scaled dot product, softmax, no mixing: the attention of PyTorch's fused kernels."""
-    mixes = problem.mixing is not None or problem.scoring is not None
+    mixes = any(matrix is not None for matrix in matrices_of(problem))
     return not mixes and problem.distances is None and problem.normalize == "softmax"
+
+
+def matrices_of(problem: Problem) -> tuple[Tensor | None, ...]:
+    """What mixes heads: matrices of weights and scores, and what keys add to them."""
+    return problem.mixing, problem.scoring, problem.key_mixing, problem.key_scoring
 
 
 def fits(problem: Problem) -> bool:
     """True if all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
     (batch, heads, queries, width), keys = problem.query.shape, problem.keys.shape[2]
-    mixing, distances, mask = problem.mixing, problem.distances, problem.layout.key_mask
+    distances, mask = problem.distances, problem.layout.key_mask
+    of_queries, of_keys = (problem.mixing, problem.scoring), (problem.key_mixing, problem.key_scoring)
     return (
         problem.keys.shape == problem.values.shape == (batch, heads, keys, width)
         and problem.layout.shape == (queries, keys)
-        and (mixing is None or mixing.shape in ((heads, heads), (batch, queries, heads, heads)))
-        and (problem.scoring is None or problem.scoring.shape == (heads, heads))
+        and all(x is None or x.shape in ((heads, heads), (batch, queries, heads, heads)) for x in of_queries)
+        and all(x is None or x.shape == (batch, keys, heads, heads) for x in of_keys)
         and (mask is None or mask.shape in ((1, keys), (batch, keys)))
         and (distances is None or distances.keys.shape == (heads, problem.layout.distances, width))
     )
@@ -80,7 +88,7 @@ def find_obstacle(problem: Problem) -> str | None:
 
 def differentiable(problem: Problem) -> list[Tensor]:
     """The tensors for which gradients may be asked."""
-    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing, problem.scoring]
+    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, *matrices_of(problem)]
     if problem.distances is not None:
         tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
     tensors.append(problem.layout.distance_bias)
@@ -225,6 +233,8 @@ def attend(problem: Problem) -> Tensor:
         values=values,
         mixing=_widen_matrix(problem.mixing, dtype),
         scoring=_widen_matrix(problem.scoring, dtype),
+        key_mixing=_widen_matrix(problem.key_mixing, dtype),
+        key_scoring=_widen_matrix(problem.key_scoring, dtype),
         position=position,
         table=table,
         first=visible.first.contiguous(),
@@ -303,7 +313,7 @@ def _table_rows(layout: Layout) -> Tensor:
 # -- the call of the library ---------------------------------------------------------------------------------------------
 
 
-_OPERANDS: Final = 7  # of `Arguments`, which are differentiated
+_OPERANDS: Final = 9  # of `Arguments`, which are differentiated
 
 
 class Arguments(NamedTuple):
@@ -312,9 +322,9 @@ class Arguments(NamedTuple):
     query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D); D is a multiple of 16, of fp64 of 8. All but query
     and position have no gaps; those have none between the D numbers, and the output and gradients lie as they do: a
     projection splits into heads without a copy.
-    mixing is (H, H), (B, N, H, H) or None, scoring (H, H) or None; position and table (the query that meets the keys of
-    distances, and those) are None where the score has no distances. base (M,): n plus this is the row of the table of
-    distances.
+    mixing and scoring are (H, H), (B, N, H, H) or None, key_mixing and key_scoring (B, M, H, H) or None; position and table
+    (the query that meets the keys of distances, and those) are None where the score has no distances. base (M,): n plus this
+    is the row of the table of distances.
     """
 
     query: Tensor
@@ -322,6 +332,8 @@ class Arguments(NamedTuple):
     values: Tensor
     mixing: Tensor | None
     scoring: Tensor | None
+    key_mixing: Tensor | None
+    key_scoring: Tensor | None
     position: Tensor | None
     table: Tensor | None
     first: Tensor
@@ -338,11 +350,17 @@ class Arguments(NamedTuple):
 _FIELDS: tuple[tuple[Any, str], ...] = (
     (ctypes.c_int64, "B H N M D T"),
     (ctypes.c_int64 * 3, "query_steps position_steps out_steps d_query_steps d_position_steps"),
-    (ctypes.c_int64, "K threads narrow mixing_kind packed sigsoftmax dropped first_text"),
+    (ctypes.c_int64, "K threads narrow mixing_kind scoring_kind packed sigsoftmax dropped first_text"),
     (ctypes.c_uint64, "seed"),
     (ctypes.c_double, "scale kept_scale"),
-    (ctypes.c_void_p, "query keys values mixing scoring position table first end own base tokens"),
-    (ctypes.c_void_p, "out lse d_out d_query d_keys d_values d_mixing d_scoring d_position d_table"),
+    (
+        ctypes.c_void_p,
+        "query keys values mixing scoring key_mixing key_scoring position table first end own base tokens",
+    ),
+    (
+        ctypes.c_void_p,
+        "out lse d_out d_query d_keys d_values d_mixing d_scoring d_key_mixing d_key_scoring d_position d_table",
+    ),
 )
 
 
@@ -386,8 +404,8 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
     call.sigsoftmax = arguments.sigsoftmax
     if arguments.table is not None:
         call.T = arguments.table.shape[1]
-    if arguments.mixing is not None:
-        call.mixing_kind = 1 if arguments.mixing.dim() == 2 else 2
+    call.mixing_kind = _find_kind(arguments.mixing)
+    call.scoring_kind = _find_kind(arguments.scoring)
     if arguments.seed is not None:
         call.seed, call.first_text = arguments.seed.tolist()
         call.dropped = min(round(arguments.dropout * 2**32), 2**32 - 1)
@@ -397,6 +415,11 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
         raise MemoryError(
             f"attention of {call.B} x {call.H} x {call.N} x {call.M}, {call.threads} threads: not enough memory"
         )
+
+
+def _find_kind(matrix: Tensor | None) -> int:
+    """0: none, 1: (H, H), 2: (B, N, H, H)."""
+    return 0 if matrix is None else matrix.dim() // 2
 
 
 def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:

@@ -73,8 +73,8 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks onl
 def refuses(problem: Problem) -> str | None:
     if problem.distances is not None or problem.layout.distance_bias is not None:
         return "it computes no relative scores and no biases of distances"
-    if problem.scoring is not None:
-        return "it mixes no scores before the softmax"
+    if problem.scoring is not None or problem.key_scoring is not None or problem.key_mixing is not None:
+        return "it mixes no scores before the softmax, and nothing by tokens of keys"
     query, layout = problem.query, problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):
         kind = f"{query.dtype} on {query.device}".removeprefix("torch.")

@@ -1,7 +1,6 @@
 // One block of query rows, forward: scores, weights, mixing and values.
 #pragma once
-#include "call.h"
-#include "products.h"
+#include "mixing.h"
 
 namespace {
 
@@ -13,16 +12,20 @@ template <class T, int C> struct Block {
 
     const Call& call;
     const int64_t H, N, M, D, room;  // room: keys in a block, at most
-    Buffer<T> weights, unmixed, slopes, tile, query_block, position_block, out_block, coefficients, raw;
+    const bool mixes_scores;
+    Mixing<T, C> mixing, scoring;
+    Buffer<T> weights, unmixed, slopes, tile, query_block, position_block, out_block, raw;
     Buffer<T> most, sum, factors, factor;  // [head][row] twice, [tile][head][row], [row]
     Buffer<Int> first, end, own;
     Buffer<uint32_t> row_key;
     int64_t from, size;  // keys of this block
 
-    Block(const Call& c, int64_t most_keys, bool with_slopes)
-        : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), weights(H * room * W),
-          unmixed(c.scoring ? H * room * W : 0), slopes(with_slopes ? H * room * W : 0), tile(H * (TILE + 1) * W), query_block(H * D * W),
-          position_block(c.T ? D * W : 0), out_block(H * W * D), coefficients(c.mixing_kind == 2 ? H * H * W : 0),
+    Block(const Call& c, int64_t most_keys, bool backward)
+        : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), mixes_scores(c.mixes_scores()),
+          mixing(c, c.mixing_kind, c.mixing, c.key_mixing, backward),
+          scoring(c, c.scoring_kind, c.scoring, c.key_scoring, backward), weights(H * room * W),
+          unmixed(mixes_scores ? H * room * W : 0), slopes(backward && c.sigsoftmax ? H * room * W : 0),
+          tile(H * (TILE + 1) * W), query_block(H * D * W), position_block(c.T ? D * W : 0), out_block(H * W * D),
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
           first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}
 
@@ -65,12 +68,8 @@ template <class T, int C> struct Block {
         for (int64_t h = 0; h < H; ++h) turn(call.query, call.query_steps, r, h, (T)call.scale, query_block + h * D * W);
         if (call.T)
             for (int64_t h = 0; h < H; ++h) score(r, h, 0, size);
-        if (call.mixing_kind == 2)
-            for (int64_t n = 0; n < W; ++n) {
-                const T* m = (const T*)call.mixing + (r.text * N + r.row + (n < r.count ? n : r.count - 1)) * H * H;
-                for (int64_t j = 0; j < H; ++j)
-                    for (int64_t i = 0; i < H; ++i) coefficients[(j * H + i) * W + n] = m[j * H + i];
-            }
+        mixing.begin(r);
+        scoring.begin(r);
     }
 
     static uint32_t hash(uint32_t x) {
@@ -91,7 +90,7 @@ template <class T, int C> struct Block {
     }
 
     // where scores are computed, before they are mixed
-    T* computed() const { return call.scoring ? unmixed : weights; }
+    T* computed() const { return mixes_scores ? unmixed : weights; }
 
     // scores of one head at some keys, [key][row]; masked with -inf, unless they are to be mixed
     void score(const Rows& r, int64_t h, int64_t start, int64_t keys) {
@@ -109,13 +108,12 @@ template <class T, int C> struct Block {
                 for (int64_t n = 0; n < W; ++n) s[k * W + n] += shifted[n * (W + 1)];
             }
         }
-        if (!call.scoring) mask(r, h, start, keys);
+        if (!mixes_scores) mask(r, h, start, keys);
     }
 
     // scores of all heads at some keys, mixed and masked
     void mix_scores(const Rows& r, int64_t start, int64_t keys) {
-        mix<T, false>(unmixed + start * W, room * W, (const T*)call.scoring, H, 1, nullptr, W, (int)H, (int)keys,
-                      weights + start * W, room * W);
+        scoring.mix(unmixed + start * W, room * W, place(r, start), (int)keys, nullptr, weights + start * W, room * W);
         for (int64_t h = 0; h < H; ++h) mask(r, h, start, keys);
     }
 
@@ -230,25 +228,18 @@ template <class T, int C> struct Block {
         }
     }
 
+    // a key of this block in (B, M)
+    int64_t place(const Rows& r, int64_t start) const { return r.text * M + from + start; }
+
     // mixed weights of some keys, each head so far from the one before; divided: by what the weights of a head are multiplied
-    const T* mixed(int64_t k, int keys, const T* divided, int64_t& stride) {
+    const T* mixed(const Rows& r, int64_t k, int keys, const T* divided, int64_t& stride) {
         const T* p = weights + k * W;
-        if (!call.mixing_kind && !call.dropped && !divided) {
+        if (!mixing.changes() && !call.dropped && !divided) {
             stride = room * W;
             return p;
         }
         stride = (TILE + 1) * W;
-        if (call.mixing_kind == 1)
-            mix<T, false>(p, room * W, (const T*)call.mixing, H, 1, divided, W, H, keys, tile, stride);
-        else if (call.mixing_kind == 2)
-            mix<T, true>(p, room * W, coefficients, H * W, W, divided, W, H, keys, tile, stride);
-        else
-            for (int64_t h = 0; h < H; ++h)
-                for (int64_t x = 0; x < keys * W; x += W)
-                    for (int64_t w = 0; w < W; w += VL<T>) {
-                        V y = load(p + h * room * W + x + w);
-                        store(tile + h * stride + x + w, divided ? y * load(divided + h * W + w) : y);
-                    }
+        mixing.mix(p, room * W, place(r, k), keys, divided, tile, stride);
         return tile;
     }
 
@@ -273,9 +264,9 @@ template <class T, int C> struct Block {
             for (int64_t h = 0; h < H; ++h) {
                 fetch_rows(call.keys, r, h + 1, k, keys);
                 if (!call.T) score(r, h, k, keys);
-                if (!call.scoring) weigh(h, k, keys);
+                if (!mixes_scores) weigh(h, k, keys);
             }
-            if (!call.scoring) continue;
+            if (!mixes_scores) continue;
             mix_scores(r, k, keys);
             for (int64_t h = 0; h < H; ++h) weigh(h, k, keys);
         }
@@ -284,7 +275,7 @@ template <class T, int C> struct Block {
         for (int64_t k = 0; k < size; k += TILE) {
             const int keys = (int)std::min<int64_t>(TILE, size - k);
             int64_t stride;
-            const T* p = mixed(k, keys, factors + k / TILE * H * W, stride);
+            const T* p = mixed(r, k, keys, factors + k / TILE * H * W, stride);
             if (call.dropped) drop(k, keys, nullptr, 0);
             for (int64_t h = 0; h < H; ++h) {
                 fetch_rows(call.values, r, h + 1, k, keys);

@@ -15,21 +15,24 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
     int64_t threads;
     int64_t narrow;       // blocks of one vector of rows, for few queries
-    int64_t mixing_kind;  // 0: none, 1: (H, H), 2: (B, N, H, H)
+    int64_t mixing_kind, scoring_kind;  // of mixing and scoring; 0: none, 1: (H, H), 2: (B, N, H, H)
     int64_t packed;       // texts have documents, so that the first key of a query differs between them
     int64_t sigsoftmax;
     int64_t dropped;     // a weight is dropped where 32 random bits are below it
     int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     uint64_t seed;
     double scale, kept_scale;
-    const void *query, *keys, *values, *mixing;  // (B, H, N, D) in any order, (B, H, M of K, D) twice
-    const void* scoring;                         // (H, H), or null where scores are not mixed
+    const void *query, *keys, *values;          // (B, H, N, D) in any order, (B, H, M of K, D) twice
+    const void *mixing, *scoring;                // of weights and scores, or null
+    const void *key_mixing, *key_scoring;        // what keys add to them, (B, M, H, H), or null
     const void *position, *table;                // as the query, (H, T, D)
     const int32_t *first, *end, *own, *base;     // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                       // (B, M) or null
     void *out, *lse;                             // in any order, (B, H, N)
     const void* d_out;
-    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_position, *d_table;
+    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_key_mixing, *d_key_scoring, *d_position, *d_table;
+
+    bool mixes_scores() const { return scoring_kind || key_scoring; }
 
     // a row of (B, H, N, D) of any order
     template <class P> static P* row(P* p, const int64_t* steps, int64_t text, int64_t head, int64_t row) {

@@ -32,49 +32,44 @@ template <class T, int C> void run_backward(const Call& c) {
     std::vector<std::vector<Rows>> texts;
     for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
     ++room;
-    const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.H * c.H;
+    const int64_t per_text = TextSums<T>(c, 0, nullptr).count(), table = c.H * c.T * c.D, pairs_of = c.H * c.H;
     const int64_t whole = c.B - c.B % c.threads;  // texts that one thread does alone
     const int64_t sharing = whole < c.B ? std::min<int64_t>(c.threads, texts[0].size()) : 0;  // threads, of each other text
     const int64_t threads = whole ? c.threads : sharing;
     // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
     std::vector<double> mixing(pairs_of * threads, 0), scoring(pairs_of * threads, 0);
-    Buffer<T> of_table(table * threads), shared(per_text * 2 * std::max<int64_t>(sharing - 1, 0));
+    Buffer<T> of_table(table * threads), shared(per_text * std::max<int64_t>(sharing - 1, 0));
     std::vector<Gradients<T, C>> workers;
     for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room);
     if (table) std::memset(of_table.get(), 0, table * threads * sizeof(T));
-    // thread t adds a block of queries to sums over keys and values
-    auto add = [&](int64_t t, const Rows& r, T* d_keys, T* d_values) {
-        workers[t].add(r, d_keys, d_values, of_table + t * table, &mixing[t * pairs_of], &scoring[t * pairs_of]);
+    // thread t adds a block of queries
+    auto add = [&](int64_t t, const Rows& r, const TextSums<T>& sums) {
+        workers[t].add(r, sums, of_table + t * table, &mixing[t * pairs_of], &scoring[t * pairs_of]);
     };
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1) if (whole)
     for (int64_t t = 0; t < threads; ++t)
         for (int64_t text = t; text < whole; text += threads) {
-            T *d_keys = (T*)c.d_keys + text * per_text, *d_values = (T*)c.d_values + text * per_text;
-            std::memset(d_keys, 0, per_text * sizeof(T));
-            std::memset(d_values, 0, per_text * sizeof(T));
-            for (const Rows& r : texts[text]) add(t, r, d_keys, d_values);
+            const TextSums<T> sums(c, text, nullptr);
+            sums.clear();
+            for (const Rows& r : texts[text]) add(t, r, sums);
         }
     for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share: the first adds to the result, others apart
         const int64_t count = (int64_t)texts[text].size();
-        T *all_keys = (T*)c.d_keys + text * per_text, *all_values = (T*)c.d_values + text * per_text;
 #pragma omp parallel for num_threads((int)sharing) schedule(static, 1)
         for (int64_t t = 0; t < sharing; ++t) {
-            T* d_keys = t ? shared + 2 * (t - 1) * per_text : all_keys;
-            T* d_values = t ? d_keys + per_text : all_values;
-            std::memset(d_keys, 0, per_text * sizeof(T));
-            std::memset(d_values, 0, per_text * sizeof(T));
+            const TextSums<T> sums(c, text, t ? shared + (t - 1) * per_text : nullptr);
+            sums.clear();
             // to and fro, since a later block sees more keys
             for (int64_t round = 0; round * sharing < count; ++round) {
                 const int64_t i = round * sharing + (round % 2 ? sharing - 1 - t : t);
-                if (i < count) add(t, texts[text][i], d_keys, d_values);
+                if (i < count) add(t, texts[text][i], sums);
             }
         }
         for (int64_t t = 1; t < sharing; ++t) {
-            const T* apart = shared + 2 * (t - 1) * per_text;
+            const TextSums<T> all(c, text, nullptr), apart(c, text, shared + (t - 1) * per_text);
+            for (int part = 0; part < TextSums<T>::PARTS; ++part) {
 #pragma omp parallel for num_threads((int)sharing) schedule(static)
-            for (int64_t i = 0; i < per_text; ++i) {
-                all_keys[i] += apart[i];
-                all_values[i] += apart[per_text + i];
+                for (int64_t i = 0; i < all.sizes[part]; ++i) all.parts[part][i] += apart.parts[part][i];
             }
         }
     }
@@ -91,7 +86,7 @@ template <class T, int C> void run_backward(const Call& c) {
         }
     };
     if (c.mixing_kind == 1) add_up(mixing, c.d_mixing);
-    if (c.scoring) add_up(scoring, c.d_scoring);
+    if (c.scoring_kind == 1) add_up(scoring, c.d_scoring);
 }
 
 template <class T, int C> void run(const Call& c, bool backward) {

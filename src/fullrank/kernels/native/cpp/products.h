@@ -162,6 +162,70 @@ void mix(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a,
     some(std::integral_constant<int, 1>{});
 }
 
+// out[a] += sum_b c[b][a] in[b] for heads a at one key, whose matrix c has a number for each pair of heads
+template <class T, int A>
+inline void mix_key_tile(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H,
+                         T* out, int64_t out_stride) {
+    using V = typename Of<T>::V;
+    V acc[A];
+#pragma GCC unroll 8
+    for (int a = 0; a < A; ++a) acc[a] = load(out + a * out_stride);
+    for (int b = 0; b < H; ++b) {
+        V x = load(in + b * in_stride);
+        if (of_b) x *= load(of_b + b * W);
+#pragma GCC unroll 8
+        for (int a = 0; a < A; ++a) acc[a] += x * c[b * to_b + a * to_a];
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < A; ++a) store(out + a * out_stride, acc[a]);
+}
+
+template <class T>
+void mix_key(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H, T* out,
+             int64_t out_stride) {
+    for (int64_t w = 0; w < W; w += VL<T>) {
+        int a = 0;
+        auto some = [&](auto count) {
+            constexpr int A = decltype(count)::value;
+            for (; a + A <= H; a += A)
+                mix_key_tile<T, A>(in + w, in_stride, c + a * to_a, to_b, to_a, of_b ? of_b + w : nullptr, W, H,
+                                   out + a * out_stride + w, out_stride);
+        };
+        some(std::integral_constant<int, 8>{});
+        some(std::integral_constant<int, 4>{});
+        some(std::integral_constant<int, 1>{});
+    }
+}
+
+// of one key, with C vectors of rows: d[j][i] += sum_row p[j][row] g[i][row], delta[j][row] += sum_i c[j][i] p[j][row] g[i][row]
+template <class T, int C>
+void key_pairs(const T* p, const T* g, int64_t stride, int H, const T* c, T* d, T* delta) {
+    using V = typename Of<T>::V;
+    for (int j = 0; j < H; ++j) {
+        V y[C], mixed[C] = {};
+#pragma GCC unroll 4
+        for (int w = 0; w < C; ++w) y[w] = load(p + j * stride + w * VL<T>);
+        for (int i = 0; i < H; ++i) {
+            V products = {};
+#pragma GCC unroll 4
+            for (int w = 0; w < C; ++w) {
+                const V x = load(g + i * stride + w * VL<T>);
+                products += y[w] * x;
+                mixed[w] += x * c[j * H + i];
+            }
+            T sum = 0;
+            for (int n = 0; n < VL<T>; ++n) sum += products[n];
+            d[j * H + i] += sum;
+        }
+        if (!delta) continue;
+#pragma GCC unroll 4
+        for (int w = 0; w < C; ++w) {
+            T* there = delta + (j * C + w) * VL<T>;
+            store(there, load(there) + y[w] * mixed[w]);
+        }
+    }
+}
+
 // d[j][i][row] += sum_k p[j][k][row] g[i][k][row]
 template <class T, int J, int I>
 inline void pair_tile(const T* p, int64_t p_stride, const T* g, int64_t g_stride, int keys, int64_t W, int H, T* d) {
