@@ -94,9 +94,6 @@ def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_ear
         stderr=subprocess.PIPE,
         env=environment(),
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         for line, answer in zip(["rot", "ein hund schläft"], expected, strict=True):
             process.stdin.write(text([line]))
             process.stdin.flush()

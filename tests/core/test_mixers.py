@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from closeness import agree
-from fullrank.core.mixers import Convolution
 from moving import moved
 
 B, N, E, H, D = 2, 7, 10, 4, 6
@@ -319,13 +318,6 @@ def test_differential_attention_2_decodes_and_trains():
         rest = model(ids[:, 4:], cache=first.cache)
     assert torch.allclose(torch.cat((first.logits, rest.logits), 1), expected, atol=1e-12)
     assert fr.check(model, length=9, quick=True).passes
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of forward mode
-def test_derivatives_of_the_convolution_of_scores():
-    tensors = [torch.randn(2, 3, 7, 9).double().requires_grad_(), torch.randn(3, 4, 5).double().requires_grad_()]
-    assert torch.autograd.gradcheck(Convolution.apply, tensors, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(Convolution.apply, tensors)
 
 
 @pytest.mark.parametrize(

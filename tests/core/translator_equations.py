@@ -18,7 +18,6 @@ def logits(config, read, source, target):
 def encoded(config, read, source):
     """(M,) -> (M, E)."""
     own = config.encoder
-    assert own is not None
     shared = "decoder.embedding.weight" if own.share_embedding else "encoder.embedding.weight"
     x = embedded(config, read, "encoder.", shared, source)
     everything = torch.ones(len(source), len(source), dtype=torch.bool)
@@ -36,7 +35,6 @@ def encoded(config, read, source):
 def decoded(config, read, source, target):
     """source (M, E) of the encoder, target (N,) -> (N, V)."""
     own = config.decoder
-    assert own is not None
     x = embedded(config, read, "decoder.", "decoder.embedding.weight", target)
     past = torch.tensor([[m <= n for m in range(len(target))] for n in range(len(target))])
     everything = torch.ones(len(target), len(source), dtype=torch.bool)

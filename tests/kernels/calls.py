@@ -9,7 +9,7 @@ import torch
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels.native import differentiable
 
-MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring")
+MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring", "convolution")
 
 
 def call(
@@ -17,7 +17,7 @@ def call(
     batch = 2, heads = 3, size = 5, dtype = torch.float64, device = "cpu", times = 1.0,
     scoring = "none", of_keys = False,
 ):  # fmt: skip
-    """mixing, scoring: none, A = (H, H), B = (B, N, H, H). of_keys: keys add to both.
+    """mixing, scoring: none, A = (H, H), B = (B, N, H, H), convolution. of_keys: keys add to both.
 
     times: what queries and keys are multiplied by, which makes scores large."""
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
@@ -33,8 +33,9 @@ def call(
     value = drawn(batch, keys, heads, size).transpose(1, 2)
     far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
     mixed, of_scores = (drawn(*shapes[kind]) if kind in shapes else None for kind in (mixing, scoring))
-    matrices = [drawn(batch, keys, heads, heads) for _ in range(2 * of_keys)]
-    return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores, *matrices)
+    matrices = [drawn(batch, keys, heads, heads) if of_keys else None for _ in range(2)]
+    convolution = drawn(heads, 4, 5) if scoring == "convolution" else None
+    return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores, *matrices, convolution)
 
 
 def scores(problem):
@@ -57,10 +58,23 @@ def weights(problem):
     """Before dropout, as the equations read."""
     a = scores(problem)
     a = mixed_maps(a, problem.scoring, problem.key_scoring)
+    if problem.convolution is not None:
+        a = convolved(a, problem.convolution, problem.layout)
     if problem.normalize == "sigsoftmax":
         a = a + a.clamp(max=0) - (-a.abs()).exp().log1p()  # log sigmoid(a), without overflow
     normalized = torch.where(problem.layout.visible().to(a.device), a, -math.inf).softmax(-1)
     return mixed_maps(normalized, problem.mixing, problem.key_mixing)
+
+
+def convolved(scores, kernel, layout):
+    """sum_ab w(a, b) S(n - a, m + b) of scores that are seen, a = 0 last"""
+    seen = layout.visible().to(scores.device)
+    if layout.key_mask is not None:
+        seen = seen & layout.key_mask[:, None, None] & layout.key_mask[:, None, :, None]
+    rows, columns = kernel.shape[1:]
+    padded = torch.nn.functional.pad(scores.where(seen, 0), (columns // 2, columns // 2, rows - 1, 0))
+    windows = padded.unfold(2, rows, 1).unfold(3, columns, 1)
+    return torch.einsum("bhnmac,hac->bhnm", windows, kernel)
 
 
 def mixed_maps(maps, of_queries, of_keys):

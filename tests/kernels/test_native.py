@@ -100,6 +100,11 @@ def layout(where, queries, keys, batch=2):
         (129, 129, 9, 16, True, "sigsoftmax", "A, none scores, keys", "window", DOUBLE),
         (64, 70, 12, 17, False, "softmax", "none, B scores, keys", "holes", SINGLE),
         (33, 129, 8, 41, False, "softmax", "none, none scores, keys", "documents", DOUBLE),
+        (33, 33, 3, 5, False, "softmax", "none, convolution", "causal", DOUBLE),
+        (16, 16, 2, 16, False, "softmax", "A, convolution", "left", SINGLE),
+        (70, 70, 9, 17, False, "sigsoftmax", "B, convolution", "window", SINGLE),
+        (129, 129, 5, 64, False, "softmax", "B, convolution", "holes", DOUBLE),
+        (64, 64, 3, 16, False, "softmax", "none, convolution", "documents", DOUBLE),
     ],
 )
 def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):
@@ -146,14 +151,14 @@ def test_scores_far_from_zero(normalize, offset):
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
-@pytest.mark.parametrize("of_keys", [False, True])
-def test_threads(relative, batch, of_keys):
+@pytest.mark.parametrize("scoring", ["A", "keys", "convolution"])
+def test_threads(relative, batch, scoring):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
     def computed(threads):
         torch.set_num_threads(threads)
-        options = {"relative": relative, "batch": batch, "size": 17, "of_keys": of_keys}
-        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", scoring="A", **options)
+        options = {"relative": relative and scoring != "convolution", "batch": batch, "size": 17, "scoring": scoring}
+        problem = call(fr.Layout.of(80), "A" if batch % 2 else "B", of_keys=scoring == "keys", **options)
         out = attend(problem)
         return [out.detach(), *torch.autograd.grad(out.sin().sum(), differentiable(problem))]
 

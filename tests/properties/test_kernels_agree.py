@@ -13,7 +13,7 @@ import fullrank as fr
 from closeness import all_close
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
-from fullrank.core.stages import Heads, HeadSize
+from fullrank.core.stages import Heads, HeadSize, Matrices
 from fullrank.kernels import KERNELS
 from layouts import LAYOUTS
 from moving import moved
@@ -74,7 +74,8 @@ def problem(score, normalize, mix, where):
     """The call as kernels see it, with its numbers as they happen to be."""
     attend = WeightedValues(fr.AttentionConfig(score=score, normalize=normalize, mix=mix), head_size(mix), 0.0)
     heads, _ = heads_for(attend, LAYOUTS[where], torch.float32)
-    return attend.problem(heads, LAYOUTS[where], attend.mix.compute_matrix(heads, heads.notes[1], LAYOUTS[where]))
+    mixing = attend.mix.compute_matrices(heads, heads.notes[1], LAYOUTS[where])
+    return attend.problem(heads, LAYOUTS[where], Matrices(None), mixing)
 
 
 def computes(row):

@@ -16,7 +16,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.output import IGNORED
 from fullrank.core.stages import Heads as HeadTensors
-from fullrank.core.stages import Mixing
+from fullrank.core.stages import Matrices, Mixing
 from fullrank.core.trace import LayerTrace
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
@@ -116,14 +116,11 @@ class KeptHeads(Mixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return self.mix.remember(x, scored)
 
-    def compute_matrix(self, heads: HeadTensors, notes: Tensor | None, layout: Layout) -> Tensor | None:
-        return self.mix.compute_matrix(heads, notes, layout)
+    def compute_matrices(self, heads: HeadTensors, notes: Tensor | None, layout: Layout) -> Matrices:
+        return self.mix.compute_matrices(heads, notes, layout)
 
-    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
-        return self.mix.compute_key_matrix(notes)
-
-    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
-        return self.mix.mix_maps(maps, matrix, notes)
+    def mix_maps(self, maps: Tensor, matrices: Matrices) -> Tensor:
+        return self.mix.mix_maps(maps, matrices)
 
     def finish(self, out: Tensor) -> Tensor:
         return self.mix.finish(out) * self.keep.to(out)[:, None, None]

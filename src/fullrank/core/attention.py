@@ -27,6 +27,7 @@ from .stages import (
     Attend,
     Heads,
     HeadSize,
+    Matrices,
     Mixing,
     Normalizer,
     Projection,
@@ -65,17 +66,19 @@ class WeightedValues(Attend):
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         of_scores, of_weights = heads.notes
-        mixing = self.mix.compute_matrix(heads, of_weights, layout)
-        problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
+        scoring = self.mix_scores.compute_matrices(heads, of_scores, layout)
+        mixing = self.mix.compute_matrices(heads, of_weights, layout)
+        reason = "a trace asks for attention weights"
+        problem = self.problem(heads, layout, scoring, mixing) if trace is None else reason
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
-        scores = self.mix_scores.mix_scores(self.scores, heads, layout, of_scores)
+        scores = self.mix_scores.mix_scores(self.scores, heads, layout, scoring)
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))
         weights = self.normalize(scores)
-        mixed = self.mix.mix_maps(weights, mixing, of_weights)
+        mixed = self.mix.mix_maps(weights, mixing)
         if trace is not None:
-            trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned, heads.values))
+            trace.layers.append(LayerTrace(weights, mixed, mixing.of_queries, self.mix.learned, heads.values))
         dropped = dropout(mixed, self.dropout) if self.training else mixed
         return self.mix.finish(dropped.to(heads.values.dtype) @ heads.values)
 
@@ -93,20 +96,17 @@ class WeightedValues(Attend):
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
         return self.mix_scores.remember(x, scored), self.mix.remember(x, scored)
 
-    def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
+    def problem(self, heads: Heads, layout: Layout, scoring: Matrices, mixing: Matrices) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
         stages = (self.score, self.mix_scores, self.mix, self.normalize)
         if reasons := [stage.reason for stage in stages if stage.reason is not None]:
             return reasons[0]
         query, keys, scale, distances = self.score.terms(*heads.select(self.score.needs), layout)
         p = self.dropout if self.training else 0.0
-        mixing = None if mixing is None else mixing.to(heads.values.device)
-        of_scores, of_weights = heads.notes
+        of_queries = None if mixing.of_queries is None else mixing.of_queries.to(heads.values.device)
         return Problem(
-            query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p,
-            scoring=self.mix_scores.compute_matrix(heads, of_scores, layout),
-            key_mixing=self.mix.compute_key_matrix(of_weights),
-            key_scoring=self.mix_scores.compute_key_matrix(of_scores),
+            query, keys, heads.values, of_queries, distances, layout, scale, self.normalize.engine, p,
+            scoring.of_queries, mixing.of_keys, scoring.of_keys, self.mix_scores.convolution,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Mixers of the heads' maps beside Mixhead A and B, one class each.
 
-mix_scores  S' = mix_scores(S)            before the mask and the softmax; a matrix runs in C++, the definition computes others
+mix_scores  S' = mix_scores(S)            before the mask and the softmax; matrices and a convolution run in C++
 mix         P' = mix(P)                   weights; a matrix runs in every kernel (`core/stages.py`)
 
 Mixers of queries, keys, values and outputs stand in `core/vector_mixers.py`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from .draws import draw_apart
 from .kinds import DynamicOptions, LowRankMixingOptions, MultiTokenOptions
 from .layout import Layout
 from .registry import register
-from .stages import Heads, HeadSize, Mixing, fill_with_normal, multiply
+from .stages import Heads, HeadSize, Matrices, Mixing, fill_with_normal, multiply
 
 
 def draw_for(layer: int, parameter: Tensor, std: float) -> None:
@@ -38,39 +37,6 @@ def take_last(notes: Tensor, count: int) -> Tensor:
     return notes[:, :, first:]
 
 
-class Convolution(torch.autograd.Function):
-    """Convolve scores (B, H, N, M) of each head with its kernel (H, Q, C).
-
-    The gradient of the kernel is a convolution of the scores with that of the output. PyTorch computes it otherwise on a CPU,
-    in 3 to 18 times the time.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(scores: Tensor, kernel: Tensor) -> Tensor:
-        return F.conv2d(scores, kernel[:, None], groups=len(kernel))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        scores, kernel = ctx.saved_tensors
-        of_scores = F.conv_transpose2d(cotangent, kernel[:, None], groups=len(kernel))
-        maps = scores.flatten(0, 1)
-        of_maps = F.conv2d(maps[None], cotangent.flatten(0, 1)[:, None], groups=len(maps))
-        return of_scores, of_maps.view(-1, *kernel.shape).sum(0)
-
-    @staticmethod
-    def jvp(ctx: Any, scores: Tensor, kernel: Tensor) -> Tensor:
-        """The derivative along tangents of both inputs."""
-        inputs = ctx.saved_tensors
-        return Convolution.forward(scores, inputs[1]) + Convolution.forward(inputs[0], kernel)
-
-
 @register("mix_scores", "multi_token")
 class MultiTokenScores(Mixing):
     """Multi-token attention: a convolution of scores over queries and keys (Golovneva et al. 2025, arXiv 2504.00927, §3.1).
@@ -84,7 +50,6 @@ class MultiTokenScores(Mixing):
     """
 
     Config = MultiTokenOptions
-    reason = "no engine convolves scores before the softmax"
 
     def __init__(self, config: MultiTokenOptions, size: HeadSize) -> None:
         super().__init__(config, size)
@@ -96,11 +61,18 @@ class MultiTokenScores(Mixing):
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
         return scored
 
+    def matrix(self, query: Tensor | None) -> None:
+        return None
+
+    @property
+    def convolution(self) -> Tensor:
+        return self.kernel
+
     def mix_scores(
-        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None
+        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
         """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
-        queries = heads.scored if notes is None else notes
+        queries = heads.scored if heads.notes[0] is None else heads.notes[0]
         assert queries is not None
         asked, available = layout.shape[0], queries.shape[2]
         read = min(available, asked + self.kernel.shape[1] - 1)
@@ -119,10 +91,7 @@ class MultiTokenScores(Mixing):
         border = (beside, beside, rows - 1, 0)
         padded = F.pad(visible, border)
         kernel = self.kernel.to(scores.dtype)
-        if scores.device.type != "cpu" or torch.compiler.is_compiling():
-            return Convolution.forward(padded, kernel)
-        convolved: Tensor = Convolution.apply(padded, kernel)
-        return convolved
+        return F.conv2d(padded, kernel[:, None], groups=len(kernel))
 
     def _find_seen(self, layout: Layout) -> Tensor:
         """(1 or B, 1, N, M), True where a query that is no padding sees a token."""
@@ -337,15 +306,13 @@ class DynamicMixing(Mixing):
     def matrix(self, query: Tensor | None) -> None:
         return None
 
-    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor:
+    def compute_matrices(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Matrices:
         assert notes is not None
         of_queries = take_last(notes, layout.shape[0])
         matrix = self.composition.compute_matrix(of_queries, 0)
-        return matrix + torch.eye(matrix.shape[-1]).to(matrix)
-
-    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
+        identity = torch.eye(matrix.shape[-1]).to(matrix)
         has_keys = self.composition.shape[0] == 2
-        return self.composition.compute_matrix(notes, 1) if has_keys and notes is not None else None
+        return Matrices(matrix + identity, self.composition.compute_matrix(notes, 1) if has_keys else None)
 
     def multiply_adds(self, keys: float) -> float:
         return self.composition.multiply_adds(keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -472,6 +472,13 @@ def mix_heads(weights: Tensor, matrix: Tensor | None, of_keys: Tensor | None = N
     return torch.einsum(equation, weights, matrix.to(weights))
 
 
+class Matrices(NamedTuple):
+    """What mixes heads in a call: M (H, H) or (B, N, H, H), None for I, and what each key adds to it, (B, M, H, H)."""
+
+    of_queries: Tensor | None
+    of_keys: Tensor | None = None
+
+
 class Mixing(AttentionStage):
     """Contract of a mixing of the heads' maps: of weights (slot `mix`), or of scores before the mask (`mix_scores`).
 
@@ -489,12 +496,13 @@ class Mixing(AttentionStage):
         """Notes of each token (B, C, N, F), made of its inputs x (B, N, E) and queries: those of all keys come back later."""
         return None
 
-    def compute_matrix(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Tensor | None:
-        """The matrix of a call."""
-        return self.matrix(heads.query)
+    def compute_matrices(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Matrices:
+        """The matrices of a call."""
+        return Matrices(self.matrix(heads.query))
 
-    def compute_key_matrix(self, notes: Tensor | None) -> Tensor | None:
-        """What each key adds to that matrix, (B, M, H, H); None: nothing."""
+    @property
+    def convolution(self) -> Tensor | None:
+        """The kernel (H, Q, C) of a convolution of scores, in place of matrices."""
         return None
 
     def matrix(self, query: Tensor | None) -> Tensor | None:
@@ -505,15 +513,15 @@ class Mixing(AttentionStage):
         """
         raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
 
-    def mix_maps(self, maps: Tensor, matrix: Tensor | None, notes: Tensor | None) -> Tensor:
-        """Maps P (B, H, N, M) -> P' (B, H, N, M); `matrix` is that of the call."""
-        return mix_heads(maps, matrix, self.compute_key_matrix(notes))
+    def mix_maps(self, maps: Tensor, matrices: Matrices) -> Tensor:
+        """Maps P (B, H, N, M) -> P' (B, H, N, M), by the matrices of the call."""
+        return mix_heads(maps, *matrices)
 
     def mix_scores(
-        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, notes: Tensor | None
+        self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
         """Mixed scores of a call; `score` gives those of any queries. What is read of hidden keys must not reach them."""
-        return self.mix_maps(score(heads, layout), self.compute_matrix(heads, notes, layout), notes)
+        return self.mix_maps(score(heads, layout), matrices)
 
     def finish(self, out: Tensor) -> Tensor:
         """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""

@@ -6,7 +6,7 @@
 
 Mixed scores A_i = sum_j L_ji S_j have dS_j = sum_i L_ji dA_i and dL_ji = sum_m S_j dA_i in place of these last products.
 M and L are of all positions, or of each query. Where keys add to them, M_ji(n) + K_ji(m) stands for M, and K has the gradient
-sum_n P_j G_i.
+sum_n P_j G_i. A convolution of scores, A(n, m) = sum_ab w(a, b) S(n - a, m + b), reads some rows before those of a block.
 For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
 with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
 weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
@@ -44,13 +44,13 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def is_plain(problem: Problem) -> bool:
     """Scaled dot product, softmax, no mixing: the attention of PyTorch's fused kernels."""
-    mixes = any(matrix is not None for matrix in matrices_of(problem))
+    mixes = any(mixer is not None for mixer in get_mixers(problem))
     return not mixes and problem.distances is None and problem.normalize == "softmax"
 
 
-def matrices_of(problem: Problem) -> tuple[Tensor | None, ...]:
-    """What mixes heads: matrices of weights and scores, and what keys add to them."""
-    return problem.mixing, problem.scoring, problem.key_mixing, problem.key_scoring
+def get_mixers(problem: Problem) -> tuple[Tensor | None, ...]:
+    """What mixes weights and scores: matrices, what keys add to them, and the kernel of a convolution."""
+    return problem.mixing, problem.scoring, problem.key_mixing, problem.key_scoring, problem.convolution
 
 
 def fits(problem: Problem) -> bool:
@@ -63,6 +63,7 @@ def fits(problem: Problem) -> bool:
         and problem.layout.shape == (queries, keys)
         and all(x is None or x.shape in ((heads, heads), (batch, queries, heads, heads)) for x in of_queries)
         and all(x is None or x.shape == (batch, keys, heads, heads) for x in of_keys)
+        and (problem.convolution is None or len(problem.convolution) == heads)
         and (mask is None or mask.shape in ((1, keys), (batch, keys)))
         and (distances is None or distances.keys.shape == (heads, problem.layout.distances, width))
     )
@@ -88,7 +89,7 @@ def find_obstacle(problem: Problem) -> str | None:
 
 def differentiable(problem: Problem) -> list[Tensor]:
     """The tensors for which gradients may be asked."""
-    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, *matrices_of(problem)]
+    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, *get_mixers(problem)]
     if problem.distances is not None:
         tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
     tensors.append(problem.layout.distance_bias)
@@ -181,6 +182,8 @@ def available() -> bool:
 def declines(problem: Problem) -> str | None:
     if problem.values.dtype not in _DTYPES:
         return "the dtype must have 16, 32 or 64 bits"
+    if problem.convolution is not None and problem.layout.shape[0] < problem.layout.shape[1]:
+        return "a convolution of scores reads the queries of all tokens"
     return find_obstacle(problem)
 
 
@@ -235,6 +238,7 @@ def attend(problem: Problem) -> Tensor:
         scoring=_widen_matrix(problem.scoring, dtype),
         key_mixing=_widen_matrix(problem.key_mixing, dtype),
         key_scoring=_widen_matrix(problem.key_scoring, dtype),
+        convolution=_widen_matrix(problem.convolution, dtype),
         position=position,
         table=table,
         first=visible.first.contiguous(),
@@ -313,7 +317,7 @@ def _table_rows(layout: Layout) -> Tensor:
 # -- the call of the library ---------------------------------------------------------------------------------------------
 
 
-_OPERANDS: Final = 9  # of `Arguments`, which are differentiated
+_OPERANDS: Final = 10  # of `Arguments`, which are differentiated
 
 
 class Arguments(NamedTuple):
@@ -322,8 +326,9 @@ class Arguments(NamedTuple):
     query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D); D is a multiple of 16, of fp64 of 8. All but query
     and position have no gaps; those have none between the D numbers, and the output and gradients lie as they do: a
     projection splits into heads without a copy.
-    mixing and scoring are (H, H), (B, N, H, H) or None, key_mixing and key_scoring (B, M, H, H) or None; position and table
-    (the query that meets the keys of distances, and those) are None where the score has no distances. base (M,): n plus this
+    mixing and scoring are (H, H), (B, N, H, H) or None, key_mixing and key_scoring (B, M, H, H) or None, convolution (H, Q, C)
+    or None; position and table (the query that meets the keys of distances, and those) are None where the score has no
+    distances. base (M,): n plus this
     is the row of the table of distances.
     """
 
@@ -334,6 +339,7 @@ class Arguments(NamedTuple):
     scoring: Tensor | None
     key_mixing: Tensor | None
     key_scoring: Tensor | None
+    convolution: Tensor | None
     position: Tensor | None
     table: Tensor | None
     first: Tensor
@@ -350,16 +356,19 @@ class Arguments(NamedTuple):
 _FIELDS: tuple[tuple[Any, str], ...] = (
     (ctypes.c_int64, "B H N M D T"),
     (ctypes.c_int64 * 3, "query_steps position_steps out_steps d_query_steps d_position_steps"),
-    (ctypes.c_int64, "K threads narrow mixing_kind scoring_kind packed sigsoftmax dropped first_text"),
+    (
+        ctypes.c_int64,
+        "K threads narrow convolved_queries convolved_keys mixing_kind scoring_kind packed sigsoftmax dropped first_text",
+    ),
     (ctypes.c_uint64, "seed"),
     (ctypes.c_double, "scale kept_scale"),
     (
         ctypes.c_void_p,
-        "query keys values mixing scoring key_mixing key_scoring position table first end own base tokens",
+        "query keys values mixing scoring key_mixing key_scoring convolution position table first end own base tokens",
     ),
     (
         ctypes.c_void_p,
-        "out lse d_out d_query d_keys d_values d_mixing d_scoring d_key_mixing d_key_scoring d_position d_table",
+        "out lse d_out d_query d_keys d_values d_mixing d_scoring d_key_mixing d_key_scoring d_convolution d_position d_table",
     ),
 )
 
@@ -406,6 +415,8 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
         call.T = arguments.table.shape[1]
     call.mixing_kind = _find_kind(arguments.mixing)
     call.scoring_kind = _find_kind(arguments.scoring)
+    if arguments.convolution is not None:
+        _, call.convolved_queries, call.convolved_keys = arguments.convolution.shape
     if arguments.seed is not None:
         call.seed, call.first_text = arguments.seed.tolist()
         call.dropped = min(round(arguments.dropout * 2**32), 2**32 - 1)
@@ -435,8 +446,12 @@ def _differentiate(arguments: Arguments, cotangent: Tensor, lse: Tensor, wanted:
     wide = _widen(arguments)
     names = [name for name in arguments._fields[:_OPERANDS] if getattr(arguments, name) is not None]
     computed = {f"d_{name}": torch.empty_like(getattr(wide, name)) for name in names}
+    if wide.convolution is not None:  # blocks of rows share queries
+        computed["d_query"] = torch.empty_like(wide.query, memory_format=torch.contiguous_format)
     d_out = _ready_rows(cotangent.to(lse.dtype))
     _run(wide, {**computed, "lse": lse, "d_out": d_out}, backward=True)
+    if wide.convolution is not None:
+        computed["d_query"] = torch.empty_like(wide.query).copy_(computed["d_query"])
     gradients = []
     for name, operand, want in zip(arguments._fields, arguments, wanted, strict=False):
         if want and isinstance(operand, Tensor):

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, tokens_of
+from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, get_mixers, tokens_of
 from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks onl
 def refuses(problem: Problem) -> str | None:
     if problem.distances is not None or problem.layout.distance_bias is not None:
         return "it computes no relative scores and no biases of distances"
-    if problem.scoring is not None or problem.key_scoring is not None or problem.key_mixing is not None:
+    if any(mixer is not None for mixer in get_mixers(problem)[1:]):
         return "it mixes no scores before the softmax, and nothing by tokens of keys"
     query, layout = problem.query, problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):

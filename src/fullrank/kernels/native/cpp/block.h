@@ -1,5 +1,6 @@
 // One block of query rows, forward: scores, weights, mixing and values.
 #pragma once
+#include "convolution.h"
 #include "mixing.h"
 
 namespace {
@@ -14,6 +15,7 @@ template <class T, int C> struct Block {
     const int64_t H, N, M, D, room;  // room: keys in a block, at most
     const bool mixes_scores;
     Mixing<T, C> mixing, scoring;
+    Convolution<T, C> convolution;
     Buffer<T> weights, unmixed, slopes, tile, query_block, position_block, out_block, raw;
     Buffer<T> most, sum, factors, factor;  // [head][row] twice, [tile][head][row], [row]
     Buffer<Int> first, end, own;
@@ -23,7 +25,7 @@ template <class T, int C> struct Block {
     Block(const Call& c, int64_t most_keys, bool backward)
         : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), mixes_scores(c.mixes_scores()),
           mixing(c, c.mixing_kind, c.mixing, c.key_mixing, backward),
-          scoring(c, c.scoring_kind, c.scoring, c.key_scoring, backward), weights(H * room * W),
+          scoring(c, c.scoring_kind, c.scoring, c.key_scoring, backward), convolution(c, most_keys, backward), weights(H * room * W),
           unmixed(mixes_scores ? H * room * W : 0), slopes(backward && c.sigsoftmax ? H * room * W : 0),
           tile(H * (TILE + 1) * W), query_block(H * D * W), position_block(c.T ? D * W : 0), out_block(H * W * D),
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
@@ -70,6 +72,12 @@ template <class T, int C> struct Block {
             for (int64_t h = 0; h < H; ++h) score(r, h, 0, size);
         mixing.begin(r);
         scoring.begin(r);
+        if (!call.convolution) return;
+        convolution.begin(r);
+        for (int64_t h = 0; h < H; ++h) {
+            convolution.run(r, h, weights + h * room * W);
+            mask(r, h, 0, size);
+        }
     }
 
     static uint32_t hash(uint32_t x) {
@@ -263,7 +271,7 @@ template <class T, int C> struct Block {
             const int64_t keys = std::min<int64_t>(TILE, size - k);
             for (int64_t h = 0; h < H; ++h) {
                 fetch_rows(call.keys, r, h + 1, k, keys);
-                if (!call.T) score(r, h, k, keys);
+                if (!call.scored_at_once()) score(r, h, k, keys);
                 if (!mixes_scores) weigh(h, k, keys);
             }
             if (!mixes_scores) continue;

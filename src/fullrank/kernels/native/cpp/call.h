@@ -15,6 +15,7 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t K;  // rows from the keys, and the values, of one head to those of the next: M, or more where they are part of a cache
     int64_t threads;
     int64_t narrow;       // blocks of one vector of rows, for few queries
+    int64_t convolved_queries, convolved_keys;  // of the kernel
     int64_t mixing_kind, scoring_kind;  // of mixing and scoring; 0: none, 1: (H, H), 2: (B, N, H, H)
     int64_t packed;       // texts have documents, so that the first key of a query differs between them
     int64_t sigsoftmax;
@@ -25,18 +26,23 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     const void *query, *keys, *values;          // (B, H, N, D) in any order, (B, H, M of K, D) twice
     const void *mixing, *scoring;                // of weights and scores, or null
     const void *key_mixing, *key_scoring;        // what keys add to them, (B, M, H, H), or null
+    const void* convolution;                     // of scores, (H, convolved queries, convolved keys), or null
     const void *position, *table;                // as the query, (H, T, D)
     const int32_t *first, *end, *own, *base;     // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                       // (B, M) or null
     void *out, *lse;                             // in any order, (B, H, N)
     const void* d_out;
-    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_key_mixing, *d_key_scoring, *d_position, *d_table;
+    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_key_mixing, *d_key_scoring, *d_convolution, *d_position, *d_table;
 
+    bool scored_at_once() const { return T || convolution; }  // at all keys of a block
     bool mixes_scores() const { return scoring_kind || key_scoring; }
 
     // a row of (B, H, N, D) of any order
     template <class P> static P* row(P* p, const int64_t* steps, int64_t text, int64_t head, int64_t row) {
         return p + text * steps[0] + head * steps[1] + row * steps[2];
+    }
+    template <class T> const T* key(int64_t text, int64_t head, int64_t place) const {
+        return (const T*)keys + ((text * H + head) * K + place) * D;
     }
     const int32_t* first_of(int64_t text) const { return first + (packed ? text * N : 0); }
 };

@@ -6,24 +6,26 @@
 
 namespace {
 
-// gradients that the blocks of a text add up: of keys and values (H, M, D), and of what keys add to both mixings (M, H, H)
+// gradients that the blocks of a text add up: of keys and values (H, M, D), of what keys add to both mixings (M, H, H), and of
+// queries (H, N, D) where scores are convolved
 template <class T> struct TextSums {
-    static constexpr int PARTS = 4;
+    static constexpr int PARTS = 5;
     int64_t sizes[PARTS];
     T* parts[PARTS];
 
     // in room for `count` numbers, one part behind the other; null: in the result
     TextSums(const Call& c, int64_t text, T* room) {
         const int64_t heads = c.H * c.M * c.D, matrices = c.M * c.H * c.H;
-        void* results[PARTS] = {c.d_keys, c.d_values, c.d_key_mixing, c.d_key_scoring};
+        void* results[PARTS] = {c.d_keys, c.d_values, c.d_key_mixing, c.d_key_scoring, c.convolution ? c.d_query : nullptr};
+        const int64_t rooms[PARTS] = {heads, heads, matrices, matrices, c.H * c.N * c.D};
         for (int part = 0; part < PARTS; ++part) {
-            sizes[part] = part < 2 ? heads : results[part] ? matrices : 0;
+            sizes[part] = results[part] ? rooms[part] : 0;
             parts[part] = room ? room : (T*)results[part] + text * sizes[part];
             if (room) room += sizes[part];
         }
     }
 
-    int64_t count() const { return sizes[0] + sizes[1] + sizes[2] + sizes[3]; }
+    int64_t count() const { return sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4]; }
 
     void clear() const {
         for (int part = 0; part < PARTS; ++part)
@@ -34,6 +36,7 @@ template <class T> struct TextSums {
     T* values() const { return parts[1]; }
     T* key_mixing() const { return parts[2]; }
     T* key_scoring() const { return parts[3]; }
+    T* queries() const { return parts[4]; }
 };
 
 template <class T, int C> struct Gradients {
@@ -52,8 +55,9 @@ template <class T, int C> struct Gradients {
         for (int64_t x = 0; scales && x < H * W; ++x) scales[x] = (T)c.scale;
     }
 
-    // what is added to: sums of this text, d_table (H, T, D), d_mixing and d_scoring (H, H) where all rows share a matrix
-    void add(const Rows& r, const TextSums<T>& sums, T* d_table, double* d_mixing, double* d_scoring) {
+    // what is added to: sums of this text, d_table (H, T, D), d_mixing and d_scoring (H, H) where all rows share a matrix,
+    // the gradient of the kernel of a convolution
+    void add(const Rows& r, const TextSums<T>& sums, T* d_table, double* d_mixing, double* d_scoring, double* d_convolution) {
         block.begin(r);
         for (int64_t h = 0; h < H; ++h) block.turn(call.d_out, call.out_steps, r, h, (T)1, out_block + h * D * W);
         std::memset(delta.get(), 0, H * W * sizeof(T));
@@ -61,7 +65,7 @@ template <class T, int C> struct Gradients {
             const int64_t keys = std::min<int64_t>(TILE, block.size - k);
             for (int64_t h = 0; h < H; ++h) {
                 block.fetch_rows(call.values, r, h, k, keys);
-                if (!call.T) block.score(r, h, k, keys);
+                if (!call.scored_at_once()) block.score(r, h, k, keys);
                 block.fetch_rows(call.keys, r, h + 1, k, keys);
                 if (!block.mixes_scores) block.weigh_again(r, h, k, keys);
                 scores<T, C>(block.at(call.values, r.text, h, block.from + k), D, (int)keys, out_block + h * D * W, (int)D,
@@ -80,6 +84,11 @@ template <class T, int C> struct Gradients {
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, sums);
         block.scoring.put_gradient(r, d_scoring, call.d_scoring);
+        if (call.convolution) {
+            for (int64_t h = 0; h < H; ++h)
+                block.convolution.add_gradient(r, h, block.weights + h * head, sums.keys(), sums.queries(), d_convolution);
+            return;
+        }
         block.put(r, block.out_block, call.d_query, call.d_query_steps);
         if (call.T) of_distances(r, d_table);
     }
@@ -113,7 +122,7 @@ template <class T, int C> struct Gradients {
             stride = (TILE + 1) * W;
             block.mixing.mix_back(g, head, block.place(r, k), keys, nullptr, block.tile, stride);
         }
-        const V scale = all<T>(block.mixes_scores ? (T)1 : (T)call.scale);
+        const V scale = all<T>(block.mixes_scores || call.convolution ? (T)1 : (T)call.scale);
         for (int64_t h = 0; h < H; ++h) {
             T* s = block.weights + h * head + k * W;
             const T* slope = block.slopes ? block.slopes + h * head + k * W : nullptr;
@@ -128,7 +137,7 @@ template <class T, int C> struct Gradients {
             block.scoring.add_gradient(unmixed, mixed, head, r.text, block.from + k, keys, sums.key_scoring(), nullptr);
             block.scoring.mix_back(mixed, head, block.place(r, k), keys, scales, unmixed, head);
         }
-        for (int64_t h = 0; h < H; ++h) {
+        for (int64_t h = 0; !call.convolution && h < H; ++h) {
             const T* s = block.computed() + h * head + k * W;
             fetch(sums.keys() + (h * M + block.from + k) * D, 6 * D);
             block.fetch_rows(call.keys, r, h + 1, k, keys);

@@ -33,18 +33,20 @@ template <class T, int C> void run_backward(const Call& c) {
     for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
     ++room;
     const int64_t per_text = TextSums<T>(c, 0, nullptr).count(), table = c.H * c.T * c.D, pairs_of = c.H * c.H;
+    const int64_t of_convolution = c.H * c.convolved_queries * c.convolved_keys;
     const int64_t whole = c.B - c.B % c.threads;  // texts that one thread does alone
     const int64_t sharing = whole < c.B ? std::min<int64_t>(c.threads, texts[0].size()) : 0;  // threads, of each other text
     const int64_t threads = whole ? c.threads : sharing;
     // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
-    std::vector<double> mixing(pairs_of * threads, 0), scoring(pairs_of * threads, 0);
+    std::vector<double> mixing(pairs_of * threads, 0), scoring(pairs_of * threads, 0), convolution(of_convolution * threads, 0);
     Buffer<T> of_table(table * threads), shared(per_text * std::max<int64_t>(sharing - 1, 0));
     std::vector<Gradients<T, C>> workers;
     for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room);
     if (table) std::memset(of_table.get(), 0, table * threads * sizeof(T));
     // thread t adds a block of queries
     auto add = [&](int64_t t, const Rows& r, const TextSums<T>& sums) {
-        workers[t].add(r, sums, of_table + t * table, &mixing[t * pairs_of], &scoring[t * pairs_of]);
+        workers[t].add(r, sums, of_table + t * table, &mixing[t * pairs_of], &scoring[t * pairs_of],
+                       convolution.data() + t * of_convolution);
     };
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1) if (whole)
     for (int64_t t = 0; t < threads; ++t)
@@ -78,15 +80,16 @@ template <class T, int C> void run_backward(const Call& c) {
         for (int64_t t = 0; t < threads; ++t) sum += of_table[t * table + i];
         ((T*)c.d_table)[i] = sum;
     }
-    auto add_up = [&](const std::vector<double>& sums, void* to) {
-        for (int64_t i = 0; i < pairs_of; ++i) {
+    auto add_up = [&](const std::vector<double>& sums, int64_t count, void* to) {
+        for (int64_t i = 0; i < count; ++i) {
             double sum = 0;
-            for (int64_t t = 0; t < threads; ++t) sum += sums[t * pairs_of + i];
+            for (int64_t t = 0; t < threads; ++t) sum += sums[t * count + i];
             ((T*)to)[i] = (T)sum;
         }
     };
-    if (c.mixing_kind == 1) add_up(mixing, c.d_mixing);
-    if (c.scoring_kind == 1) add_up(scoring, c.d_scoring);
+    if (c.mixing_kind == 1) add_up(mixing, pairs_of, c.d_mixing);
+    if (c.scoring_kind == 1) add_up(scoring, pairs_of, c.d_scoring);
+    if (c.convolution) add_up(convolution, of_convolution, c.d_convolution);
 }
 
 template <class T, int C> void run(const Call& c, bool backward) {

@@ -29,7 +29,9 @@ inline void score_tile(const T* a, int64_t stride, const T* b, int D, T* out, in
         for (int c = 0; c < C; ++c) store(out + k * W + c * VL<T>, acc[k][c]);
 }
 
-template <class T, int C> void scores(const T* a, int64_t stride, int keys, const T* b, int D, T* out) {
+// apart: from one key to the next in out, and from one d to the next in b
+template <class T, int C>
+void scores(const T* a, int64_t stride, int keys, const T* b, int D, T* out, int64_t apart = C * VL<T>) {
     constexpr int W = C * VL<T>, S = MANY_REGISTERS || C == 1 ? C : 2;  // S: vectors of rows at a time
     constexpr int K = MANY_REGISTERS ? (C == 1 ? 12 : C == 4 ? 6 : 8) : 6;
     int k = 0;
@@ -37,7 +39,7 @@ template <class T, int C> void scores(const T* a, int64_t stride, int keys, cons
         constexpr int count_of_keys = decltype(count)::value;
         for (; k + count_of_keys <= keys; k += count_of_keys)
             for (int c = 0; c < W; c += S * VL<T>)
-                score_tile<T, count_of_keys, S>(a + k * stride, stride, b + c, D, out + k * W + c, W);
+                score_tile<T, count_of_keys, S>(a + k * stride, stride, b + c, D, out + k * apart + c, apart);
     };
     some(std::integral_constant<int, K>{});
     some(std::integral_constant<int, 4>{});
