@@ -1,9 +1,8 @@
 """A layer of attention with each mixer of heads against the same layer without one, over PyTorch's fused attention.
 
-All are one `fullrank.Attention`, causal, projections included. The kernel is the one that is chosen; for mixing by tokens of
-keys that is the definition, which holds all weights. The second differential attention has twice the query heads.
-Talking heads stand beside those of x-transformers, the first differential attention beside its authors' form for fused kernels,
-inside the same layer.
+All are one `fullrank.Attention`, causal, projections included, computed by the kernel that is chosen. The second differential
+attention has twice the query heads. Talking heads stand beside those of x-transformers, the first differential attention beside
+its authors' form for fused kernels, inside the same layer.
 """
 
 import functools
@@ -35,8 +34,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "multi-token": {"mix_scores": "multi_token"},
     "dynamic": {"mix_scores": "dynamic", "mix": "dynamic"},
 }
-_KEPT = {FORWARD: 4, BOTH: 12}  # tensors of all weights that the definition holds at once
-_DEFINED = ("multi-token", "dynamic")  # by the definition
+_KEPT = {FORWARD: 4, BOTH: 12}  # tensors of all weights that x-transformers holds at once
 _PEERS = {"talking heads": X_TRANSFORMERS, "differential": AUTHORS}
 _Attend = Callable[[Any, Heads], Tensor]  # of a layer's `attend`, and heads
 
@@ -122,7 +120,7 @@ def comparisons(settings: Settings, length: int) -> list[Comparison]:
         candidates = [candidate(SDPA, "sdpa")]
         for name in MIXERS:
             against = (SDPA, _PEERS[name]) if name in _PEERS else (SDPA,)
-            candidates.append(candidate(name, "auto", against=against, takes=held if name in _DEFINED else 0))
+            candidates.append(candidate(name, "auto", against=against))
         absent = missing("x_transformers")
         candidates.append(candidate("talking heads", "auto", X_TRANSFORMERS, takes=held, absent=absent))
         candidates.append(candidate("differential", "auto", AUTHORS))
