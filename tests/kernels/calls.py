@@ -69,8 +69,8 @@ def weights(problem):
 def convolved(scores, kernel, layout):
     """sum_ab w(a, b) S(n - a, m + b) of scores that are seen, a = 0 last"""
     seen = layout.visible().to(scores.device)
-    if layout.key_mask is not None:
-        seen = seen & layout.key_mask[:, None, None] & layout.key_mask[:, None, :, None]
+    if layout.tokens is not None:
+        seen = seen & layout.tokens[:, None, None] & layout.tokens[:, None, :, None]
     rows, columns = kernel.shape[1:]
     padded = torch.nn.functional.pad(scores.where(seen, 0), (columns // 2, columns // 2, rows - 1, 0))
     windows = padded.unfold(2, rows, 1).unfold(3, columns, 1)

@@ -104,7 +104,7 @@ def layout(where, queries, keys, batch=2):
         (16, 16, 2, 16, False, "softmax", "A, convolution", "left", SINGLE),
         (70, 70, 9, 17, False, "sigsoftmax", "B, convolution", "window", SINGLE),
         (129, 129, 5, 64, False, "softmax", "B, convolution", "holes", DOUBLE),
-        (64, 64, 3, 16, False, "softmax", "none, convolution", "documents", DOUBLE),
+        (64, 64, 3, 16, False, "softmax", "none, convolution", "cross, empty", DOUBLE),
     ],
 )
 def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):

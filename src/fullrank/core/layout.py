@@ -177,6 +177,12 @@ class Layout:
         bias = F.embedding(self.distance_rows(distances), self.distance_bias)
         return bias.movedim(-1, 1)
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """Keys that are tokens, (B, M) or None for all; where a query is no key, a sequence without any token is seen whole."""
+        mask = self.key_mask
+        return mask if mask is None or self.causal else mask | ~mask.any(-1, keepdim=True)
+
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.
 

@@ -96,11 +96,10 @@ class MultiTokenScores(Mixing):
     def _find_seen(self, layout: Layout) -> Tensor:
         """(1 or B, 1, N, M), True where a query that is no padding sees a token."""
         seen = layout.visible()
-        if layout.key_mask is None:
+        if layout.tokens is None:
             return seen
-        tokens = layout.key_mask[:, None, None, :]
-        queries = take_last(layout.key_mask[:, None, :, None], layout.shape[0])
-        return seen & tokens & queries
+        queries = take_last(layout.tokens[:, None, :, None], layout.shape[0])
+        return seen & layout.tokens[:, None, None, :] & queries
 
     def multiply_adds(self, keys: float) -> float:
         return self.kernel.numel() * keys

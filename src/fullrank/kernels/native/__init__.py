@@ -108,7 +108,7 @@ class VisibleKeys:
     Query n sees the keys first[n] <= k < end[n] that are tokens, and key own[n] whether it is one or not.
     first, end, own (N,) int32, on the CPU; own[n] is -1 where a query has no such key. Where texts have documents, first is
     (B, N) on their device.
-    tokens (B, M) boolean, None where every key is a token: see `tokens_of`.
+    tokens (B, M) boolean, None where every key is a token: see `Layout.tokens`.
     """
 
     first: Tensor
@@ -127,7 +127,7 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
         if layout.narrow:
             return None
         zeros = torch.zeros_like(own)
-        return VisibleKeys(zeros, zeros + keys, zeros - 1, tokens_of(layout))
+        return VisibleKeys(zeros, zeros + keys, zeros - 1, layout.tokens)
     first = torch.zeros_like(own)
     if layout.narrow:
         if layout.runs is None or layout.window is None:
@@ -138,19 +138,13 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.documents is not None:
         begins = find_beginnings(layout.documents, queries)
         first = torch.maximum(first.to(begins.device), begins)
-    return VisibleKeys(first, own + 1, own, tokens_of(layout))
+    return VisibleKeys(first, own + 1, own, layout.tokens)
 
 
 def find_beginnings(documents: Tensor, queries: int) -> Tensor:
     """The first key of the document of each query, (B, N) int32; documents (B, M) ascend."""
     of_queries = documents[:, documents.shape[1] - queries :]
     return torch.searchsorted(documents, of_queries.contiguous(), out_int32=True)
-
-
-def tokens_of(layout: Layout) -> Tensor | None:
-    """Keys that are tokens, (B, M) or None for all; where a query is no key, a sequence without any token is seen whole."""
-    mask = layout.key_mask
-    return mask if mask is None or layout.causal else mask | ~mask.any(-1, keepdim=True)
 
 
 def table_row(layout: Layout, distance: int) -> int:

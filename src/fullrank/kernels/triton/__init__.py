@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, get_mixers, tokens_of
+from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, get_mixers
 from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def attend(problem: Problem) -> Tensor:
             keys,
             values,
             mixing,
-            tokens_of(layout),
+            layout.tokens,
             layout.documents,
             seed,
             layout.causal,
