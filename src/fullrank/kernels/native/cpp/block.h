@@ -25,8 +25,8 @@ template <class T, int C> struct Block {
     Block(const Call& c, int64_t most_keys, bool backward)
         : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), mixes_scores(c.mixes_scores()),
           mixing(c, c.mixing_kind, c.mixing, c.key_mixing, backward),
-          scoring(c, c.scoring_kind, c.scoring, c.key_scoring, backward), convolution(c, most_keys, backward), weights(H * room * W),
-          unmixed(mixes_scores ? H * room * W : 0), slopes(backward && c.sigsoftmax ? H * room * W : 0),
+          scoring(c, c.scoring_kind, c.scoring, c.key_scoring, backward), convolution(c, most_keys, backward),
+          weights(H * room * W), unmixed(mixes_scores ? H * room * W : 0), slopes(backward && c.sigsoftmax ? H * room * W : 0),
           tile(H * (TILE + 1) * W), query_block(H * D * W), position_block(c.T ? D * W : 0), out_block(H * W * D),
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
           first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}

@@ -23,7 +23,7 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     uint64_t seed;
     double scale, kept_scale;
-    const void *query, *keys, *values;          // (B, H, N, D) in any order, (B, H, M of K, D) twice
+    const void *query, *keys, *values;           // (B, H, N, D) in any order, (B, H, M of K, D) twice
     const void *mixing, *scoring;                // of weights and scores, or null
     const void *key_mixing, *key_scoring;        // what keys add to them, (B, M, H, H), or null
     const void* convolution;                     // of scores, (H, convolved queries, convolved keys), or null
@@ -32,7 +32,8 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     const uint8_t* tokens;                       // (B, M) or null
     void *out, *lse;                             // in any order, (B, H, N)
     const void* d_out;
-    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_key_mixing, *d_key_scoring, *d_convolution, *d_position, *d_table;
+    void *d_query, *d_keys, *d_values, *d_mixing, *d_scoring, *d_key_mixing, *d_key_scoring;
+    void *d_convolution, *d_position, *d_table;
 
     bool scored_at_once() const { return T || convolution; }  // at all keys of a block
     bool mixes_scores() const { return scoring_kind || key_scoring; }

@@ -6,7 +6,8 @@
 
 namespace {
 
-// out[k] = sum_at w[a][t] in[k + t][row - a], or back: sum_at w[a][t] in[k + T - 1 - t][row + a], for K keys at one vector of rows
+// out[k] = sum_at w[a][t] in[k + t][row - a], or back: sum_at w[a][t] in[k + T - 1 - t][row + a], for K keys at one vector
+// of rows
 template <class T, int K>
 inline void convolve_tile(const T* in, int64_t stride, const T* w, int64_t queries, int64_t taps, bool back, T* out,
                           int64_t out_stride) {
@@ -59,18 +60,19 @@ template <class T, int C> struct Convolution {
 
     const Call& call;
     const int64_t N, M, D, queries, taps, beside;
-    const int64_t before, wide;         // rows before those of a block, in whole vectors, and all rows
-    int64_t from, size, low, high;      // keys of the block; keys low to high - 1 have scores
+    const int64_t before, wide;     // rows before those of a block, in whole vectors, and all rows
+    int64_t from, size, low, high;  // keys of the block; keys low to high - 1 have scores
     Buffer<T> query, padded, scaled, d_query;
-    Buffer<T> scores_of_head;           // [key][row] from key `from` - beside, row `row` - before
-    Buffer<Int> first, end;             // of these rows; none sees a key where it is no token
+    Buffer<T> scores_of_head;       // [key][row] from key `from` - beside, row `row` - before
+    Buffer<Int> first, end;         // of these rows; none sees a key where it is no token
 
     Convolution(const Call& c, int64_t room, bool backward)
         : call(c), N(c.N), M(c.M), D(c.D), queries(c.convolved_queries), taps(c.convolved_keys), beside(taps / 2),
           before((queries + VL<T> - 2) / VL<T> * VL<T>), wide(W + before), from(0), size(0), low(0), high(0),
           query(c.convolution ? D * wide : 0), padded(c.convolution && backward ? (room + 2 * taps) * (wide + before) : 0),
           scaled(c.convolution && backward ? queries * taps : 0), d_query(c.convolution && backward ? wide * D : 0),
-          scores_of_head(c.convolution ? (room + taps) * wide : 0), first(c.convolution ? wide : 0), end(c.convolution ? wide : 0) {}
+          scores_of_head(c.convolution ? (room + taps) * wide : 0), first(c.convolution ? wide : 0),
+          end(c.convolution ? wide : 0) {}
 
     const T* weights(int64_t h) const { return (const T*)call.convolution + h * queries * taps; }
     T* at(int64_t key) const { return scores_of_head + (key - from + beside) * wide; }
@@ -129,7 +131,7 @@ template <class T, int C> struct Convolution {
         convolve<T>(at(from - beside) + before, wide, weights(h), queries, taps, false, out, W, W, size);
     }
 
-    // from d_out [key][row], not scaled, to sums over keys (H, M, D) and queries (H, N, D) of this text and to those of the kernel
+    // from d_out [key][row], not scaled, to the sums of keys (H, M, D), queries (H, N, D) and weights of this text
     void add_gradient(const Rows& r, int64_t h, const T* d_out, T* d_keys, T* d_queries, double* d_weights) {
         score(r, h);
         d_weights += h * queries * taps;
@@ -148,14 +150,16 @@ template <class T, int C> struct Convolution {
         for (int64_t i = 0; i < queries * taps; ++i) scaled[i] = weights(h)[i] * (T)call.scale;
         convolve<T>(padded, stride, scaled, queries, taps, true, at(from - beside), wide, wide, size + halo);
         hide(r);
-        const int64_t idle = std::max<int64_t>(0, before - r.row), begin = r.row - before + idle, count = before - idle + r.count;
-        const T *keys = call.key<T>(r.text, h, low), *rows = Call::row((const T*)call.query, call.query_steps, r.text, h, begin);
+        const int64_t idle = std::max<int64_t>(0, before - r.row), begin = r.row - before + idle;
+        const int64_t count = before - idle + r.count;
+        const T* keys = call.key<T>(r.text, h, low);
+        const T* rows = Call::row((const T*)call.query, call.query_steps, r.text, h, begin);
         std::memset(d_query.get(), 0, wide * D * sizeof(T));
         product<T>(at(low), wide, 1, keys, D, (int)(high - low), d_query, D, (int)wide, (int)D);
         T* to = d_queries + (h * N + begin) * D;
         for (int64_t x = 0; x < count * D; ++x) to[x] += d_query[idle * D + x];
-        product<T>(at(low) + idle, 1, wide, rows, call.query_steps[2], (int)count, d_keys + (h * M + low) * D, D, (int)(high - low),
-                   (int)D);
+        product<T>(at(low) + idle, 1, wide, rows, call.query_steps[2], (int)count, d_keys + (h * M + low) * D, D,
+                   (int)(high - low), (int)D);
     }
 };
 }  // namespace

@@ -1,6 +1,6 @@
 // One block of query rows, backward: G_i = dO_i V_i^T, dP_j = sum_i M_ji G_i, delta_j = sum over keys of P_j dP_j,
-// dA_j = P_j (dP_j - delta_j), times 2 - sigmoid(A_j) for sigsoftmax. Of mixed scores A_i = sum_j L_ji S_j: dS_j = sum_i L_ji dA_i.
-// M and L may depend on query and key; their gradients are sums of P_j G_i and of S_j dA_i. Without mixing dP is G.
+// dA_j = P_j (dP_j - delta_j), times 2 - sigmoid(A_j) for sigsoftmax. Of mixed scores A_i = sum_j L_ji S_j: dS_j = sum_i L_ji
+// dA_i. M and L may depend on query and key; their gradients are sums of P_j G_i and of S_j dA_i. Without mixing dP is G.
 #pragma once
 #include "block.h"
 

@@ -38,13 +38,15 @@ template <class T, int C> struct Mixing {
     }
 
     // the same with j and i exchanged
-    void mix_back(const T* in, int64_t in_stride, int64_t place, int keys, const T* of_heads, T* out, int64_t out_stride) const {
+    void mix_back(const T* in, int64_t in_stride, int64_t place, int keys, const T* of_heads, T* out,
+                  int64_t out_stride) const {
         run(in, in_stride, place, keys, of_heads, turned, 1, H, out, out_stride);
     }
 
     // from some keys, what they add to the gradient D_ji(n) = sum over keys of in_j d_out_i of M, to that of K, d_of_keys
     // (M, H, H) of this text, and to delta [j][row] by K: sum_i K_ji in_j d_out_i
-    void add_gradient(const T* in, const T* d_out, int64_t stride, int64_t text, int64_t key, int keys, T* d_of_keys, T* delta) {
+    void add_gradient(const T* in, const T* d_out, int64_t stride, int64_t text, int64_t key, int keys, T* d_of_keys,
+                      T* delta) {
         if (kind) pairs<T>(in, stride, d_out, stride, keys, W, (int)H, pair);
         for (int k = 0; of_keys && k < keys; ++k)
             key_pairs<T, C>(in + k * W, d_out + k * W, stride, (int)H, of_keys + (text * M + key + k) * H * H,
@@ -55,9 +57,9 @@ template <class T, int C> struct Mixing {
     void add_delta(T* delta) const {
         for (int64_t j = 0; kind && j < H; ++j)
             for (int64_t i = 0; i < H; ++i) {
-                const T* d = pair + (j * H + i) * W;
-                const T* m = rows + (j * H + i) * W;
-                for (int64_t n = 0; n < W; ++n) delta[j * W + n] += (kind == 1 ? matrix[j * H + i] : m[n]) * d[n];
+                const int64_t ji = j * H + i;
+                for (int64_t n = 0; n < W; ++n)
+                    delta[j * W + n] += (kind == 1 ? matrix[ji] : rows[ji * W + n]) * pair[ji * W + n];
             }
     }
 
