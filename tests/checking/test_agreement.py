@@ -149,7 +149,6 @@ def test_a_faint_leak_across_rows_of_a_model_with_parts_in_float32():
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + 1e-7 * out.roll(1, 0))
     finding = agreement.independent_rows(open_subject(model), training=False)
     assert off(finding)
-    assert finding.difference is not None
     assert finding.difference < 1e-5
     assert finding.layers == ("model.layers.0.mlp",)
 

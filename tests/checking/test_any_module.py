@@ -208,6 +208,12 @@ def test_inputs_that_allow_no_other_length():
     assert "no text of another length" in report.of("padding changes nothing").reason
 
 
+def test_lengths_that_a_model_refuses():
+    model = leaky.Model()
+    model.register_forward_pre_hook(lambda _, given: None if given[0].shape[1] % 8 == 0 else 1 / 0)
+    assert fr.check(model, vocab_size=leaky.VOCABULARY, length=64).passes
+
+
 # -- functions, modes, masks ------------------------------------------------------------------------------------------
 
 IN_TRAINING = leaky.Model({1: leaky.TrainingOnly()})

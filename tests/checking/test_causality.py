@@ -169,5 +169,4 @@ def test_random_tokens_teach_an_honest_model_nothing():
     assert honest.verdict == "passes"
     outcome = check_on_random_tokens(open_subject(leaky.Model({1: leaky.Convolution(ahead=True)})))
     assert outcome.verdict == "fails"
-    assert outcome.difference is not None
     assert outcome.difference > 1  # nats

@@ -130,7 +130,6 @@ def problems(section):
 def test_kind_decides_the_type(section, member):
     assert type(section) is member
     union = next(base for base in member.__mro__ if base in (fr.AttentionConfig, fr.InputConfig, fr.OutputConfig))
-    assert isinstance(section, union)
     assert copy.deepcopy(section) == pickle.loads(pickle.dumps(section)) == replace(section) == section
     assert union.from_dict(section.to_dict()) == section
 

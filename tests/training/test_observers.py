@@ -10,8 +10,6 @@ from training_toy import evaluate_scored, train
 from fullrank.training.observers import (
     JsonLines,
     Progress,
-    TensorBoard,
-    WandB,
     make_observers,
     metrics_line,
     timing_line,
@@ -42,7 +40,6 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     module.SummaryWriter = Recorder
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     [board] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
-    assert isinstance(board, TensorBoard)
     train(tmp_path, steps=10, observers=[board], evaluate=evaluate_scored)
     assert board.writer.made == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
     names = {name for name, _, _ in board.writer.calls}
@@ -61,7 +58,6 @@ def test_wandb_resumes_under_the_same_name(tmp_path, monkeypatch):
     runs = []
     for steps in (10, 12):
         [observer] = make_observers(tmp_path / "run", track=["wandb"], config={"seed": 1}, quiet=True)
-        assert isinstance(observer, WandB)
         train(tmp_path / "run", steps=steps, observers=[observer])
         runs.append(observer.run)
     first, second = (run.made[1] for run in runs)

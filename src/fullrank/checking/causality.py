@@ -15,7 +15,7 @@ from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call,
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
 from fullrank.checking.layers import Part, Place, find_layer_by_compiler, find_layers, find_layers_by_gradient, observe
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
-from fullrank.checking.subject import SHORT, Subject
+from fullrank.checking.subject import SHORT, Subject, equals
 from fullrank.core.errors import one_line
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
@@ -228,8 +228,9 @@ def check_on_random_tokens(subject: Subject) -> Finding:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained")
-    step, start = 0, time.process_time()
-    optimizer, length = torch.optim.Adam(trained, lr=3e-3), min(subject.length - 1, SHORT)
+    step, start, optimizer = 0, time.process_time(), torch.optim.Adam(trained, lr=3e-3)
+    is_readable = equals(lambda: subject.all_logits(subject.ids[:, :SHORT], model=model))
+    length = min(subject.length, SHORT) if is_readable else subject.length
     with mode(model, training=True, seed=2), torch.enable_grad():
         while step < _STEPS and (step < _FEWER or time.process_time() < start + _SECONDS):
             tokens = subject.draw_tokens(length + 1, 1000 + step, rows=_ROWS)
