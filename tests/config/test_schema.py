@@ -33,7 +33,6 @@ def test_a_saved_configuration_is_the_same_configuration():
 
 def test_a_saved_configuration_states_every_key():
     saved = RunConfig().to_dict()
-    # sections that most runs do not have
     null = ("model.encoder.", "model.decoder.", "eval.valid.", "eval.test.")
     model = RunConfig().model
     own = {f"model.{name}.": hints_of(type(getattr(model, name))) for name in ("attention", "input", "output")}

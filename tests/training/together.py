@@ -44,7 +44,6 @@ CASES = {
             "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3, "tied": True},
             "attention": {"mix": "position_independent"},
         },
-        # two parts that only training has
         "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1,
             "parts": {"past_decode": {"coefficient": 0.1}, "input_mask": {"probability": 0.2}}},
     },
@@ -71,7 +70,6 @@ NARROW = {
         "model": SMALL | {"dropout": {}},
         "train": SHORT | {"precision": "bf16", "optimizer": "sgd", "learning_rate": 0.02},
     },
-    # with a smaller eps AdamW would make much of small differences
     "muon": {"model": SMALL, "train": SHORT | {"optimizer": "muon", "weight_decay": 0.1, "eps": 0.01}},
 }
 # a pretrained encoder

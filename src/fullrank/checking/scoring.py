@@ -431,8 +431,12 @@ def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: in
     weight is the sum over all texts. Only estimates with small errors are given.
     """
     if size**first <= calls:  # few enough to read them all
-        texts = [[0, *continuation] for continuation in itertools.product(range(size), repeat=first)]
-        return [(float(torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()), 0.0)]
+        begin, exact = [size // 2], list[tuple[float, float]]()
+        for more in range(first, length):
+            if size**more <= calls:
+                texts = [[*begin, *continuation] for continuation in itertools.product(range(size), repeat=more)]
+                exact.append((float(torch.logsumexp(scorer.total(begin) - scorer.totals(texts), 0).exp()), 0.0))
+        return exact
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:
         return []

@@ -202,6 +202,11 @@ def tempered(temperature):
     return lambda text: -words.log_softmax(0)[text] / temperature
 
 
+def totals_in_order(sorts):
+    """A text is sorted before it is scored: the total is that of another text."""
+    return lambda text: float(nll(text.sort().values if sorts else text).sum())
+
+
 def of_ranks(multiplied):
     """Each rank's loss is multiplied by their number, for a gradient that nobody takes.
 
@@ -214,8 +219,7 @@ def of_ranks(multiplied):
     return score
 
 
-def _scored(name, link, make, leaking, control, *fails,
-            **options):  # fmt: skip
+def _scored(name, link, make, leaking, control, *fails, **options):
     return Scored(name, link, lambda: make(leaking), lambda: make(control), frozenset(fails), options)
 
 
@@ -237,5 +241,6 @@ SCORED = [
             ONCE, window=16),
     _scored("softmax over the wrong axis", f"{_JADORE}/issues/19", axis, 0, -1, SUM, LATER),
     _scored("a temperature, in full", "", tempered, 0.8, 1.0, SUM, vocab_size=3000, calls=10_000),
+    _scored("a text is sorted", "", totals_in_order, True, False, SUM),
     _scored("ranks multiply", f"{_TRANSFORMERS}/issues/35078", of_ranks, True, False, RANKS),
 ]  # fmt: skip
