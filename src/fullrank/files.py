@@ -378,7 +378,8 @@ class Piece(NamedTuple):
 
 
 def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Piece]:
-    """The text of a section, in pieces that end after a newline (or, in very long lines, before a space).
+    """The text of a section, in pieces that end after a newline without other white space beside it, or in a long line before
+    a space.
 
     `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
     the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
@@ -393,7 +394,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
             data = file.read(min(_PIECE, end - start))
             if not data:
                 raise InputError(f"{key}: {section.path} became shorter while it was read")
-            if not data.endswith(b"\n"):
+            while not _ends_between_words(data, file) and start + len(data) < end and len(data) < _LONGEST_LINE:
                 data += file.readline(min(_LONGEST_LINE, end - start - len(data)))
             if start + len(data) < end and not data.endswith(b"\n"):
                 data = data[: _find_cut(data)]
@@ -405,6 +406,13 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
             start += len(data)
             yield Piece(text, len(data), begins, start >= end and not text.endswith("\n"))
             begins = text.endswith("\n")
+
+
+def _ends_between_words(data: bytes, file: BufferedReader) -> bool:
+    """Data ends with a newline that has no other white space beside it: no token of GPT-2 and its like goes over it."""
+    before = data[-3:].removesuffix(b"\n").removesuffix(b"\r")
+    following = file.peek(1)[:1]
+    return data.endswith(b"\n") and not before[-1:].isspace() and not following.isspace()
 
 
 def _find_character(file: BufferedReader, offset: int) -> int:
