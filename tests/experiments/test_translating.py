@@ -140,5 +140,7 @@ def test_an_ensemble_of_one_run_twice_is_that_run(run, tmp_path):
     both = LineTranslator([folder, tmp_path], Search(beams=2)).translate(LINES)
     assert [best[0].log_prob for best in both] != [best[0].log_prob for best in once]
     write_run(tmp_path / "subwords", subwords=True)
+    with pytest.raises(InputError, match="the list is empty"):
+        fr.generate([], "")
     with pytest.raises(InputError, match="their vocabularies differ"):
         LineTranslator([folder, tmp_path / "subwords"])

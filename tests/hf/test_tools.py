@@ -170,8 +170,11 @@ def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
 
 
 def test_an_adapter_without_peft_says_how_to_install_it(tmp_path, monkeypatch):
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "none"}')
     (tmp_path / "fullrank.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(InputError, match="base_model_name_or_path: the model that it adapts, given None"):
+        fr.load_injected(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "none"}')
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"LoRA needs peft; install it"):
         fr.load_injected(tmp_path)

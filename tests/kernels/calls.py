@@ -8,6 +8,7 @@ import torch
 
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels.native import differentiable
+from fullrank.kernels.native.build import library
 
 MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring", "convolution")
 
@@ -133,7 +134,5 @@ def check(problem, out, tolerance, kept=None, relative_norm=False):
 
 
 def needs_compiler():
-    from fullrank.kernels.native.build import library
-
     if library() is None:
         pytest.skip("no C++ compiler, or FULLRANK_NATIVE is 0")

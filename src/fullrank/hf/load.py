@@ -164,8 +164,10 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
             f"{folder}: no adapter of `fullrank finetune` ({INJECTED} beside {_ADAPTER}, peft_type LORA, no auto_mapping); "
             "inject its model first, then load it with peft.PeftModel.from_pretrained"
         )
+    name = adapter.get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise InputError(f"{folder / _ADAPTER}: base_model_name_or_path: the model that it adapts, given {name!r}")
     peft = import_peft(str(folder))
-    name = adapter["base_model_name_or_path"]
     with quiet(), explain_errors(f"{folder}: its model {name} is none"):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         options = {"dtype": torch.float32, **from_pretrained_arguments}
