@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,10 +14,7 @@ from torch import Tensor, nn
 
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
-from fullrank.core.layout import Layout
 from fullrank.core.output import IGNORED
-from fullrank.core.stages import Heads as HeadTensors
-from fullrank.core.stages import Matrices, Mixing
 from fullrank.core.trace import LayerTrace
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
@@ -91,39 +89,15 @@ class Heads:
                 yield Record({**labels, "head": head, "other head": other}, "similarity", value)
 
 
-class KeptHeads(Mixing):
-    """A mixing whose ablated heads put out nothing: O_i = 0 where keep_i is 0. Other heads go on reading their weights.
-
-    Injected models mix by `matrix` alone, where P'_i = keep_i sum_j m_ji P_j gives the same.
-    """
-
-    def __init__(self, mix: Mixing, keep: Tensor) -> None:
-        super().__init__()
-        self.mix = mix
-        self.keep = keep
-        self.reason = mix.reason
-
-    @property
-    def learned(self) -> bool:
-        return self.mix.learned
-
-    def matrix(self, query: Tensor | None) -> Tensor:
-        matrix = self.mix.matrix(query)
-        like = matrix if query is None else query
-        keep = self.keep if like is None else self.keep.to(like)
-        return torch.diag(keep) if matrix is None else matrix * keep
-
-    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        return self.mix.remember(x, scored)
-
-    def compute_matrices(self, heads: HeadTensors, notes: Tensor | None, layout: Layout) -> Matrices:
-        return self.mix.compute_matrices(heads, notes, layout)
-
-    def mix_maps(self, maps: Tensor, matrices: Matrices) -> Tensor:
-        return self.mix.mix_maps(maps, matrices)
-
-    def finish(self, out: Tensor) -> Tensor:
-        return self.mix.finish(out) * self.keep.to(out)[:, None, None]
+@contextmanager
+def without_head(mix: Any, head: int) -> Iterator[None]:
+    """Inside, a head puts out nothing, O_i = 0. Other heads go on reading its weights."""
+    finish = mix.finish
+    mix.finish = lambda out: finish(out).index_fill(1, torch.tensor(head, device=out.device), 0)
+    try:
+        yield
+    finally:
+        del mix.finish
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
@@ -165,14 +139,9 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
         unablated = measure(layers.module)
         for stage in layers.stages:
             of_layer: list[Result] = []
-            former = stage.mix
-            heads = stage.size.num_heads
-            for keep in 1 - torch.eye(heads):
-                stage.mix = KeptHeads(former, keep)
-                try:
+            for head in range(stage.size.num_heads):
+                with without_head(stage.mix, head):
                     of_layer.append(measure(layers.module))
-                finally:
-                    stage.mix = former
             without.append(of_layer)
     return unablated, without
 

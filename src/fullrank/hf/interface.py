@@ -131,7 +131,7 @@ def attend(
     if _is_plain(injected.rules(module), call):
         out = _attend_plain(call, injected, mixing)
         if out is not None:
-            return out.transpose(1, 2).contiguous(), None
+            return injected.mix.finish(out).transpose(1, 2).contiguous(), None
     return _definition(call, injected, mixing)
 
 
@@ -285,7 +285,7 @@ def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[
     p = max(call.dropout_now, own_dropout)
     # torch's own dropout of contiguous weights draws the same numbers as the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
-    out = dropped.to(values.dtype) @ values
+    out = injected.mix.finish(dropped.to(values.dtype) @ values)
     return out.transpose(1, 2).contiguous(), mixed
 
 
