@@ -96,10 +96,13 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        if self.module is not None:
-            for parameter in self.module.parameters():
-                return cast(torch.device, parameter.device)
-        return torch.device("cpu")
+        parameters = [] if self.module is None else self.module.parameters()
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+    @property
+    def is_masked(self) -> bool:
+        """Its tokens are predicted from both sides."""
+        return self.mask_id is not None or self.predicts == "masked tokens"
 
     @property
     def closes_segments(self) -> bool:

@@ -5,6 +5,7 @@ docs/derivations/skip_retain.md
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
-from fullrank.models import LoadedModel, open_model
+from fullrank.models import LoadedModel
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text
 
@@ -24,7 +25,6 @@ _SHORTEST = 8  # tokens of context
 CONTEXT_TEXTS = 64  # segments over which the use of context is measured
 _LOGITS = 1 << 24  # numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
-CONTEXT_PLOT = Lines("tokens of context", "perplexity", title="Perplexity by context")
 
 
 @dataclass(frozen=True)
@@ -102,54 +102,57 @@ class ContextUse:
         highest = min(means.values()) + tolerance
         return min(length for length, mean in means.items() if mean <= highest)
 
-    def find_last_gain(self) -> tuple[float, Interval | None]:
-        """Nats per token by which the last step to more context lowers the nll, and their 95 % interval over the texts.
+    @property
+    def gains(self) -> dict[int, tuple[float, Interval | None]]:
+        """Nats per token by which each step to more context lowers the nll, and their 95 % interval over the texts.
 
-        0 where there is one length only; the interval is None there, for one text, and where all gains are equal.
+        Nothing for the fewest tokens. The interval is None for one text, and where all gains are equal.
         """
-        if len(self.nll) == 1:
-            return 0.0, None
-        *_, before, after = self.nll.values()
-        return _compare_nll(before, after)
+        gains = {}
+        for (_, before), (length, after) in itertools.pairwise(self.nll.items()):
+            gain = float((before - after).mean())
+            gains[length] = gain, compute_paired_interval(after.tolist(), before.tolist())
+        return gains
 
     def to_records(self) -> Iterator[Record]:
         texts = len(next(iter(self.nll.values())))
         protocol = f"the last {self.scored} tokens of each of {texts} texts"
-        before = None
-        for length, nll in self.nll.items():
+        gains = self.gains
+        for length, perplexity in self.perplexity.items():
             labels = {"tokens of context": length}
-            yield Record(labels, "perplexity", self.perplexity[length], protocol=protocol)
-            if before is not None:
-                gain, interval = _compare_nll(before, nll)
+            yield Record(labels, "perplexity", perplexity, protocol=protocol)
+            if length in gains:
+                gain, interval = gains[length]
                 yield Record(labels, "gain", gain, "nats per token", interval, protocol)
-            before = nll
 
 
-def _compare_nll(before: np.ndarray, after: np.ndarray) -> tuple[float, Interval | None]:
-    """Nats per token by which the mean falls, and their 95 % interval over the texts."""
-    gain = float((before - after).mean())
-    return gain, compute_paired_interval(after.tolist(), before.tolist())
+def read_context(model: LoadedModel, text: Text) -> ContextUse:
+    """The nll after 8, 16, 32 ... tokens of context, and after all there are.
 
-
-def context_use(
-    model: nn.Module | LoadedModel, texts: Sequence[Tensor], *, scored: int, opening: bool = False
-) -> ContextUse:
-    """The nll of the last `scored` tokens of each text after 8, 16, 32 ... tokens of context, and after all there are.
-
-    model: any model that predicts next tokens; a model with memory reads each text at once.
-    texts: token ids (1, N), of one length. opening: their first token opens every text, and is kept in place of another one.
+    Read are the first 64 texts as long as a segment and the memory of the model, an eighth of each is scored.
+    Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
     """
-    loaded = open_model(model)
-    rows = torch.cat(list(texts))
-    loaded.require({"logits"}, "use of context")
-    most = rows.shape[1] - scored
+    if model.is_masked:
+        raise InputError(f"{model.name}: reads a text from both sides, so that no token has a context of its own")
+    longest = find_longest(model, text)
+    texts = text.with_length(longest).rows(text.count or CONTEXT_TEXTS)
+    if len(texts) < 2:
+        raise InputError(f"{text.name}: has fewer than two segments of {longest:,} tokens; give a longer --text")
+    model.require({"logits"}, "use of context")
+    rows = torch.cat(texts)
+    scored = max(longest // 8, 1)
+    most = longest - scored
     doubled = [_SHORTEST << k for k in range(most.bit_length())]
     lengths = [*(length for length in doubled if length <= most / 1.5), most]
-    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths}, scored)
+    opening = text.bos_id is not None
+    return ContextUse({length: _nll(model, rows, length, scored, opening) for length in lengths}, scored)
 
 
 def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
-    """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
+    """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens.
+
+    opening: the first token of a row opens every text, and is kept in place of another one.
+    """
     read = rows[:, -length - scored :]
     if opening:
         first = rows[:, :1]
@@ -162,20 +165,6 @@ def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bo
         nll = model.nll(inputs, targets)
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()
-
-
-def read_context(model: LoadedModel, text: Text) -> ContextUse:
-    """The use of context over the first 64 texts as long as a segment and the memory of the model, an eighth of each scored.
-
-    Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
-    """
-    if model.mask_id is not None or model.predicts == "masked tokens":
-        raise InputError(f"{model.name}: reads a text from both sides, so that no token has a context of its own")
-    longest = find_longest(model, text)
-    rows = text.with_length(longest).rows(text.count or CONTEXT_TEXTS)
-    if len(rows) < 2:
-        raise InputError(f"{text.name}: has fewer than two segments of {longest:,} tokens; give a longer --text")
-    return context_use(model, rows, scored=max(longest // 8, 1), opening=text.bos_id is not None)
 
 
 def find_longest(model: LoadedModel, text: Text) -> int:
@@ -192,7 +181,7 @@ def find_longest(model: LoadedModel, text: Text) -> int:
         "tokens of context",
         (Column("perplexity", format=",.2f"), Column("gain", "gain, nats per token", format="+.4f")),
     ),
-    plot=CONTEXT_PLOT,
+    plot=Lines("tokens of context", "perplexity", title="Perplexity by context"),
 )
 def measure_context(model: LoadedModel, text: Text) -> Iterator[Record]:
     """Use of context: perplexity by tokens of context, and what each step to more of them gains (`read_context`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -172,33 +173,38 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
     """The tokens of texts (1, N) that are predicted, in words, and the batches in which they are (see `heads`)."""
     tokens = torch.cat(texts).cpu()
     length = tokens.shape[1]
-    if model.mask_id is None and model.predicts == "masked tokens":
+    if model.mask_id is None and model.is_masked:
         raise InputError(
             f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
         )
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    objective = "next tokens"
+    along = 0  # rows
+    size = max(1, _AT_ONCE // length)
     if getattr(model.fullrank_model, "memory_length", 0):
         stream = tokens.flatten()[None]
-        inputs = stream[:, :-1].split(length, 1)
-        targets = stream[:, 1:].split(length, 1)
-        return "next tokens, with memory", list(zip(inputs, targets, strict=True))
-    rows = max(1, _AT_ONCE // length)
-    if model.mask_id is None:
-        if length < 2:
-            raise InputError("input_ids: texts of two tokens or more, as the first one is not predicted; given 1")
-        inputs = tokens[:, :-1].split(rows)
-        targets = tokens[:, 1:].split(rows)
-        return "next tokens", list(zip(inputs, targets, strict=True))
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.rand(tokens.shape, generator=generator)
-    marks = torch.tensor([*model.marks])
-    draws[torch.isin(tokens, marks)] = 2.0  # after all others
-    count = max(1, round(MASKED_SHARE * length))
+        inputs, targets = stream[:, :-1], stream[:, 1:]
+        objective = "next tokens, with memory"
+        along = 1  # segments
+        size = length
+    elif model.mask_id is not None:
+        count = max(1, round(MASKED_SHARE * length))
+        masked = _choose_masked(tokens, count, model.marks)
+        inputs = tokens.masked_fill(masked, model.mask_id)
+        targets = tokens.masked_fill(~masked, IGNORED)
+        objective = f"{count} masked tokens a text"
+    elif length < 2:
+        raise InputError("input_ids: texts of two tokens or more, as the first one is not predicted; given 1")
+    batches = zip(inputs.split(size, along), targets.split(size, along), strict=True)
+    return objective, list(batches)
+
+
+def _choose_masked(tokens: Tensor, count: int, marks: Sequence[int]) -> Tensor:
+    """Which tokens (B, N) are masked: `count` of each row, always the same ones, and marks after all others."""
+    draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
+    draws[torch.isin(tokens, torch.tensor([*marks]))] = 2.0
     chosen = draws.argsort(1)[:, :count]
-    masked = torch.zeros_like(tokens, dtype=torch.bool)
-    masked.scatter_(1, chosen, True)
-    inputs = tokens.masked_fill(masked, model.mask_id).split(rows)
-    targets = tokens.masked_fill(~masked, IGNORED).split(rows)
-    return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
+    return torch.zeros_like(tokens, dtype=torch.bool).scatter(1, chosen, True)
 
 
 def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
@@ -212,21 +218,21 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
 def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
     """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
     tokens = 0
-    sums: dict[int, tuple[Tensor, Tensor]] = {}  # by layer, of (H D,) and of (H D, H D)
+    totals: defaultdict[int, Any] = defaultdict(int)  # by layer, (H D,)
+    products: defaultdict[int, Any] = defaultdict(int)  # by layer, (H D, H D)
     for layers in traces:
         for number, layer in enumerate(layers):
             assert layer.values is not None
             out = layer.mixed.double() @ layer.values.double()
             flat = out.transpose(1, 2).flatten(0, 1).flatten(1)  # (B N, H D)
-            total, product = sums.get(number, (0, 0))
-            total = total + flat.sum(0)
-            product = product + flat.T @ flat
-            sums[number] = (total, product)
+            totals[number] += flat.sum(0)
+            products[number] += flat.T @ flat
         tokens += len(flat)
     similarities = []
-    for layer, (total, product) in zip(layers, sums.values(), strict=True):
+    for number, layer in enumerate(layers):
         sizes = (layer.mixed.shape[1], -1)
-        covariance = product - torch.outer(total, total) / tokens
+        mean_product = torch.outer(totals[number], totals[number]) / tokens
+        covariance = products[number] - mean_product
         blocks = covariance.unflatten(0, sizes).unflatten(2, sizes)
         square = blocks.square().sum((1, 3))
         norm = square.diagonal().sqrt()
@@ -245,25 +251,22 @@ def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Rec
             yield Record(record.labels, "deviation change", change, "%")
 
 
-HEADS_TABLES = (
-    Table(rows="layer", columns="head", measure="change", format="+.3f", title="Change without a head"),
-    Table(
-        rows="layer",
-        columns=(
-            Column("deviation", "deviation over heads", format=".3f"),
-            Column("deviation change", format="+.1f"),
-            Column("similarity", "mean similarity", format=".2f"),
-        ),
-    ),
-)
-
-
 @measurement(
     "heads",
     needs={"attention", "logits"},
     texts=16,
     compare=compare_deviations,
-    table=HEADS_TABLES,
+    table=(
+        Table(rows="layer", columns="head", measure="change", format="+.3f", title="Change without a head"),
+        Table(
+            rows="layer",
+            columns=(
+                Column("deviation", "deviation over heads", format=".3f"),
+                Column("deviation change", format="+.1f"),
+                Column("similarity", "mean similarity", format=".2f"),
+            ),
+        ),
+    ),
     plot=(
         HeatMap("head", "layer", "change", ("model",), title="What a model loses without each head"),
         HeatMap("other head", "head", "similarity", title="How alike the outputs of two heads are (linear CKA)"),

@@ -98,10 +98,9 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
                 values.setdefault((number, place), []).append(of_text)
     spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
     layers = []
-    for (number, place), before in spectra.items():
-        if place == "before":
-            after = spectra.get((number, "after"), before)
-            layers.append(LayerSpectrum(before, after))
+    for number in range(len(traces)):
+        before = spectra[number, "before"]
+        layers.append(LayerSpectrum(before, spectra.get((number, "after"), before)))
     length = rows[0].shape[1]
     return AttentionSpectrum(tuple(layers), len(rows), length, attention.weights)
 

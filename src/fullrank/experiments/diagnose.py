@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fullrank.analysis.context import CONTEXT_PLOT, CONTEXT_TEXTS, find_longest, read_context
+from fullrank.analysis.context import CONTEXT_TEXTS, find_longest, read_context
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
@@ -59,11 +59,6 @@ class Subject:
     run: Run | None = None
     perplexity: float | None = None
     unigram: float = math.inf
-
-    @property
-    def is_masked(self) -> bool:
-        """Tokens are predicted from both sides."""
-        return self.loaded.mask_id is not None or self.loaded.predicts == "masked tokens"
 
     @property
     def is_undertrained(self) -> bool:
@@ -346,7 +341,7 @@ def measure_output(subject: Subject) -> Finding:
     """Effective rank of the log-probabilities beside their mean, over the hidden dimensions."""
     rows = subject.text.rows(max(1, _GRADIENTS // subject.text.segment_length))
     batches = [(row[:, :-1], row[:, 1:]) for row in rows]
-    if subject.is_masked:
+    if subject.loaded.is_masked:
         batches = predictions(subject.loaded, rows)[1]
     words: list[str] = []
     figures: Entries = {}
@@ -382,7 +377,7 @@ def measure_output(subject: Subject) -> Finding:
 def measure_context(subject: Subject) -> Finding:
     """Nats per token by which the last step to more context lowers the nll, and the lower end of its interval."""
     use = read_context(subject.loaded, replace(subject.text, count=None))
-    (gain, interval), reach = use.find_last_gain(), use.reach(_USEFUL)
+    (gain, interval), reach = [(0.0, None), *use.gains.values()][-1], use.reach(_USEFUL)
     between = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
     words = [
         f"{reach:,} tokens of context are enough: more lowers the nll by less than {_USEFUL:g} nats per token.",
@@ -399,7 +394,7 @@ def measure_context(subject: Subject) -> Finding:
         memory = [f"model.memory_length={longer}"]
         trainings = [memory if subject.write_training(memory) else [*memory, "train.order=contiguous"]]
     sure = 0.0 if interval is None else interval.low
-    blocks = build_blocks((), (CONTEXT_PLOT,), list(use.to_records()))
+    blocks = build_blocks((), find_measurement("context").plots, list(use.to_records()))
     return Finding(gain, words, figures, sure, blocks, trainings)
 
 
