@@ -20,6 +20,7 @@ from fullrank.files import Section, lines, read_pieces
 if TYPE_CHECKING:
     from fullrank.models import LoadedModel
 
+_KEY = "--text"  # of a file, in errors
 SEGMENT_LENGTH = 128  # where nothing else says
 _BATCH_TOKENS = 1024  # that a model reads in one pass
 _BATCH_LOGITS = 1 << 25  # that it makes in one pass
@@ -106,27 +107,25 @@ class Text:
             yield from ids
 
 
-def read_file(
-    model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None, key: str = "--text"
-) -> Text:
+def read_file(model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None) -> Text:
     """The text of a file, by the tokenizer of a model.
 
-    segment_length: 128 if not given, or what the model reads at most. key: of the file, in errors.
+    segment_length: 128 if not given, or what the model reads at most.
     Raises InputError for a model without a tokenizer, and for a longer segment than it reads.
     """
-    model.require({"tokenizer"}, f"{key} {path}")
+    model.require({"tokenizer"}, f"{_KEY} {path}")
     marks: dict[str, int | None] = {}
     match model.tokenizer:
         case Language() as language:
-            read = partial(_encode_sentences, language, path, key)
+            read = partial(_encode_sentences, language, path)
         case Tokenizer() as tokenizer:
             marks["start_id"] = tokenizer.start_id
-            read = partial(_encode_pieces, tokenizer, path, key)
+            read = partial(_encode_pieces, tokenizer, path)
         case foreign:
             closes = model.closes_segments
             marks["bos_id"] = foreign.cls_token_id if closes else foreign.bos_token_id
             marks["eos_id"] = foreign.sep_token_id if closes else None
-            read = partial(_encode_lines, foreign, path, key)
+            read = partial(_encode_lines, foreign, path)
     length = choose_length(model, segment_length)
     return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
 
@@ -166,20 +165,20 @@ def batch_tokens(model: LoadedModel) -> int:
     return min(_BATCH_TOKENS, _BATCH_LOGITS // (model.vocab_size or 1))
 
 
-def _encode_pieces(tokenizer: Tokenizer, path: Path, key: str) -> Iterator[Sequence[int]]:
-    for piece in read_pieces(Section(path), exact=tokenizer.kind == "byte", key=key):
+def _encode_pieces(tokenizer: Tokenizer, path: Path) -> Iterator[Sequence[int]]:
+    for piece in read_pieces(Section(path), exact=tokenizer.kind == "byte", key=_KEY):
         yield tokenizer.encode(piece.text)
 
 
-def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequence[int]]:
-    for line in lines(path, key):
+def _encode_sentences(language: Language, path: Path) -> Iterator[Sequence[int]]:
+    for line in lines(path, _KEY):
         yield [*language.encode(line), language.eos_id]
 
 
-def _encode_lines(tokenizer: Any, path: Path, key: str) -> Iterator[Sequence[int]]:
+def _encode_lines(tokenizer: Any, path: Path) -> Iterator[Sequence[int]]:
     """Ids by a tokenizer of transformers, some lines at a time, without special tokens."""
     waiting = ""
-    for piece in read_pieces(Section(path), exact=False, key=key):
+    for piece in read_pieces(Section(path), exact=False, key=_KEY):
         for line in io.StringIO(piece.text, newline="\n"):
             waiting += line
             if len(waiting) >= _CHARACTERS:

@@ -372,9 +372,6 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     base_figures = list(before.values())
     figures = list(after.values())
     mean = statistics.fmean(base_figures)
-    change = measure.compare(statistics.fmean(figures), mean)
-    if change is None:
-        return None
     ends = None
     protocol = "paired over seeds"
     if before.keys() == after.keys():
@@ -384,8 +381,7 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
         protocol = "Welch, over seeds" if ends else ""
     interval = None
     if ends is not None:
-        low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
-        interval = (low, high)
+        interval = measure.compare(mean + ends.low, mean), measure.compare(mean + ends.high, mean)
     labels = {
         **row.labels,
         "split": split,
@@ -393,6 +389,7 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
         "baseline": base.name,
     }
     unit = "points" if measure.higher else "share"
+    change = measure.compare(statistics.fmean(figures), mean)
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 
 

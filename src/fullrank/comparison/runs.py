@@ -128,8 +128,7 @@ class Run:
 
     @property
     def ms_per_step(self) -> dict[str, float]:
-        numbers = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
-        return {phase: value for phase, value in numbers.items() if value is not None}
+        return {phase: value for phase, value in self.get_mapping("ms_per_step").items() if value is not None}
 
     @property
     def metric_names(self) -> list[str]:
@@ -292,11 +291,9 @@ class Measure:
             return None
         return self.scale * value
 
-    def compare(self, value: float, base: float) -> float | None:
-        """Points more for scores, else the share of the base; None where the base is zero."""
-        if self.higher:
-            return value - base
-        return value / base - 1 if base else None
+    def compare(self, value: float, base: float) -> float:
+        """Points more for scores, else the share of the base, which is above zero."""
+        return value - base if self.higher else value / base - 1
 
     def find_paper(self, run: Run, split: str) -> tuple[float, float | None, str] | None:
         """The paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.

@@ -131,11 +131,6 @@ def _mark_row(cells: Sequence[Cell], group: Group, *, has_badge: bool) -> Sequen
 
 _POINTS = 200  # more cannot be told apart at the width of a figure
 Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
-_TRAINING = (
-    ("nll", "Training loss", "nats per token"),
-    ("lr", "Learning rate", "learning rate"),
-    ("tokens_per_second", "Speed", "tokens per second"),
-)
 _CURVE = Lines(
     "x",
     series=("row",),
@@ -149,34 +144,25 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = compared.all_rows
     unit = compared.measure.logged_unit
-    validation: dict[str, tuple[str, Reader]] = {unit: (unit, compared.measure.read_logged)}
+    curves: list[tuple[str, str, str, Reader]] = [(f"Validation {unit}", unit, "valid", compared.measure.read_logged)]
     if rows[0].first.task == TRANSLATION:
-        validation = {
-            "BLEU": ("BLEU", BLEU.read_logged),
-            "loss": ("nats per target token", _select("nll")),
-        }
-    for name, (unit, read) in validation.items():
-        records = _read_curves(rows, "valid", read)
-        values = [record.value or 0.0 for record in records] or [0.0]
-        is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
-        scale: Literal["linear", "log"] = "log" if is_wide else "linear"
+        curves = [
+            ("Validation BLEU", "BLEU", "valid", BLEU.read_logged),
+            ("Validation loss", "nats per target token", "valid", _select("nll")),
+        ]
+    curves += [
+        ("Training loss", "nats per token", "train", _select("nll")),
+        ("Learning rate", "learning rate", "train", _select("lr")),
+        ("Speed", "tokens per second", "train", _select("tokens_per_second")),
+    ]
+    for title, unit, split, read in curves:
+        records = _read_curves(rows, split, read)
         if records:
-            curve = dataclasses.replace(
-                _CURVE,
-                title=f"Validation {name}",
-                y_title=unit,
-                y_scale=scale,
-            )
-            yield curve, records
-    for key, title, unit in _TRAINING:
-        records = _read_curves(rows, "train", _select(key))
-        if records:
-            curve = dataclasses.replace(
-                _CURVE,
-                title=title,
-                y_title=unit,
-                from_zero=key != "nll",
-            )
+            values = [record.value or 0.0 for record in records]
+            is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
+            from_zero = title in ("Learning rate", "Speed")
+            scale: Literal["linear", "log"] = "log" if is_wide else "linear"
+            curve = dataclasses.replace(_CURVE, title=title, y_title=unit, y_scale=scale, from_zero=from_zero)
             yield curve, records
 
 

@@ -186,9 +186,11 @@ class TextTask(Task):
         def result(done: Counters) -> Entries:
             best, final = measure("best", folder)
             counts = self.count_parameters(model)
-            settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
-            words = {split: protocol.in_words() for split, protocol in protocols.items()}
-            sentences = [f"{split}: {sentence}" for split, sentence in words.items()]
+            described = {}
+            for split, protocol in protocols.items():
+                described[split] = {"words": protocol.in_words(), "settings": dataclasses.asdict(protocol)}
+            sentences = [f"{split}: {about['words']}" for split, about in described.items()]
+            words = {about["words"] for about in described.values()}
             return {
                 "parameters": counts,
                 "mixing_parameters": counts["mixing"],
@@ -201,9 +203,9 @@ class TextTask(Task):
                     **evaluation,
                 },
                 **({"task": self.name} if self.name else {}),
-                "protocol": words["test"] if len(set(words.values())) == 1 else "; ".join(sentences),
-                "protocol_settings": settings["test"],
-                "protocols": {split: {"words": words[split], "settings": settings[split]} for split in protocols},
+                "protocol": words.pop() if len(words) == 1 else "; ".join(sentences),
+                "protocol_settings": described["test"]["settings"],
+                "protocols": described,
                 **self.finish(best, folder),
             }
 
