@@ -37,35 +37,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 Records = Sequence[Record]
 Slots = Mapping[str, int]  # colour slots of series by name
 
-_STYLE: dict[str, Any] = {
-    "axes.edgecolor": LINE,
-    "axes.facecolor": "none",
-    "axes.labelcolor": MUTED,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 9,
-    "figure.constrained_layout.use": True,
-    "font.family": ["DejaVu Sans"],
-    "grid.color": LINE,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "legend.labelcolor": MUTED,
-    "lines.linewidth": 1.8,
-    "lines.markeredgecolor": SURFACE,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fullrank",
-    "svg.id": None,
-    "text.parse_math": False,
-    "text.usetex": False,
-    "xtick.color": MUTED,
-    "xtick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.color": MUTED,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-}
+_STYLE = f"{__package__}.figure"  # figure.mplstyle
 _THEME = {INK: "--ink", MUTED: "--muted", LINE: "--line", SURFACE: "--surface"}
 _THEME |= {color: f"--series-{slot}" for slot, color in enumerate(SERIES)}
 _HOVER = re.compile(f'<g id="{HOVER}([^"]*)">'.encode())
@@ -133,7 +105,7 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
 
 @contextmanager
 def _style(salt: str = "fullrank") -> Iterator[None]:
-    with matplotlib.style.context(_STYLE | {"svg.hashsalt": salt}, after_reset=True):
+    with matplotlib.style.context([_STYLE, {"svg.hashsalt": salt}], after_reset=True):
         yield
 
 
