@@ -68,7 +68,7 @@ def _arguments(mixed, convolved):
     def heads(*shape):
         return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)
 
-    own = torch.arange(2, 7, dtype=torch.int32)
+    own_key = torch.arange(2, 7, dtype=torch.int32)
     operands = [heads(2, 3, 5), heads(2, 3, 7), heads(2, 3, 7), *[None] * 7]
     if convolved:
         operands[7] = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -78,7 +78,7 @@ def _arguments(mixed, convolved):
         operands[3:] = *matrices, None, heads(2, 3, 5), heads(3, 7)
     base = torch.arange(2, -5, -1, dtype=torch.int32) if mixed else None
     seed = torch.tensor((12345, 2)) if mixed else None
-    geometry = (torch.zeros_like(own), own + 1, own, base, torch.ones(2, 7, dtype=torch.uint8), seed)
+    geometry = (torch.zeros_like(own_key), own_key + 1, own_key, base, torch.ones(2, 7, dtype=torch.uint8), seed)
     return (*operands, *geometry, 0.4, mixed, 0.3 if mixed else 0.0)
 
 

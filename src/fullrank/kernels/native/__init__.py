@@ -105,15 +105,15 @@ def needs_grad(problem: Problem) -> bool:
 class VisibleKeys:
     """The keys that each query sees, as numbers that a kernel can compare.
 
-    Query n sees the keys first[n] <= k < end[n] that are tokens, and key own[n] whether it is one or not.
-    first, end, own (N,) int32, on the CPU; own[n] is -1 where a query has no such key. Where texts have documents, first is
-    (B, N) on their device.
+    Query n sees the keys first[n] <= k < end[n] that are tokens, and key own_key[n] whether it is one or not.
+    first, end, own_key (N,) int32, on the CPU; own_key[n] is -1 where a query has no such key. Where texts have documents,
+    first is (B, N) on their device.
     tokens (B, M) boolean, None where every key is a token: see `Layout.tokens`.
     """
 
     first: Tensor
     end: Tensor
-    own: Tensor
+    own_key: Tensor
     tokens: Tensor | None
 
 
@@ -122,13 +122,15 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.strided:
         return None
     queries, keys = layout.shape
-    own = torch.arange(keys - queries, keys, dtype=torch.int32, device="cpu")  # wherever tensors are made by default
+    own_key = torch.arange(
+        keys - queries, keys, dtype=torch.int32, device="cpu"
+    )  # wherever tensors are made by default
     if not layout.causal:
         if layout.narrow:
             return None
-        zeros = torch.zeros_like(own)
+        zeros = torch.zeros_like(own_key)
         return VisibleKeys(zeros, zeros + keys, zeros - 1, layout.tokens)
-    first = torch.zeros_like(own)
+    first = torch.zeros_like(own_key)
     if layout.narrow:
         if layout.runs is None or layout.window is None:
             return None
@@ -138,7 +140,7 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.documents is not None:
         begins = find_beginnings(layout.documents, queries)
         first = torch.maximum(first.to(begins.device), begins)
-    return VisibleKeys(first, own + 1, own, layout.tokens)
+    return VisibleKeys(first, own_key + 1, own_key, layout.tokens)
 
 
 def find_beginnings(documents: Tensor, queries: int) -> Tensor:
@@ -237,7 +239,7 @@ def attend(problem: Problem) -> Tensor:
         table=table,
         first=visible.first.contiguous(),
         end=visible.end,
-        own=visible.own,
+        own_key=visible.own_key,
         base=base,
         tokens=tokens,
         seed=draws.seed() if problem.dropout else None,
@@ -338,7 +340,7 @@ class Arguments(NamedTuple):
     table: Tensor | None
     first: Tensor
     end: Tensor
-    own: Tensor
+    own_key: Tensor
     base: Tensor | None
     tokens: Tensor | None
     seed: Tensor | None
@@ -358,7 +360,7 @@ _FIELDS: tuple[tuple[Any, str], ...] = (
     (ctypes.c_double, "scale kept_scale"),
     (
         ctypes.c_void_p,
-        "query keys values mixing scoring key_mixing key_scoring convolution position table first end own base tokens",
+        "query keys values mixing scoring key_mixing key_scoring convolution position table first end own_key base tokens",
     ),
     (
         ctypes.c_void_p,

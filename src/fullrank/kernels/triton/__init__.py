@@ -322,7 +322,7 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
     query, key_mask, documents = arguments.query, arguments.key_mask, arguments.documents
     batch, heads, queries, size = query.shape
     length = arguments.keys.shape[2]
-    first, end, own, looks, looked = _intervals(
+    first, end, own_key, looks, looked = _intervals(
         arguments.causal, queries, length, tuple(arguments.runs), arguments.window, query.device
     )
     rows = max(1 if x is None else len(x) for x in (key_mask, documents))  # of both, one for a text or for all
@@ -336,7 +336,7 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
     return {
         "Q": _describe_rows(query),
         "K": _describe_rows(arguments.keys),
-        "VISIBLE": (first, end, own, looks, looked),
+        "VISIBLE": (first, end, own_key, looks, looked),
         "TOKENS": tokens,
         "SEED": end if arguments.seed is None else arguments.seed,
         "B": batch,
@@ -385,7 +385,7 @@ def _intervals(
     at = torch.arange(keys, dtype=torch.int32, device="cpu")
     looks = torch.searchsorted(visible.end, at, right=True).to(torch.int32)  # queries before it end too early
     looked = torch.searchsorted(visible.first, at, right=True).to(torch.int32)  # queries from it on begin too late
-    return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
+    return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own_key, looks, looked))
 
 
 def _order_mixing(arguments: Arguments) -> Tensor:

@@ -101,23 +101,23 @@ def find_text(VISIBLE, TOKENS, row, N, M, PACKED: constexpr):
 
 
 @triton.jit
-def order(own, other, KEYS: constexpr):
-    """Positions of queries and of keys, where a program's own are the rows."""
+def order(block, other, KEYS: constexpr):
+    """Positions of queries and of keys, where those of a program's block are the rows."""
     if KEYS:
-        return other[None, :], own[:, None]
+        return other[None, :], block[:, None]
     else:
-        return own[:, None], other[None, :]
+        return block[:, None], other[None, :]
 
 
 @triton.jit
-def find_span(VISIBLE, own, N, M, KEYS: constexpr):
-    """The interval of the other side in which all lies that a program's own positions see, or are seen by."""
+def find_span(VISIBLE, block, N, M, KEYS: constexpr):
+    """The interval of the other side in which all lies that the positions of a program's block see, or are seen by."""
     if KEYS:
         first, end, length, other = VISIBLE[3], VISIBLE[4], M, N
     else:
         first, end, length, other = VISIBLE[0], VISIBLE[1], N, M
-    low = tl.min(tl.load(first + own, mask=own < length, other=other))
-    high = tl.max(tl.load(end + own, mask=own < length, other=0))
+    low = tl.min(tl.load(first + block, mask=block < length, other=other))
+    high = tl.max(tl.load(end + block, mask=block < length, other=0))
     return low, high
 
 
@@ -128,9 +128,9 @@ def see(VISIBLE, TOKENS, n, k, N, M, PADDED: constexpr):
     end = tl.load(VISIBLE[1] + n, mask=n < N, other=0)
     seen = (k >= first) & (k < end)
     if PADDED:
-        own = tl.load(VISIBLE[2] + n, mask=n < N, other=-1)
+        own_key = tl.load(VISIBLE[2] + n, mask=n < N, other=-1)
         token = tl.load(TOKENS + k, mask=k < M, other=0) != 0
-        seen = seen & (token | (k == own))
+        seen = seen & (token | (k == own_key))
     return seen
 
 
@@ -237,9 +237,9 @@ def add_cotangents(
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
-# VISIBLE: first, end and own of `VisibleKeys`, and the interval of queries that see a key. EACH: how many texts share one row
-# of TOKENS, and of the intervals if PACKED. KEYS: a program owns keys, not queries. HELD: rows of all heads of its tile stay in
-# shared memory.
+# VISIBLE: first, end and own_key of `VisibleKeys`, and the interval of queries that see a key. EACH: how many texts share one
+# row of TOKENS, and of the intervals if PACKED. KEYS: a program owns keys, not queries. HELD: rows of all heads of its tile
+# stay in shared memory.
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH"])
@@ -250,15 +250,15 @@ def totals(
 ):  # fmt: skip
     """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts."""
     tile, head, text = find_place(1, False)
-    own = tile * BM + tl.arange(0, BM)
+    block = tile * BM + tl.arange(0, BM)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
-    low, high = find_span(VISIBLE, own, N, M, False)
-    query = load_rows(Q, (text, N, own), head, D, BD)
+    low, high = find_span(VISIBLE, block, N, M, False)
+    query = load_rows(Q, (text, N, block), head, D, BD)
     top = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     for at in range(low // BN * BN, high, BN):
         k = at + tl.arange(0, BN)
-        seen = see(VISIBLE, TOKENS, own[:, None], k[None, :], N, M, PADDED)
+        seen = see(VISIBLE, TOKENS, block[:, None], k[None, :], N, M, PADDED)
         product = multiply_rows(query, load_rows(K, (text, M, k), head, D, BD), PRECISION)
         x = tl.where(seen, exponent(product, unit, SIGMOID), float("-inf"))
         now = tl.maximum(top, tl.max(x, 1))
@@ -266,7 +266,7 @@ def totals(
         total = total * tl.exp2(top - base) + tl.sum(tl.exp2(x - base[:, None]), 1)
         top = now
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the end
-    tl.store(TOTAL + (text * H + head) * N + own, top + tl.log2(total), mask=own < N)
+    tl.store(TOTAL + (text * H + head) * N + block, top + tl.log2(total), mask=block < N)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
@@ -282,17 +282,17 @@ def sum_rows(
         ROWS, COLUMNS, rows, columns = K, Q, M, N
     else:
         ROWS, COLUMNS, rows, columns = Q, K, N, M
-    own = tile * BM + tl.arange(0, BM)
-    here = (text, rows, own)
+    block = tile * BM + tl.arange(0, BM)
+    here = (text, rows, block)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
-    low, high = find_span(VISIBLE, own, N, M, KEYS)
+    low, high = find_span(VISIBLE, block, N, M, KEYS)
     if HELD:
         held = load_group(ROWS, here, 0, H, H, D, BD)
     sums = make_group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
         across = (text, columns, other)
-        n, k = order(own, other, KEYS)
+        n, k = order(block, other, KEYS)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         mixed = make_group(G, BM, BN)
         if HELD:
@@ -331,17 +331,17 @@ def mixing_gradient(
     groups: tl.constexpr = (H + G - 1) // G
     tile, pair, text = find_place(1, False)
     source, start = pair // groups * GJ, pair % groups * G
-    own = tile * BM + tl.arange(0, BM)
-    here = (text, N, own)
+    block = tile * BM + tl.arange(0, BM)
+    here = (text, N, block)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
-    low, high = find_span(VISIBLE, own, N, M, False)
+    low, high = find_span(VISIBLE, block, N, M, False)
     queries = load_group(Q, here, source, H, GJ, D, BD)
     cotangents = load_group(D_OUT, here, start, H, G, D, BD)
     sums = make_group(GJ * G, BM, 8)
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
         across = (text, M, other)
-        n, k = order(own, other, False)
+        n, k = order(block, other, False)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         weights = ()
         for j in tl.static_range(GJ):
@@ -362,7 +362,7 @@ def mixing_gradient(
     for i in tl.static_range(G):
         for j in tl.static_range(GJ):
             place = choose_head(source, j, H) * H + choose_head(start, i, H)
-            tl.store(D_MIXING + (text * (H * H) + place) * N + own, tl.sum(sums[i * GJ + j], 1), mask=own < N)
+            tl.store(D_MIXING + (text * (H * H) + place) * N + block, tl.sum(sums[i * GJ + j], 1), mask=block < N)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
@@ -378,11 +378,11 @@ def score_gradient(
         ROWS, COLUMNS, LEFT, RIGHT, rows, columns = K, Q, V, D_OUT, M, N
     else:
         ROWS, COLUMNS, LEFT, RIGHT, rows, columns = Q, K, D_OUT, V, N, M
-    own = tile * BM + tl.arange(0, BM)
-    here = (text, rows, own)
+    block = tile * BM + tl.arange(0, BM)
+    here = (text, rows, block)
     dropout = (SEED, least, kept)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
-    low, high = find_span(VISIBLE, own, N, M, KEYS)
+    low, high = find_span(VISIBLE, block, N, M, KEYS)
     mine = load_group(ROWS, here, start, H, G, D, BD)
     if HELD:
         held = load_group(LEFT, here, 0, H, H, D, BD)
@@ -390,7 +390,7 @@ def score_gradient(
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
         across = (text, columns, other)
-        n, k = order(own, other, KEYS)
+        n, k = order(block, other, KEYS)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         wanted = make_group(G, BM, BN)
         if HELD:

@@ -18,7 +18,7 @@ template <class T, int C> struct Block {
     Convolution<T, C> convolution;
     Buffer<T> weights, unmixed, slopes, tile, query_block, position_block, out_block, raw;
     Buffer<T> most, sum, factors, factor;  // [head][row] twice, [tile][head][row], [row]
-    Buffer<Int> first, end, own;
+    Buffer<Int> first, end, own_key;
     Buffer<uint32_t> row_key;
     int64_t from, size;  // keys of this block
 
@@ -29,7 +29,7 @@ template <class T, int C> struct Block {
           weights(H * room * W), unmixed(mixes_scores ? H * room * W : 0), slopes(backward && c.sigsoftmax ? H * room * W : 0),
           tile(H * (TILE + 1) * W), query_block(H * D * W), position_block(c.T ? D * W : 0), out_block(H * W * D),
           raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
-          first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}
+          first(W), end(W), own_key(W), row_key(H * W), from(0), size(0) {}
 
     const T* at(const void* p, int64_t b, int64_t h, int64_t n) const { return (const T*)p + ((b * H + h) * call.K + n) * D; }
 
@@ -60,7 +60,7 @@ template <class T, int C> struct Block {
             int64_t row = r.row + (n < r.count ? n : r.count - 1);
             first[n] = call.first_of(r.text)[row];
             end[n] = call.end[row];
-            own[n] = call.own[row];
+            own_key[n] = call.own_key[row];
             if (call.dropped)
                 for (int64_t h = 0; h < H; ++h) {
                     const int64_t place = ((r.text + call.first_text) * H + h) * N + row;
@@ -134,7 +134,8 @@ template <class T, int C> struct Block {
             if (!hidden && key >= r.all_from && key < r.all_to) continue;
             for (int64_t w = 0; w < W; w += VL<T>) {
                 I here = (Int)key - (I){};
-                I seen = (hidden ? I{} : ((load_i(first + w) <= here) & (here < load_i(end + w)))) | (here == load_i(own + w));
+                const I inside = (load_i(first + w) <= here) & (here < load_i(end + w));
+                const I seen = (hidden ? I{} : inside) | (here == load_i(own_key + w));
                 V x = load(s + k * W + w);
                 store(s + k * W + w, seen ? x : all<T>(-INFINITY));
             }

@@ -28,7 +28,7 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     const void *key_mixing, *key_scoring;        // what keys add to them, (B, M, H, H), or null
     const void* convolution;                     // of scores, (H, convolved queries, convolved keys), or null
     const void *position, *table;                // as the query, (H, T, D)
-    const int32_t *first, *end, *own, *base;     // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
+    const int32_t *first, *end, *own_key, *base; // (N,), first (B, N) if packed; (M,): table row of a pair is n + base[k]
     const uint8_t* tokens;                       // (B, M) or null
     void *out, *lse;                             // in any order, (B, H, N)
     const void* d_out;
