@@ -163,23 +163,25 @@ def describe_output(model: LoadedModel) -> OutputLayer:
         capped = getattr(model.module.config.get_text_config(), "final_logit_softcapping", None)
         exempt = f"a soft-cap of {capped:g} on the logits is not linear" if capped else None
         return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)
-    out = model.fullrank_model.config.output
-    mixtures = out.mixtures if isinstance(out, MixtureConfig) else None
-    kind, exempt = "softmax", None
+    config = model.fullrank_model.config
+    out = config.output
+    kind = out.kind
+    clusters = 1
+    exempt = None
     if isinstance(out, AdaptiveConfig):
         kind = "adaptive softmax"
-    elif mixtures is not None:
-        kind = f"mixture of {mixtures} softmaxes" if mixtures != 1 else "softmax of a latent state"
-    elif out.kind != "softmax":
-        kind, exempt = out.kind, f"no bound is known for output layers of kind '{out.kind}'"
-    if mixtures not in (None, 1):
+        clusters += len(out.cutoffs or ())
+    elif isinstance(out, MixtureConfig) and out.mixtures == 1:
+        kind = "softmax of a latent state"
+    elif isinstance(out, MixtureConfig):
+        kind = f"mixture of {out.mixtures} softmaxes"
         exempt = "the logarithm of a sum of softmaxes is not linear in their logits"
-    elif exempt is None and out.normalize == "sigsoftmax":
-        exempt = "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
+    elif kind != "softmax":
+        exempt = f"no bound is known for output layers of kind '{kind}'"
     if out.normalize == "sigsoftmax":
         kind = kind.replace("softmax", "sigsoftmax")
-    clusters = len(out.cutoffs or ()) + 1 if isinstance(out, AdaptiveConfig) else 1
-    return OutputLayer(kind, model.fullrank_model.config.hidden_size, bool(out.bias), clusters, exempt)
+        exempt = exempt or "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
+    return OutputLayer(kind, config.hidden_size, bool(out.bias), clusters, exempt)
 
 
 def _convert_to_double(model: Any) -> Any:

@@ -117,14 +117,13 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     keys: float = config.memory_length
     if not config.same_length:
         keys += (length + 1) / 2
-    layers = [block.attention for block in model.blocks]
-    stack = _Stack(config, layers, keys)
+    stack = _Stack(config, model.blocks, keys)
     linear: float = 2 * _count_matrices(model)
     linear += model.embedding.flops_per_token()
     linear += model.output.flops_per_token()
     of_memory = _count_memory(model, length)
     flops = _count_flops([stack], length, batch, linear, of_memory)
-    cache = _count_cache(layers)
+    cache = _count_cache(stack.layers)
     cache["memory_per_text_fp32"] = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
     return _describe(model, length, flops, cache)
 
@@ -138,8 +137,7 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    layers = [block.attention for block in encoder.blocks]
-    stack = _Stack(encoder.config, layers, length, causal=False)
+    stack = _Stack(encoder.config, encoder.blocks, length, causal=False)
     of_output = 2 * _count_matrices(model.output) + model.output.flops_per_token()
     linear = 2 * _count_matrices(encoder)
     linear += encoder.embedding.flops_per_token()
@@ -160,13 +158,10 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     model = _build_on_meta(Translator, config)
     encoder = model.encoder
     decoder = cast(Any, model.decoder)
-    of_cross = [block.cross_attention for block in decoder.blocks]
-    of_encoder = [block.attention for block in encoder.blocks]
-    of_decoder = [block.attention for block in decoder.blocks]
-    encoding = _Stack(config.get_encoder_config(), of_encoder, length, causal=False)
-    decoding = _Stack(config.get_decoder_config(), of_decoder, (length + 1) / 2)
-    crossing = _Stack(config.get_cross_config(), of_cross, length, causal=False)
-    keys_and_values = sum(_count_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
+    encoding = _Stack(config.get_encoder_config(), encoder.blocks, length, causal=False)
+    decoding = _Stack(config.get_decoder_config(), decoder.blocks, (length + 1) / 2)
+    crossing = _Stack(config.get_cross_config(), decoder.blocks, length, causal=False, part="cross_attention")
+    keys_and_values = sum(_count_keys_and_values(layer.project) for layer in crossing.layers)  # of source tokens
     embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
     source_linear = 2 * (_count_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
     vocabulary = decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
@@ -174,8 +169,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     source = _count_flops([encoding], length, batch, source_linear)
     target = _count_flops([decoding, crossing], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
-    of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
-    cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
+    of_source = {"cache_per_source_token_fp32": _count_cache(crossing.layers)["cache_per_token_fp32"]}
+    cache = {**_count_cache(decoding.layers), **of_source, "memory_per_text_fp32": 0}
     by_side = {**flops, "source": source, "target": target}
     return _describe(model, length, by_side, cache)
 
@@ -241,12 +236,17 @@ _KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a s
 
 @dataclass(frozen=True)
 class _Stack:
-    """All attention layers of `config`, and how many keys a query sees on average; not `causal`: all of them."""
+    """Blocks of `config`, and how many keys a query sees on average; not `causal`: all of them. part: of a block."""
 
     config: ModelConfig
-    layers: list[Attention]
+    blocks: Any
     keys: float
     causal: bool = True
+    part: str = "attention"
+
+    @property
+    def layers(self) -> list[Attention]:
+        return [getattr(block, self.part) for block in self.blocks]
 
 
 def _count_flops(

@@ -119,8 +119,9 @@ def show_measured(
     from fullrank.render.blocks import build_grid
     from fullrank.render.figures import save_plots
 
-    files = [] if out is None else save_plots(measured.plots, measured.records, out, measured.name)
-    grids = [build_grid(table, measured.records) for table in measured.tables]
+    shown = measured.measurement
+    files = [] if out is None else save_plots(shown.plots, measured.records, out, shown.name)
+    grids = [build_grid(table, measured.records) for table in shown.tables]
     content = {**measured.to_dict(), **(extra or {}), "files": [str(file) for file in files]}
     tell(content, [*(grid for grid in grids if grid.rows), *measured.sources, *lines, *files], json=json)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from fullrank.experiments.task import Say
 from fullrank.files import Entries, write_json
 from fullrank.models import LoadedModel, open_model, trained_kind
 from fullrank.names import Kind
-from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict
+from fullrank.records import Measurement, Record, check_records, declaration_to_dict
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 
 SPLIT = "valid"  # the text of a run
@@ -116,18 +116,16 @@ def note_hub(name: str, kind: Kind, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """Records of one measurement over models, with the tables and plots that show them. models: where they come from."""
+    """Records of one measurement over models. models: where they come from."""
 
-    name: str
+    measurement: Measurement
     records: list[Record]
-    tables: tuple[Table, ...] = ()
-    plots: tuple[Plot, ...] = ()
-    models: Sequence[Mapping[str, Any]] = ()
+    models: list[Entries]
 
     def to_dict(self) -> Entries:
         """The JSON document of the verb."""
         records = [record.to_dict() for record in self.records]
-        return {"measurement": self.name, "models": list(self.models), "records": records}
+        return {"measurement": self.measurement.name, "models": self.models, "records": records}
 
     @property
     def sources(self) -> list[str]:
@@ -135,7 +133,6 @@ class Measured:
         return [
             f"{about['model']} ({about['text']}): segments of {about['segment_length']:,} tokens"
             for about in self.models
-            if "text" in about
         ]
 
 
@@ -173,4 +170,4 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
                 "records": [record.to_dict() for record in records],
             }
             write_json(model.folder / "analysis" / f"{measurement.name}.json", content)
-    return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
+    return Measured(measurement, labelled, models)

@@ -76,12 +76,10 @@ class EvaluationProtocol:
                     "tokens before it in its block and the one before the block"
                 )
             case "window":
-                assert self.context is not None
-                assert self.stride is not None
-                fewest = self.context + 1  # a target's input is the token before it
-                most = self.context + self.stride
+                fewest = (self.context or 0) + 1  # a target's input is the token before it
+                most = self.segment_length
                 span = f"{fewest} to {most} tokens" if most > fewest else count_things(most, "token")
-                last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
+                last = "the last" if self.only_last else f"one of the last {self.stride}"
                 words = (
                     f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
                     f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
