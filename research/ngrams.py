@@ -3,7 +3,7 @@
     python -m research.ngrams --from CORPORA        measure the lines that ngrams.csv lacks
 
 A line belongs to a test text and a vocabulary, by the beginnings of their checksums. Its n-gram models read the training text
-of the rows; the columns are perplexities of the orders 1 to 5, and of order 4 with three discounts (`modified`).
+of the rows; the columns are perplexities of the orders 1 to 5, and of order 4 with three discounts (`discount_by_count`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,22 @@ from research.ledger import Row, read_ledger
 
 COLUMNS = ("text.test", "vocabulary", "corpus", "tokens", "order1", "order2", "order3", "order4", "order5", "modified4")
 LINE = "order4"
+LARGEST_COUNT = 3  # counts above it have its discount
+
+
+def discount_by_count(counts: np.ndarray) -> np.ndarray:
+    """The discounts of Chen and Goodman (1999): D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more.
+
+    Y is that of `discount_evenly`, and D_k where it is not positive, so that every word keeps a probability.
+    """
+    number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
+    share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
+    discounts = [0.0] + [share] * LARGEST_COUNT
+    for k in range(1, LARGEST_COUNT + 1):
+        discount = k - (k + 1) * share * number[k + 1] / number[k] if number[k] else 0.0
+        if discount > 0:
+            discounts[k] = min(discount, k)
+    return np.array(discounts)[np.minimum(counts, LARGEST_COUNT)]
 
 
 def read_lines(path: Path) -> dict[tuple[str, str], float]:
@@ -52,7 +68,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
     (orders,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id)
-    (modified,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id, order=4, modified=True)
+    (modified,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id, order=4, discount=discount_by_count)
     perplexities = {f"order{n}": round(value, 3) for n, value in enumerate(orders, start=1)}
     return {
         "text.test": corpus.text_checksums["test"][:16], "vocabulary": corpus.tokenizer.fingerprint[:16],

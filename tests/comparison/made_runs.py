@@ -36,22 +36,8 @@ PAIRS = {
 ENVIRONMENT = {"fullrank": "0.1.0", "torch": "2.13.0", "platform": "Linux", "cpu": "Some CPU", "device": "cpu"}
 SENTENCES = {"valid": 30, "test": 40}
 WORDS = [
-    "a",
-    "man",
-    "in",
-    "red",
-    "and",
-    "two",
-    "brown",
-    "dogs",
-    "run",
-    "over",
-    "the",
-    "wet",
-    "street",
-    "near",
-    "bridge",
-]
+    "a", "man", "in", "red", "and", "two", "brown", "dogs", "run", "over", "the", "wet", "street", "near", "bridge",
+]  # fmt: skip
 PARTS = {"embedding": 1_280_000, "attention": 262_144, "feed_forward": 524_288, "output": 1_290_000}
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from fullrank.config.run import DataConfig
 from fullrank.data import prepare
-from fullrank.evaluation.ngram import measure_ngrams
+from fullrank.evaluation.ngram import discount_evenly, measure_ngrams
 from fullrank.experiments.language_model import fourgram_perplexities
+from research.ngrams import discount_by_count
 
 TEXT = Path(__file__).resolve().parents[1] / "invented_text"
 VOCAB, START = 7, 0
@@ -61,14 +62,16 @@ class Definition:
         return (kept + left * lower) / sum(after.values())
 
 
-@pytest.mark.parametrize(("length", "modified"), [(400, False), (400, True), (46, True)])
-def test_perplexities_are_those_of_the_definition(length, modified):
+@pytest.mark.parametrize(
+    ("length", "discount"), [(400, discount_evenly), (400, discount_by_count), (46, discount_by_count)]
+)
+def test_perplexities_are_those_of_the_definition(length, discount):
     """In the shorter text the discount of pairs that occur twice would be negative."""
     train, text = draw_text(length, seed=1), draw_text(60, seed=2)
     texts = [draw_text(30, seed=4), text]  # what precedes a text in the call is not its history
-    _, measured = measure_ngrams(train, texts, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
+    _, measured = measure_ngrams(train, texts, vocab_size=VOCAB, start_id=START, order=4, discount=discount)
     for order in (1, 2, 3, 4):
-        definition = Definition(train.tolist(), order, modified)
+        definition = Definition(train.tolist(), order, discount is discount_by_count)
         padded = [START] * order + text.tolist()
         ends = range(order, len(padded))
         nats = [-math.log(definition.probability(padded[i], tuple(padded[i - order : i]))) for i in ends]
@@ -83,8 +86,7 @@ def test_unknown_words_share_what_the_first_order_leaves():
 
 def test_counting_takes_80_bytes_a_token():
     """50 million tokens, the most that are counted, take 3 GB (`COUNTED_TOKENS`)."""
-    generator = np.random.default_rng(0)
-    train = np.minimum(generator.zipf(1.3, 200_000), 9_999)
+    train = np.minimum(np.random.default_rng(0).zipf(1.3, 200_000), 9_999)
     tracemalloc.start()
     try:
         measure_ngrams(train, [train[:100]], vocab_size=10_000, start_id=0, order=4)

@@ -26,6 +26,13 @@ PRETRAINED = "pretrained"  # tokens: those of a pretrained model
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 
 
+Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
+
+
+def select(key: str) -> Reader:
+    return lambda line: number(line.get(key))
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -129,6 +136,16 @@ class Run:
     @property
     def ms_per_step(self) -> dict[str, float]:
         return {phase: value for phase, value in self.get_mapping("ms_per_step").items() if value is not None}
+
+    def read_curve(self, split: str, read: Reader) -> dict[float, float]:
+        """Values of the lines of a split by their steps; the last one where a step has several."""
+        values = {}
+        for line in (*self.timing, *self.metrics):
+            step = number(line.get("step"))
+            value = read(line)
+            if step is not None and value is not None and line.get("split", "train") == split:
+                values[step] = value
+        return values
 
     @property
     def metric_names(self) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
-from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Run, number
+from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Reader, Run, select
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
@@ -130,7 +130,6 @@ def _mark_row(cells: Sequence[Cell], group: Group, *, has_badge: bool) -> Sequen
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 _POINTS = 200  # more cannot be told apart at the width of a figure
-Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
 _CURVE = Lines(
     "x",
     series=("row",),
@@ -148,12 +147,12 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     if rows[0].first.task == TRANSLATION:
         curves = [
             ("Validation BLEU", "BLEU", "valid", BLEU.read_logged),
-            ("Validation loss", "nats per target token", "valid", _select("nll")),
+            ("Validation loss", "nats per target token", "valid", select("nll")),
         ]
     curves += [
-        ("Training loss", "nats per token", "train", _select("nll")),
-        ("Learning rate", "learning rate", "train", _select("lr")),
-        ("Speed", "tokens per second", "train", _select("tokens_per_second")),
+        ("Training loss", "nats per token", "train", select("nll")),
+        ("Learning rate", "learning rate", "train", select("lr")),
+        ("Speed", "tokens per second", "train", select("tokens_per_second")),
     ]
     for title, unit, split, read in curves:
         records = _read_curves(rows, split, read)
@@ -164,10 +163,6 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
             scale: Literal["linear", "log"] = "log" if is_wide else "linear"
             curve = dataclasses.replace(_CURVE, title=title, y_title=unit, y_scale=scale, from_zero=from_zero)
             yield curve, records
-
-
-def _select(key: str) -> Reader:
-    return lambda line: number(line.get(key))
 
 
 def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
@@ -186,19 +181,8 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
 
 
 def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]]:
-    """Training tokens and values, in rising order, one value for each place: the last.
-
-    Tokens of a step are the mean over the training lines so far; 1 without any.
-    """
-    counts = []
-    values = {}
-    for line in (*run.timing, *run.metrics):
-        step = number(line.get("step"))
-        tokens = number(line.get("tokens"))
-        if step and tokens and line.get("split") == "train":
-            counts.append((step, tokens))
-        value = read(line)
-        if step is not None and value is not None and line.get("split", "train") == split:
-            values[step] = value
-    last_step, all_tokens = max(counts, default=(1.0, 1.0))
-    return sorted((step * (all_tokens / last_step), value) for step, value in values.items())
+    """Training tokens and values, in rising order. Tokens of a step are the mean over the training lines; 1 without any."""
+    tokens = run.read_curve("train", select("tokens"))
+    last_step, all_tokens = max(tokens.items(), default=(1.0, 1.0))
+    curve = run.read_curve(split, read)
+    return sorted((step * (all_tokens / last_step), value) for step, value in curve.items())

@@ -5,15 +5,14 @@ With c_n(h w) the count of an n-gram, and for the orders below the highest the n
     p_n(w | h) = (max(c_n(h w) - D, 0) + gamma(h) p_{n-1}(w | h')) / c_n(h),      p_0(w) = 1 / V
 
 h' is h without its first word, c_n(h) the sum of c_n(h w) over w, and gamma(h) the sum of what was discounted after h. The
-discount D of an order is Y = n_1 / (n_1 + 2 n_2), with n_k the number of n-grams of count k. `modified`: it is that of Chen
-and Goodman (1999), D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more; where that is not positive, it is Y,
-so that every word keeps a probability. Where no n-gram occurs once, Y is 0.5, as in KenLM's fallback.
+discount D of an order is n_1 / (n_1 + 2 n_2), with n_k the number of n-grams of count k. Where no n-gram occurs once, it is
+0.5, as in KenLM's fallback.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,13 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Grams = NDArray[np.int32]  # numbers of n-grams, fewer than tokens: half the memory
 
-LARGEST_COUNT = 3  # counts above it have its discount
+
+def discount_evenly(counts: Ids) -> NDArray[np.float64]:
+    """D of every n-gram that occurs, by the counts of all of one order (G,)."""
+    once = (counts == 1).sum()
+    twice = (counts == 2).sum()
+    share = once / (once + 2 * twice) if once else 0.5
+    return np.where(counts > 0, share, 0.0)
 
 
 def measure_ngrams(
@@ -31,11 +36,11 @@ def measure_ngrams(
     vocab_size: int,
     start_id: int,
     order: int = 5,
-    modified: bool = False,
+    discount: Callable[[Ids], NDArray[np.float64]] = discount_evenly,
 ) -> list[list[float]]:
     """Perplexities per token of each text under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
 
-    Texts are read as one stream each, which `start_id` precedes.
+    Texts are read as one stream each, which `start_id` precedes. discount: what is taken from each of the counts of an order.
     """
     lengths = np.array([len(ids) for ids in (train, *texts)])
     ends = np.cumsum(lengths + order)
@@ -51,7 +56,7 @@ def measure_ngrams(
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
-        highest = _predict(history, grams, trained, scored, lower, modified)
+        highest = _predict(history, grams, trained, scored, lower, discount)
         for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
             nll = -np.log(probabilities).mean()
             figures.append(math.exp(nll))
@@ -61,7 +66,7 @@ def measure_ngrams(
             next_history[1:] = grams[:-1]
             grams = _number_pairs(next_history, tokens, vocab_size)
             _, firsts = np.unique(grams[trained], return_index=True)
-            lower = _predict(history, shorter, trained.start + firsts, scored, lower, modified)
+            lower = _predict(history, shorter, trained.start + firsts, scored, lower, discount)
             history = next_history
     return perplexities
 
@@ -84,13 +89,12 @@ def _predict(
     counted: Ids | slice,
     scored: Ids,
     lower: NDArray[np.float64],
-    modified: bool,
+    discount: Callable[[Ids], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
     number = grams.max() + 1
     counts = np.bincount(grams[counted], minlength=number)
-    discounts = _choose_discounts(counts, modified)
-    taken = discounts[np.minimum(counts, LARGEST_COUNT)]
+    taken = discount(counts)
     different, firsts = np.unique(grams[counted], return_index=True)
     after = history[counted][firsts]
     length = history.max() + 1
@@ -102,16 +106,3 @@ def _predict(
     mixed = discounted[grams[scored]] + left[before] * lower
     shares = mixed / np.maximum(total, 1)
     return np.where(total > 0, shares, lower)
-
-
-def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
-    number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
-    once, twice = number[1:3]
-    share = once / (once + 2 * twice) if once else 0.5
-    discounts = [0.0] + [share] * LARGEST_COUNT
-    for k in range(1, LARGEST_COUNT + 1):
-        if modified and number[k]:
-            discount = k - (k + 1) * share * number[k + 1] / number[k]
-            if discount > 0:
-                discounts[k] = min(discount, k)
-    return np.array(discounts)

@@ -21,7 +21,7 @@ from fullrank.analysis.context import CONTEXT_TEXTS, find_longest, read_context
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
-from fullrank.comparison.runs import SPLITS, Run, number, read_run
+from fullrank.comparison.runs import SPLITS, Run, read_counted, read_run, select
 from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
@@ -273,12 +273,12 @@ def measure_reading(subject: Subject) -> Finding:
         words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
     figures: Entries = {}
     if run is not None:
-        fourgrams = {split: number(run.get(f"corpus.fourgram_perplexity.{split}")) for split in SPLITS}
+        fourgrams = {split: read_counted(run, split, "fourgram") for split in SPLITS}
         for split, counted in fourgrams.items():
             perplexity = run.final(split, "perplexity")
             if perplexity is not None and counted is not None and perplexity > counted:
                 words.append(f"On its {split} text it has {perplexity:,.1f}, counting 4-grams has {counted:,.1f}.")
-        gain = measure_late_gain(read_curve(run, "valid", "ppl"))
+        gain = measure_late_gain([*run.read_curve("valid", select("ppl")).items()])
         if gain is not None and gain > STILL_FALLING:
             words.append(f"Its validation perplexity falls by {gain:.1%} in the last tenth of training.")
         figures = {"fourgram_perplexity": fourgrams, "late_gain": gain}
@@ -292,20 +292,15 @@ def measure_overfitting(subject: Subject) -> Finding:
     """Validation perplexity over that of training."""
     if subject.run is None:
         raise InputError("Only a run has the loss of its training")
-    train, valid = read_curve(subject.run, "train", "nll"), read_curve(subject.run, "valid", "nll")
+    read = select("nll")
+    train, valid = subject.run.read_curve("train", read), subject.run.read_curve("valid", read)
     if not train or not valid:
         raise InputError("metrics.jsonl of its run lacks losses of training or validation")
-    late = float(np.mean([nll for step, nll in train if step > 0.9 * train[-1][0]]))
-    last = valid[-1][1]
+    late = float(np.mean([nll for step, nll in train.items() if step > 0.9 * max(train)]))
+    last = valid[max(valid)]
     ratio = math.exp(last - late)
     words = [f"The last validation loss is {last:.3f}, that of training {late:.3f}: {ratio:.2f} of its perplexity."]
     return Finding(ratio, words, {"train_nll": late, "valid_nll": last, "ratio": ratio}, trainings=_LITTLE_DATA)
-
-
-def read_curve(run: Run, split: str, key: str) -> list[tuple[float, float]]:
-    """Steps and values of a figure in metrics.jsonl."""
-    points = [(number(line.get("step")), number(line.get(key))) for line in run.metrics if line.get("split") == split]
-    return [(step, value) for step, value in points if step is not None and value is not None]
 
 
 def measure_attention(subject: Subject) -> Finding:
