@@ -469,7 +469,8 @@ def main(argv: list[str] | None = None) -> None:
         other_words = import_modules([word for word in words if word != "--debug"])
         status = load()(other_words, prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told
-        gc.freeze()  # the end of the process frees everything: looking for cycles first takes 0.2 s
+        if "triton" not in sys.modules:  # which tells of all that no collection has freed
+            gc.freeze()  # the end of the process frees everything: looking for cycles first takes 0.2 s
         sys.exit(status)
     except KeyboardInterrupt:
         _interrupt()
