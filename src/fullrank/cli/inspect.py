@@ -67,7 +67,7 @@ def info(
 
     For translation models: encoder, decoder and cross-attention apart; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
-    For fine-tuning: the pretrained model, and the mixing parameters that are injected.
+    For fine-tuning: parameters of the pretrained model, and those of the mixing that are injected, without --length.
     """
     from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 
@@ -83,6 +83,8 @@ def info(
     if isinstance(run, FinetuneConfig | TextFinetuneConfig):
         from fullrank.experiments.pretrained import measure_pretrained_size
 
+        if length is not None:
+            raise InputError("--length: of a pretrained model parameters are counted, not FLOPs; leave it out")
         size |= {**measure_pretrained_size(run), "paper": resolved.paper}
         tell(size, describe_size(size), json=json)
         return
