@@ -132,7 +132,7 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def text_of(data: bytes, name: str, offset: int = 0, *, line: int = 0, hint: str = "") -> str:
+def text_of(data: bytes | bytearray, name: str, offset: int = 0, *, line: int = 0, hint: str = "") -> str:
     """The text of UTF-8 bytes from `offset` of a file or stream, with its byte-order mark off and `with_newlines`.
 
     Raises InputError with the first byte that is not UTF-8, and with the number of the `line` where it is known.
@@ -378,8 +378,7 @@ class Piece(NamedTuple):
 
 
 def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Piece]:
-    """The text of a section, in pieces that end after a newline without other white space beside it, or in a long line before
-    a space.
+    """The text of a section, in pieces that end after a newline that no token goes over, or in a long line before a space.
 
     `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
     the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
@@ -391,7 +390,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
         file.seek(start)
         begins = True
         while start < end:
-            data = file.read(min(_PIECE, end - start))
+            data = bytearray(file.read(min(_PIECE, end - start)))
             if not data:
                 raise InputError(f"{key}: {section.path} became shorter while it was read")
             while not _ends_between_words(data, file) and start + len(data) < end and len(data) < _LONGEST_LINE:
@@ -408,11 +407,18 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
             begins = text.endswith("\n")
 
 
-def _ends_between_words(data: bytes, file: BufferedReader) -> bool:
-    """Data ends with a newline that has no other white space beside it: no token of GPT-2 and its like goes over it."""
-    before = data[-3:].removesuffix(b"\n").removesuffix(b"\r")
-    following = file.peek(1)[:1]
-    return data.endswith(b"\n") and not before[-1:].isspace() and not following.isspace()
+def _ends_between_words(data: bytearray, file: BufferedReader) -> bool:
+    """Data ends with a newline that no token goes over, neither of GPT-2 and its like nor of Llama 3 and its like.
+
+    What follows it begins with a word, or with one space before a word. In the first case no white space is before it.
+    """
+    if not data.endswith(b"\n"):
+        return False
+    before = data[-8:].removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "ignore")
+    following = file.peek(8)[:8].decode("utf-8", "ignore")
+    if following.startswith(" "):
+        return len(following) > 1 and not following[1].isspace()
+    return not following[:1].isspace() and not before[-1:].isspace()
 
 
 def _find_character(file: BufferedReader, offset: int) -> int:
@@ -428,7 +434,7 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _find_cut(data: bytes) -> int:
+def _find_cut(data: bytearray) -> int:
     """The end of a piece of a very long line: before its last space, else between characters."""
     cut = data.rfind(b" ")
     if cut > 0:

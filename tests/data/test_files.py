@@ -1,11 +1,9 @@
 """Reading text in pieces, and cutting splits by lines."""
 
-import re
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from fullrank import files as text
 from fullrank.core.errors import InputError
@@ -16,7 +14,9 @@ def pieces(section, exact=False, **keys):
     return [piece.text for piece in read_pieces(section, exact=exact, **keys)]
 
 
-contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
+contents = st.text(st.sampled_from("ab. \n\u3000é日\U0001f600"), min_size=1, max_size=80)
+LLAMA = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+READERS = [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Split(LLAMA, "isolated")]
 
 
 @given(contents, st.integers(1, 9), st.sampled_from([4, 12, 1 << 20]))
@@ -29,8 +29,16 @@ def test_pieces_are_the_whole_text_and_end_between_words(tmp_path_factory, conte
         patch.setattr(text, "_LONGEST_LINE", longest)
         found = pieces(Section(path))
     assert "".join(found) == content
-    if longest == 1 << 20:
-        assert all(re.search("[^ \n]\n$", before) and after[0] not in " \n" for before, after in pairwise(found))
+    for reader in READERS if longest == 1 << 20 else []:
+        words = [word for part in found for word in reader.pre_tokenize_str(part)]
+        assert [word for word, _ in words] == [word for word, _ in reader.pre_tokenize_str(content)]
+
+
+def test_lines_between_spaces_end_pieces(tmp_path, monkeypatch):
+    """As those of Penn Treebank and WikiText."""
+    (tmp_path / "a.txt").write_text(" a b \n" * 9)
+    monkeypatch.setattr(text, "_PIECE", 8)
+    assert pieces(Section(tmp_path / "a.txt")) == [" a b \n a b \n"] * 4 + [" a b \n"]
 
 
 @given(contents, st.data())
