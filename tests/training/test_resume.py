@@ -87,7 +87,7 @@ def test_metrics_beyond_the_checkpoint_are_cut(number, tmp_path):
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
     assert recorder.began[0] == (number - 1) // 6 * 6
     timing = [json.loads(line) for line in (tmp_path / "killed" / "timing.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in timing][-1] == 24
+    assert timing[-1]["step"] == 24
     assert all(set(line) == {"step", "seconds", "tokens_per_second", "peak_memory_mib"} for line in timing)
 
 
@@ -104,6 +104,14 @@ def test_a_signal_finishes_the_step_and_saves(number, tmp_path):
     train(tmp_path / "stopped", **options, observers=[recorder])
     assert recorder.began[0] == 3, "in the middle of a line of metrics"
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_lines_that_are_gone_are_told(tmp_path):
+    train(tmp_path, steps=12, until=7)
+    (tmp_path / "metrics.jsonl").unlink()
+    recorder = Recorder()
+    train(tmp_path, steps=12, observers=[recorder])
+    assert "its lines before step 7 are lost" in recorder.notices[0]
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):

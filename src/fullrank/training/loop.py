@@ -145,6 +145,10 @@ class Training:
         if rank() == 0:
             self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
             stack.callback(self.metrics.close)
+            if self.metrics.sync() < state.counters.metrics_bytes:
+                self.notice(
+                    f"{self.metrics.path} was cut or deleted: its lines before step {state.counters.step} are lost"
+                )
             self.timing = JsonLines(self.folder / "timing.jsonl")
             stack.callback(self.timing.close)
 
