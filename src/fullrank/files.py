@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import errno
@@ -141,9 +142,10 @@ def text_of(data: bytes | bytearray, name: str, offset: int = 0, *, line: int = 
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"line {line:,} has the byte" if line else "byte"
+        encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
         raise InputError(
             f"{name} is not UTF-8 text: {where} 0x{data[error.start]:02x} at offset {offset + error.start:,} (convert the "
-            f"file to UTF-8, for instance with `iconv -f latin1 -t utf-8`{hint})"
+            f"file to UTF-8, for instance with `iconv -f {encoding} -t utf-8`{hint})"
         ) from None
     return with_newlines(text if offset else text.removeprefix("\ufeff"))
 

@@ -74,7 +74,8 @@ def test_what_stops_leaves_nothing(files, monkeypatch):
         patch.setattr(Tokenizer, "cut", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunError, match="was killed"):
             prepare(config(files, "cache"))
-    (files / "more.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(InputError, match=r"more.txt is not UTF-8 text"):
-        prepare(config(files, "cache"))
+    for encoding in ("latin1", "utf-16"):
+        (files / "more.txt").write_text("café", encoding=encoding)
+        with pytest.raises(InputError, match=rf"more.txt is not UTF-8 text.*iconv -f {encoding}"):
+            prepare(config(files, "cache"))
     assert list((files / "cache" / "corpora").iterdir()) == []
