@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +177,7 @@ def train(
     show_report([folder], page, json=json)
     if not (json or isinstance(config, FinetuneConfig) or config.translates or config.masks):
         modules = "".join(f" {word}" for word in import_options())
-        print(f"next: fullrank generate {folder}{modules} --prompt ...")
+        print(f"next: fullrank generate {shlex.quote(str(folder))}{modules} --prompt ...")
 
 
 def _is_text(name: str) -> bool:
