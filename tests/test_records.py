@@ -18,14 +18,23 @@ def _registry(monkeypatch):
 
 
 def test_records_hold_plain_numbers_and_come_back_from_json():
-    record = Record({"layer": np.int64(1)}, "loss", torch.tensor(2.0), interval=(1.0, 3.0), note="n")
-    content = record.to_dict()
+    record = Record({"layer": np.int64(1)}, "loss", torch.tensor(2.0), interval=np.float32([1.0, 3.0]), note="n")
+    content = json.loads(json.dumps(record.to_dict()))
     assert content["value"] == 2.0
     assert type(content["labels"]["layer"]) is int
     assert content["interval"] == [1.0, 3.0]
     assert Record.from_dict(content) == record
-    with pytest.raises(InputError, match="value is a number"):
-        Record({}, "loss", "2.0")
+
+
+@pytest.mark.parametrize(("labels", "value", "interval", "message"), [
+    ({}, "2.0", None, "value is a number"),
+    ({}, torch.ones(2), None, "value is a number"),
+    ({"head": [1, 2]}, 2.0, None, "label head is a word or a number"),
+    ({}, 2.0, (1.0, 2.0, 3.0), "interval has two ends"),
+])  # fmt: skip
+def test_a_record_of_no_single_number_is_refused(labels, value, interval, message):
+    with pytest.raises(InputError, match=message):
+        Record(labels, "loss", value, interval=interval)
 
 
 @pytest.mark.parametrize("declared", [
@@ -58,6 +67,8 @@ def test_wrong_measurements_are_refused():
         measurement("mine", needs={"log"})
     with pytest.raises(InputError, match="no such measurement"):
         records.find_measurement("mine")
+    with pytest.raises(InputError, match="mine: gave NoneType; it has to yield"):
+        records.check_records("mine", None)
     measurement("mine")(test_wrong_measurements_are_refused)
     stranger = types.FunctionType(test_wrong_measurements_are_refused.__code__, {"__name__": "other"})
     stranger.__qualname__ = "measure_other"

@@ -44,10 +44,18 @@ class Record:
     def __post_init__(self) -> None:
         """Numbers of numpy and torch become plain ones."""
         value = _to_plain(self.value)
+        labels = {key: _to_plain(label) for key, label in self.labels.items()}
+        interval = None if self.interval is None else tuple(map(_to_plain, self.interval))
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise InputError(f"Record: value is a number or None, given {type(value).__name__} {value!r}")
+        for key, label in labels.items():
+            if not isinstance(label, Label):
+                raise InputError(f"Record: label {key} is a word or a number, given {type(label).__name__} {label!r}")
+        if interval is not None and len(interval) != 2:
+            raise InputError(f"Record: interval has two ends, given {interval}")
         object.__setattr__(self, "value", value)
-        object.__setattr__(self, "labels", {key: _to_plain(label) for key, label in self.labels.items()})
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "interval", interval)
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "labels": dict(self.labels), "interval": self.interval and list(self.interval)}
@@ -67,7 +75,10 @@ class Record:
 
 
 def _to_plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError):  # several numbers
+        return value
 
 
 # -- declarations ------------------------------------------------------------------------------------------------------
@@ -263,7 +274,7 @@ def find_measurement(name: str) -> Measurement:
 
 def check_records(name: str, records: Iterable[Record]) -> list[Record]:
     """The records of a measurement as a list; InputError where something else was given, or no record at all."""
-    checked = list(records)
+    checked = list(records) if isinstance(records, Iterable) else [records]
     for record in checked:
         if not isinstance(record, Record):
             raise InputError(f"measurement {name}: gave {type(record).__name__}; it has to yield fullrank.Record")
