@@ -27,8 +27,7 @@ def test_records_hold_plain_numbers_and_come_back_from_json():
 
 
 @pytest.mark.parametrize(("labels", "value", "interval", "message"), [
-    ({}, "2.0", None, "value is a number"),
-    ({}, torch.ones(2), None, "value is a number"),
+    ({}, "2.0", None, "value is a number"), ({}, torch.ones(2), None, "value is a number"),
     ({"head": [1, 2]}, 2.0, None, "label head is a word or a number"),
     ({}, 2.0, (1.0, 2.0, 3.0), "interval has two ends"),
 ])  # fmt: skip

@@ -25,6 +25,8 @@ def runs(tmp_path_factory):
         }  # fmt: skip
         (run / "analysis").mkdir()
         (run / "analysis" / "spectrum.json").write_text(json.dumps(analysis))
+    analysis |= {"measurement": "words", "records": [Record({"layer": "a"}, "length", 1.0).to_dict()]}
+    (run / "analysis" / "words.json").write_text(json.dumps(analysis))
     return runs
 
 
@@ -37,13 +39,12 @@ def page(runs, tmp_path_factory):
 
 def test_every_section_and_figure_is_there(page):
     sections = re.findall(r'<section id="([^"]+)"', page)
-    assert sections == [
-        "summary", "comparison", "curves", "analyses", "parameters", "settings", "unfinished",
-    ]  # fmt: skip
+    assert sections == ["summary", "comparison", "curves", "analyses", "parameters", "settings", "unfinished"]
     for figure in (
         "111.50 ± 2.12", "−7.85%", "[−13.10%, −2.60%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
         "mix: position_wise", "fullrank train", "plain, seed 2", "4.75",
         "Effective rank of layers", "reached step 400", "Some CPU", "train 700,000, valid 40,000",
+        "words cannot be shown: Lines: x is",
     ):  # fmt: skip
         assert figure in page.replace("\N{NO-BREAK SPACE}", " "), figure
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)

@@ -41,18 +41,10 @@ def test_grid_with_a_label_as_columns():
     assert texts_of(grid)[2] == ["2", "+2.0", "+1.0"]
 
 
-@pytest.mark.parametrize(
-    ("value", "spec", "text"),
-    [
-        (1234567, "", "1,234,567"),
-        (0.123456, "", "0.1235"),
-        (None, "", "-"),
-        (-1.5, "+.1f", "−1.5"),
-        (2.6, ",d", "3"),
-        (math.inf, ",d", "inf"),
-        (-math.inf, "+.2f", "−inf"),
-    ],
-)
+@pytest.mark.parametrize(("value", "spec", "text"), [
+    (1234567, "", "1,234,567"), (0.123456, "", "0.1235"), (None, "", "-"), (-1.5, "+.1f", "−1.5"),
+    (2.6, ",d", "3"), (math.inf, ",d", "inf"), (-math.inf, "+.2f", "−inf"),
+])  # fmt: skip
 def test_values_as_text(value, spec, text):
     assert format_value(value, spec) == text
 
@@ -63,6 +55,15 @@ def test_lines_are_means_over_the_band_and_points_show_their_values():
     assert line.get_ydata().tolist() == [12.0, 22.0]
     titles = re.findall("<g><title>([^<]*)</title>", draw_svg(plot, CURVES))
     assert titles == ["plain 10: 12", "plain 20: 22", "b 10: 12", "b 20: 22"]
+
+
+def test_lines_without_a_positive_value_have_no_logarithms():
+    assert draw_plot(Lines("layer", "change", y_scale="log"), CHANGES[1:2]).axes[0].get_yscale() == "linear"
+
+
+def test_a_format_of_no_number_is_refused():
+    with pytest.raises(InputError, match="formats no number"):
+        build_grid(Table("layer", format=".2z"), CHANGES)
 
 
 def test_lines_over_text_name_the_label():

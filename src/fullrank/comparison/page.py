@@ -265,7 +265,10 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
         yield blocks.Legend([(slot, model) for model, slot in slots.items()])
     for name, shown in analyses.items():
         yield Paragraph(f"{name}: {shown['text']}, segments of {shown['segment_length']} tokens.")
-        yield from build_blocks(shown["tables"], shown["plots"], shown["records"], slots)
+        try:
+            yield from build_blocks(shown["tables"], shown["plots"], shown["records"], slots)
+        except InputError as error:  # of a table or plot that does not fit its records
+            yield Paragraph(f"{name} cannot be shown: {error}", "warning")
 
 
 def _build_parameters(compared: Comparison) -> Iterator[Block]:

@@ -227,10 +227,11 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
 
 def _set_scales(axes: Axes, plot: Lines) -> None:
     axes.grid(True, axis="y", linewidth=0.8)
-    axes.set_yscale(plot.y_scale)
+    is_log = plot.y_scale == "log" and axes.dataLim.y1 > 0  # without a positive value nothing could be drawn
+    axes.set_yscale("log" if is_log else "linear")
     for scale in (axes.xaxis, axes.yaxis):
         scale.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
-    if plot.y_scale == "log":
+    if is_log:
         low, high = axes.yaxis.get_view_interval()
         steps = (1,) if high >= 1e3 * low else (1, 2, 5)
         axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=9))
