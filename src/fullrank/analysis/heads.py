@@ -91,7 +91,7 @@ class Heads:
 
 
 @contextmanager
-def without_head(mix: Any, head: int) -> Iterator[None]:
+def ablate_head(mix: Any, head: int) -> Iterator[None]:
     """Inside, a head puts out nothing, O_i = 0. Other heads go on reading its weights."""
     finish = mix.finish
     mix.finish = lambda out: finish(out).index_fill(1, torch.tensor(head, device=out.device), 0)
@@ -141,7 +141,7 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
         for stage in layers.stages:
             of_layer: list[Result] = []
             for head in range(stage.size.num_heads):
-                with without_head(stage.mix, head):
+                with ablate_head(stage.mix, head):
                     of_layer.append(measure(layers.module))
             without.append(of_layer)
     return unablated, without
