@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,7 @@ class Subject:
         if changed == resolve(str(path)).config:
             return []
         change = overrides[0].rpartition(".")[2].replace("=", "-")
-        return [f"fullrank train {path} {' '.join(overrides)} --out {self.run.folder}-{change}"]
+        return [shlex.join(["fullrank", "train", str(path), *overrides, "--out", f"{self.run.folder}-{change}"])]
 
 
 @dataclass(frozen=True)
