@@ -46,8 +46,7 @@ def test_no_compiler_is_imported_where_nothing_is_compiled(row):
 
 def test_every_public_name_is_there():
     assert set(fr.__all__) == set(dir(fr))
-    for name in fr.__all__:
-        assert getattr(fr, name) is not None
+    assert None not in [getattr(fr, name) for name in fr.__all__]
     with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'LanguageModle'"):
         fr.LanguageModle  # noqa: B018
 

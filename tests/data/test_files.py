@@ -34,8 +34,7 @@ def test_pieces_are_the_whole_text_and_end_between_words(tmp_path_factory, conte
         assert [word for word, _ in words] == [word for word, _ in reader.pre_tokenize_str(content)]
 
 
-def test_lines_between_spaces_end_pieces(tmp_path, monkeypatch):
-    """As those of Penn Treebank and WikiText."""
+def test_lines_between_spaces_end_pieces_as_in_penn_treebank(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(" a b \n" * 9)
     monkeypatch.setattr(text, "_PIECE", 8)
     assert pieces(Section(tmp_path / "a.txt")) == [" a b \n a b \n"] * 4 + [" a b \n"]

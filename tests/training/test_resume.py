@@ -78,10 +78,9 @@ def test_metrics_beyond_the_checkpoint_are_cut(number, tmp_path):
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(number, die))
-    with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
-        file.write('{"step": 99, "spl')
-    with open(tmp_path / "killed" / "timing.jsonl", "a") as file:
-        file.write('{"step": 99, "sec')
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        with open(tmp_path / "killed" / name, "a") as file:
+            file.write('{"step": 99, "s')
     recorder = Recorder()
     train(tmp_path / "killed", **options, observers=[recorder])
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
