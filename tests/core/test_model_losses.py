@@ -52,10 +52,7 @@ def same(found, expected):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind, model, kernel):
-    """Values and the gradients of every parameter, in training too; targets of -100 count no more than a weight of 0.
-
-    Logits of mixtures and clusters are normalised; tied tensors get both of their gradients.
-    """
+    """Values and the gradients of every parameter, in training too; targets of -100 count no more than a weight of 0."""
     made, read, targets = build(kind, model).train(kernel == "auto"), torch.randint(V, (4, 6)), torch.randint(V, (4, 6))
     logits = made(read).logits
     logs = logits.log_softmax(-1)

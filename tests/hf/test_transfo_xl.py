@@ -42,10 +42,7 @@ def write_folder(folder, case, **changes):
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_nll_is_that_of_the_old_code(tmp_path, mix):
-    """Segment by segment with its memory; a mixing changes nothing until it is trained; what is saved is the same.
-
-    Other settings, hidden states and gradients: tests/core/test_transformer_xl_fixture.py.
-    """
+    """Segment by segment with its memory; a mixing changes nothing until it is trained; what is saved is the same."""
     model = load_transfo_xl(write_folder(tmp_path / "old", OLD["cases"]["zeros"]), mix=mix, cross_head=0.1).double()
     model.save(tmp_path / "new")
     for read in (model, fr.LanguageModel.load(tmp_path / "new")):

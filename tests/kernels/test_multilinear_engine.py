@@ -156,10 +156,7 @@ def test_decayed_sums(count, gaps, with_state):
 @pytest.mark.full
 @pytest.mark.parametrize("output_map", ["pairs", "decayed"])
 def test_compiled_without_a_graph_break(output_map):
-    """Two lengths at which the engine computes: the same numbers and gradients as without compiling.
-
-    Decayed sums are plain operations, of which the graph is all there is to see.
-    """
+    """Two lengths at which the engine computes: the same numbers and gradients as without compiling."""
     torch._dynamo.reset()
     torch.manual_seed(3)
     layer = fr.MultiLinearAttention(hidden_size=6, rank=4, max_position_embeddings=70, output_map=output_map)

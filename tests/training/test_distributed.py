@@ -93,10 +93,7 @@ def figures(run):
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_several_processes_train_what_one_trains(alone, processes, sharding):
-    """Dropout, cross-head, skipped layers, memory, unread tails, uneven rows: parameters within 1e-10 in fp64.
-
-    An encoder of transformers without dropout, too: within 1e-5 in fp32.
-    """
+    """Dropout, cross-head, skipped layers, memory, unread tails, uneven rows: within 1e-10, an encoder in fp32 within 1e-5."""
     cases = dict.fromkeys(together.CASES, (1e-10, 1e-8))
     if sharding == "ddp":
         cases |= dict.fromkeys(together.TUNED, (1e-5, 1e-5))  # a pretrained encoder is loaded in fp32
