@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from closeness import agree
+from fullrank.core.errors import InputError
 from moving import moved
 
 B, N, E, H, D = 2, 7, 10, 4, 6
@@ -334,3 +335,13 @@ def test_no_mixer_crosses_a_document(attention):
     ids = torch.tensor([[1, 2, 3, 4, 0, 5, 6, 7]])
     with torch.no_grad():
         assert torch.allclose(model.eval()(ids).logits[:, 4:], model(ids[:, 4:]).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slot", "name"),
+    [("mix", "dynamic"), ("mix_scores", "multi_token"), ("gate", "exclusive"), ("mix_qkv", "interleaved")],
+)
+def test_what_reads_its_own_text_refuses_another_source(slot, name):
+    x = torch.randn(B, N, E, dtype=torch.float64)
+    with pytest.raises(InputError, match=f"attention.{slot}: {name} takes queries and keys of one text"):
+        layer_of(**{slot: name})(x, x[:, 1:])

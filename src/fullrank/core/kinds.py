@@ -227,14 +227,20 @@ class WeightedConfig(AttentionConfig, built_in=True):
                 f"given {key_value_heads}"
             )
 
-    def across(self) -> AttentionConfig:
-        one_text = {
+    @property
+    def of_one_text(self) -> dict[str, str]:
+        """Chosen stages, by slot, for which queries and keys must be of one text."""
+        slots = {
             "gate": "exclusive",
             "mix": "dynamic",
             "mix_qkv": "interleaved",
             "mix_scores": "dynamic multi_token",
         }
-        plain = {slot: "none" for slot, names in one_text.items() if stage_name(getattr(self, slot)) in names.split()}
+        chosen = {slot: stage_name(getattr(self, slot)) for slot in slots}
+        return {slot: name for slot, name in chosen.items() if name in slots[slot].split()}
+
+    def across(self) -> AttentionConfig:
+        plain = dict.fromkeys(self.of_one_text, "none")
         return super().across().with_known(pattern="full", stride=None, **plain)
 
 
