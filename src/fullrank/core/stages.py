@@ -473,7 +473,7 @@ def mix_heads(weights: Tensor, matrix: Tensor | None, of_keys: Tensor | None = N
 
 
 class Matrices(NamedTuple):
-    """What mixes heads in a call: M (H, H) or (B, N, H, H), None for I, and what each key adds to it, (B, M, H, H)."""
+    """The matrices that mix heads in a call: M (H, H) or (B, N, H, H), None for I, and one that each key adds, (B, M, H, H)."""
 
     of_queries: Tensor | None
     of_keys: Tensor | None = None

@@ -134,18 +134,12 @@ template <class T, int C> struct Block {
             if (!hidden && key >= r.all_from && key < r.all_to) continue;
             for (int64_t w = 0; w < W; w += VL<T>) {
                 I here = (Int)key - (I){};
-                const I inside = (load_i(first + w) <= here) & (here < load_i(end + w));
-                const I seen = (hidden ? I{} : inside) | (here == load_i(own_key + w));
+                const I inside = (load_indices<T>(first + w) <= here) & (here < load_indices<T>(end + w));
+                const I seen = (hidden ? I{} : inside) | (here == load_indices<T>(own_key + w));
                 V x = load(s + k * W + w);
                 store(s + k * W + w, seen ? x : all<T>(-INFINITY));
             }
         }
-    }
-
-    static I load_i(const Int* p) {
-        I v;
-        std::memcpy(&v, p, sizeof v);
-        return v;
     }
 
     // rows of the table that this block meets

@@ -113,16 +113,10 @@ template <class T, int C> struct Convolution {
         for (int64_t key = low; key < high; ++key) {
             const I here = (Int)key - (I){}, hidden = (Int)(tokens && !tokens[key] ? -1 : 0) - (I){};
             for (int64_t x = 0; x < wide; x += VL<T>) {
-                const I seen = (load_i(first + x) <= here) & (here < load_i(end + x)) & ~hidden;
+                const I seen = (load_indices<T>(first + x) <= here) & (here < load_indices<T>(end + x)) & ~hidden;
                 store(at(key) + x, seen ? load(at(key) + x) : (V){});
             }
         }
-    }
-
-    static I load_i(const Int* p) {
-        I v;
-        std::memcpy(&v, p, sizeof v);
-        return v;
     }
 
     // to out [key][row] of the block

@@ -3,6 +3,7 @@
 // dA_i. M and L may depend on query and key; their gradients are sums of P_j G_i and of S_j dA_i. Without mixing dP is G.
 #pragma once
 #include "block.h"
+#include <numeric>
 
 namespace {
 
@@ -25,7 +26,7 @@ template <class T> struct TextSums {
         }
     }
 
-    int64_t count() const { return sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4]; }
+    int64_t count() const { return std::accumulate(sizes, sizes + PARTS, int64_t(0)); }
 
     void clear() const {
         for (int part = 0; part < PARTS; ++part)

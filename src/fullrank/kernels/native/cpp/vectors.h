@@ -44,6 +44,11 @@ template <class T> inline typename Of<T>::V load(const T* p) {
     std::memcpy(&v, p, sizeof v);
     return v;
 }
+template <class T> inline typename Of<T>::I load_indices(const typename Of<T>::Int* p) {
+    typename Of<T>::I v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
 template <class T> inline void store(T* p, typename Of<T>::V v) { std::memcpy(p, &v, sizeof v); }
 template <class T> inline typename Of<T>::V all(T x) { return x - (typename Of<T>::V){}; }
 
