@@ -16,12 +16,13 @@ MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring", "convolution")
 def call(
     layout, mixing = "none", *, relative = False, normalize = "softmax", p = 0.0,
     batch = 2, heads = 3, size = 5, dtype = torch.float64, device = "cpu", times = 1.0,
-    scoring = "none", of_keys = False,
 ):  # fmt: skip
-    """mixing, scoring: none, A = (H, H), B = (B, N, H, H), convolution. of_keys: keys add to both.
+    """mixing: how weights are mixed, none, A = (H, H) or B = (B, N, H, H); then, if more is, "none, A or B scores", or
+    convolution, and "keys", which add to both.
 
     times: what queries and keys are multiplied by, which makes scores large."""
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
+    mixing, scoring, of_keys = (*mixing.split(", "), "none", "none")[:3]
 
     def drawn(*shape, times=1.0):
         x = torch.randn(*shape, generator=generator, dtype=torch.float64) * times
@@ -33,8 +34,8 @@ def call(
     query = (query, query.contiguous(), torch.cat((query, query), dim=3)[..., size:])[queries % 3]
     value = drawn(batch, keys, heads, size).transpose(1, 2)
     far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
-    mixed, of_scores = (drawn(*shapes[kind]) if kind in shapes else None for kind in (mixing, scoring))
-    matrices = [drawn(batch, keys, heads, heads) if of_keys else None for _ in range(2)]
+    mixed, of_scores = (drawn(*shapes[kind]) if kind in shapes else None for kind in (mixing, scoring[:1]))
+    matrices = [drawn(batch, keys, heads, heads) if of_keys == "keys" else None for _ in range(2)]
     convolution = drawn(heads, 4, 5) if scoring == "convolution" else None
     return Problem(query, key, value, mixed, far, layout, 0.3, normalize, p, of_scores, *matrices, convolution)
 

@@ -103,11 +103,8 @@ def layout(where, queries, keys, batch=2):
     ],
 )
 def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mixing, where, dtype):
-    """Before "scores" stands how scores are mixed; "keys" add to both."""
     options = {"relative": relative, "normalize": normalize, "heads": heads, "size": size, "dtype": dtype}
-    of_weights, *more = mixing.split(", ")
-    options |= {"scoring": more[0].split()[0] if more else "none", "of_keys": "keys" in more}
-    problem = call(layout(where, queries, keys), of_weights, **options)
+    problem = call(layout(where, queries, keys), mixing, **options)
     assert KERNELS["native"].reason(problem) is None
     out = attend(problem)
     assert out.dtype == dtype
@@ -146,14 +143,14 @@ def test_scores_far_from_zero(normalize, offset):
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
-@pytest.mark.parametrize("scoring", ["A", "keys", "convolution"])
+@pytest.mark.parametrize("scoring", ["A scores", "none scores, keys", "convolution"])
 def test_threads(relative, batch, scoring):
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
     def computed(threads):
         torch.set_num_threads(threads)
-        options = {"relative": relative and scoring != "convolution", "batch": batch, "size": 17, "scoring": scoring}
-        problem = call(fr.Layout.of(80), "A" if batch % 2 else "B", of_keys=scoring == "keys", **options)
+        options = {"relative": relative and scoring != "convolution", "batch": batch, "size": 17}
+        problem = call(fr.Layout.of(80), f"{'A' if batch % 2 else 'B'}, {scoring}", **options)
         out = attend(problem)
         return [out.detach(), *torch.autograd.grad(out.sin().sum(), differentiable(problem))]
 

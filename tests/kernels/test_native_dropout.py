@@ -34,6 +34,8 @@ def masks(p, seed, *, batch=2, heads=3, queries=24, keys=150):
         (70, 81, True, "sigsoftmax", "none"),
         (70, 81, False, "softmax", "A"),
         (70, 81, True, "sigsoftmax", "B"),
+        (70, 81, False, "softmax", "B, B scores, keys"),
+        (70, 70, False, "sigsoftmax", "A, convolution"),
     ],
 )
 def test_forward_and_backward_have_one_mask(queries, keys, relative, normalize, mixing):

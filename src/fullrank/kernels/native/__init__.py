@@ -49,7 +49,7 @@ def is_plain(problem: Problem) -> bool:
 
 
 def get_mixers(problem: Problem) -> tuple[Tensor | None, ...]:
-    """What mixes weights and scores: matrices, what keys add to them, and the kernel of a convolution."""
+    """The tensors of a call that mix weights or scores, None where it has none."""
     return problem.mixing, problem.scoring, problem.key_mixing, problem.key_scoring, problem.convolution
 
 
@@ -63,7 +63,9 @@ def fits(problem: Problem) -> bool:
         and problem.layout.shape == (queries, keys)
         and all(x is None or x.shape in ((heads, heads), (batch, queries, heads, heads)) for x in of_queries)
         and all(x is None or x.shape == (batch, keys, heads, heads) for x in of_keys)
-        and (problem.convolution is None or len(problem.convolution) == heads)
+        and (
+            problem.convolution is None or (len(problem.convolution) == heads and problem.convolution.shape[2] % 2 == 1)
+        )
         and (mask is None or mask.shape in ((1, keys), (batch, keys)))
         and (distances is None or distances.keys.shape == (heads, problem.layout.distances, width))
     )
@@ -122,9 +124,8 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.strided:
         return None
     queries, keys = layout.shape
-    own_key = torch.arange(
-        keys - queries, keys, dtype=torch.int32, device="cpu"
-    )  # wherever tensors are made by default
+    cpu = torch.device("cpu")  # wherever tensors are made by default
+    own_key = torch.arange(keys - queries, keys, dtype=torch.int32, device=cpu)
     if not layout.causal:
         if layout.narrow:
             return None
@@ -134,7 +135,7 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     if layout.narrow:
         if layout.runs is None or layout.window is None:
             return None
-        positions = list_positions(layout.runs, torch.device("cpu"))
+        positions = list_positions(layout.runs, cpu)
         oldest = positions[keys - queries :] - layout.window
         first = torch.searchsorted(positions, oldest, right=True).to(torch.int32)
     if layout.documents is not None:
@@ -178,8 +179,12 @@ def available() -> bool:
 def declines(problem: Problem) -> str | None:
     if problem.values.dtype not in _DTYPES:
         return "the dtype must have 16, 32 or 64 bits"
-    if problem.convolution is not None and problem.layout.shape[0] < problem.layout.shape[1]:
-        return "a convolution of scores reads the queries of all tokens"
+    if problem.convolution is not None:
+        if problem.layout.shape[0] < problem.layout.shape[1]:
+            return "a convolution of scores reads the queries of all tokens"
+        others = (problem.scoring, problem.key_scoring, problem.distances, problem.layout.distance_bias)
+        if any(tensor is not None for tensor in others):
+            return "scores that are convolved have no distances, and no matrices mix them"
     return find_obstacle(problem)
 
 
@@ -324,8 +329,7 @@ class Arguments(NamedTuple):
     projection splits into heads without a copy.
     mixing and scoring are (H, H), (B, N, H, H) or None, key_mixing and key_scoring (B, M, H, H) or None, convolution (H, Q, C)
     or None; position and table (the query that meets the keys of distances, and those) are None where the score has no
-    distances. base (M,): n plus this
-    is the row of the table of distances.
+    distances. base (M,): n plus this is the row of the table of distances.
     """
 
     query: Tensor
