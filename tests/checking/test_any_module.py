@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.checking import list_checks
+from fullrank.checking.report import Finding, Report
 from fullrank.checking.subject import open_subject
 from fullrank.core.errors import InputError
 
@@ -211,7 +212,7 @@ def test_inputs_that_allow_no_other_length():
 def test_lengths_that_a_model_refuses():
     model = leaky.Model()
     model.register_forward_pre_hook(lambda _, given: None if given[0].shape[1] % 8 == 0 else 1 / 0)
-    assert fr.check(model, vocab_size=leaky.VOCABULARY, length=64).passes
+    assert fr.check(model, vocab_size=leaky.VOCABULARY).passes
 
 
 # -- functions, modes, masks ------------------------------------------------------------------------------------------
@@ -280,6 +281,15 @@ def test_what_could_not_be_checked_does_not_pass():
         assert (report.as_dict()["passes"], report.as_dict()["verdict"]) == (False, "not checked")
         assert report.headline.startswith("It could not be checked: ")
         assert "pass" not in report.headline.partition(";")[0]
+
+
+def test_a_leak_that_rounding_hides_is_on_every_path():
+    leak = Finding(
+        "fails", check="future, by perturbation, evaluation", path="evaluation", leaks="positions see later ones"
+    )
+    names = ("in bfloat16", "under autocast, training")
+    hidden = [Finding("passes", check=f"future, by perturbation, {name}") for name in names]
+    assert Report((leak, *hidden), {}).headline.startswith("Sees later tokens on every code path.")
 
 
 def test_a_square_mask_is_none_of_padding():

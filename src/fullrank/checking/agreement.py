@@ -28,7 +28,7 @@ from fullrank.checking.calls import (
 from fullrank.checking.copies import InDouble, WithoutDropout, build_without_chance, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layers
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
-from fullrank.checking.subject import ROWS, Subject, agree, equals
+from fullrank.checking.subject import ROWS, Subject, agree
 from fullrank.core.errors import count_things
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
@@ -107,10 +107,12 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
         return compare(subject, run.model, comparisons, looked_at, path=call.name)
 
 
-def find_longest_texts(subject: Subject, run: Run) -> Tensor:
+def read_longest_texts(subject: Subject, run: Run) -> Reading:
     """The longest texts that the model reads, of all tokens or of a length that others check."""
-    longer = (subject.texts[:, :length] for length in (None, *sorted(subject.lengths, reverse=True)))
-    return next((ids for ids in longer if equals(partial(run, ids))), subject.ids)
+    for length in (subject.texts.shape[1], *sorted(subject.lengths, reverse=True)):
+        with contextlib.suppress(Exception):
+            return run.read(subject.texts[:, :length].contiguous())
+    return run.read(subject.ids)
 
 
 def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
@@ -120,16 +122,17 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
     """
     if training and subject.ours:
         subject = replace(subject, model=build_without_chance(subject.model))
-    call, comparisons, read = PLAIN[training], list[Comparison](), set[int]()
+    call = PLAIN[training]
+    comparisons = list[Comparison]()
     refusals = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
     with running(subject, call) as run, WithoutDropout():
-        ids = find_longest_texts(subject, run)
-        size = ids.shape[1]
+        full = read_longest_texts(subject, run)
+        size = full.part.length
+        ids = subject.texts[:, :size].contiguous()
         # the length that no size of the model equals comes first: layers are recognised by it
         powers = (1 << i for i in reversed(range(size.bit_length())))
         lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
         lengths.pop(size, None)
-        full = run.read(ids)
         if largest(Run(subject, replace(call, seed=2), run.model)(ids), full.logits) > allow(subject.dtype)[0]:
             return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
         if torch.equal(run(subject.change(ids)), full.logits):
@@ -140,10 +143,10 @@ def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
             with contextlib.suppress(*refusals):
                 alone = run.read(ids[:rows, :end].contiguous())
                 comparisons.append(Comparison(name, alone, full.with_part(part)))
-                read.add(end)
-        if not read - {size}:
+        read = {comparison.reading.part.length for comparison in comparisons} - {size}
+        if not read:
             raise CannotRun(f"it reads no texts of other lengths than {size} tokens")
-        shown = ", ".join(map(str, sorted(read - {size})))
+        shown = ", ".join(map(str, sorted(read)))
         looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
         path = f"texts of other lengths{', training' * training}"
         finding = compare(subject, run.model, comparisons, looked_at, path=path)

@@ -228,7 +228,9 @@ def check_on_random_tokens(subject: Subject) -> Finding:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained")
-    step, start, optimizer = 0, time.process_time(), torch.optim.Adam(trained, lr=3e-3)
+    optimizer = torch.optim.Adam(trained, lr=3e-3)
+    step = 0
+    start = time.process_time()
     is_readable = equals(lambda: subject.all_logits(subject.ids[:, :SHORT], model=model))
     length = min(subject.length, SHORT) if is_readable else subject.length
     with mode(model, training=True, seed=2), torch.enable_grad():

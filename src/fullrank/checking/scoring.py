@@ -431,7 +431,8 @@ def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: in
     weight is the sum over all texts. Only estimates with small errors are given.
     """
     if size**first <= calls:  # few enough to read them all
-        begin, exact = [size // 2], list[tuple[float, float]]()
+        begin = [size // 2]
+        exact = list[tuple[float, float]]()
         for more in range(first, length):
             if size**more <= calls:
                 texts = [[*begin, *continuation] for continuation in itertools.product(range(size), repeat=more)]
