@@ -146,7 +146,8 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path):
         "diverged": (json.dumps({"final": {"test": {"perplexity": None}}}), "no finite figure"),
         "wrong-type": (json.dumps({"final": 5, "seed": "x"}), "no finite figure"),
     }
-    runs = {name: make_run(tmp_path / name, row=name) for name in ("no-result", *damages, "lines")}
+    broken = {"train": "x", "valid": 5.0}
+    runs = {name: make_run(tmp_path / name, row=name, ms_per_step=broken) for name in ("no-result", *damages, "lines")}
     (runs["no-result"] / "result.json").unlink()
     for name, (text, _) in damages.items():
         (runs[name] / "result.json").write_text(text)
@@ -158,6 +159,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path):
     assert all(words in problems[name] for name, (_, words) in damages.items())
     assert "2 unreadable lines were left out" in content.runs[0].problems[0]
     assert len(content.runs[0].metrics) == 1
+    assert content.runs[0].ms_per_step == {"valid": 5.0}
     assert summarize(build_report([runs["half"]]))[0] == "No run has finished yet"
 
 

@@ -135,7 +135,8 @@ class Run:
 
     @property
     def ms_per_step(self) -> dict[str, float]:
-        return {phase: value for phase, value in self.get_mapping("ms_per_step").items() if value is not None}
+        numbers = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
+        return {phase: value for phase, value in numbers.items() if value is not None}
 
     def read_curve(self, split: str, read: Reader) -> dict[float, float]:
         """Values of the lines of a split by their steps; the last one where a step has several."""
@@ -304,7 +305,7 @@ class Measure:
     def value(self, run: Run, split: str, checkpoint: str = "final") -> float | None:
         """Figure of a finished run. `checkpoint`: `final` is the best one, `last` that of the last step."""
         value = run.final(split, self.key, checkpoint)
-        if value is None or (self.kind == "perplexity" and value <= 0):
+        if value is None or (value <= 0 and self.kind in ("perplexity", "bits")):
             return None
         return self.scale * value
 
