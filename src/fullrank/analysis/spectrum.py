@@ -98,7 +98,7 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
                 values.setdefault((number, place), []).append(of_text)
     spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
     layers = []
-    for number in range(len(traces)):
+    for number in dict.fromkeys(number for number, _ in spectra):
         before = spectra[number, "before"]
         layers.append(LayerSpectrum(before, spectra.get((number, "after"), before)))
     length = rows[0].shape[1]

@@ -35,7 +35,7 @@ class Problem:
     query (B, H, N, D), keys and values (B, H, M, D) -> (B, H, N, D), in the dtype of the values.
     mixing, scoring: M and L, which mixes scores before the mask, as (H, H), or (B, N, H, H) where they depend on the query;
     None is the identity. key_mixing, key_scoring: what each key adds to them, (B, M, H, H); None is nothing.
-    convolution: w (H, Q, C), by which scores are convolved over queries and keys in place of L, see `mix_scores: multi_token`.
+    convolution: w (H, Q, C) in place of L, A'_j(n, m) = sum_ab w_j(a, b) A_j(n - a, m + b), a = 0 in the last of the Q rows.
     normalize: the name by which engines know the normaliser.
     dropout: the probability with which a mixed weight is dropped, the others being divided by 1 - p; 0 outside training.
     """
