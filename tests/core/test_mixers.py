@@ -136,23 +136,6 @@ def low_rank(layer, maps):
     return [one + sum(right[i, r] * part for r, part in enumerate(together)) for i, one in enumerate(maps)]
 
 
-def differences(layer, maps):
-    q1, k1, q2, k2 = layer.attend.mix.vectors
-    amount = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer)
-    pairs = [maps[i] - amount * maps[i + 1] for i in range(0, len(maps), 2)]
-    return [pair for pair in pairs for _ in range(2)]
-
-
-def norm_of_pairs(layer, x, maps, values):
-    scale = 1 - (0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer))
-    heads = []
-    for i in range(0, len(maps), 2):
-        wide = torch.cat(maps[i : i + 2], -1)
-        normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.attend.mix.weight * scale
-        heads += normed.split(D, -1)
-    return heads
-
-
 def gate_by_head(layer, x, maps, values):
     return [2 / (1 + torch.exp(-(x @ w)))[..., None] * one for w, one in zip(layer.gate.weight, maps, strict=True)]
 
@@ -181,7 +164,6 @@ CASES = {
         {"scores": talking_scores, "weights": talking_weights},
     ),
     "low rank": ({"mix": {"name": "low_rank", "rank": 3}}, {"weights": low_rank}),
-    "differential": ({"mix": "differential"}, {"weights": differences, "outputs": norm_of_pairs}),
     "gate of heads": ({"gate": "head"}, {"outputs": gate_by_head}),
     "gate of numbers": ({"gate": "elementwise"}, {"outputs": gate_by_number}),
     "exclusive": ({"gate": "exclusive"}, {"outputs": exclusive}),
@@ -220,7 +202,7 @@ def test_is_its_equation_with_all_gradients(name, kernel):
     compare(out, expected, layer, x)
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"random", "average", "differential", "exclusive", "plain"}))
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"random", "average", "exclusive", "plain"}))
 def test_starts_as_plain_attention(name):
     def build(**attention):
         torch.manual_seed(3)
@@ -231,7 +213,8 @@ def test_starts_as_plain_attention(name):
         assert torch.equal(build(**CASES[name][0])(x), build()(x))
 
 
-def test_differential_attention_is_the_released_code():
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_differential_attention_is_the_released_code(kernel):
     """microsoft/unilm Diff-Transformer/multihead_diffattn.py: H/2 heads, whose values are 2 D wide, and its order of rows."""
     layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     project, mix = layer.project, layer.attend.mix
@@ -244,7 +227,8 @@ def test_differential_attention_is_the_released_code():
     amount = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + lambda_init
     out = (maps[:, :, 0] - amount * maps[:, :, 1]) @ values
     out = F.rms_norm(out, (2 * D,), mix.weight, eps=1e-5) * (1 - lambda_init)
-    compare(layer(x), layer.merge(out.transpose(1, 2).reshape(B, N, H * D)), layer, x)
+    with fr.kernel(kernel):
+        compare(layer(x), layer.merge(out.transpose(1, 2).reshape(B, N, H * D)), layer, x)
 
 
 def test_interleaved_heads_are_their_equation():
@@ -313,18 +297,15 @@ def test_differential_attention_2_decodes_and_trains():
     ids = torch.randint(11, (2, 9))
     model.loss(ids[:, :-1], ids[:, 1:]).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    model.eval()
-    with torch.no_grad():
-        expected, first = model(ids).logits, model(ids[:, :4], cache=model.new_cache())
-        rest = model(ids[:, 4:], cache=first.cache)
-    assert torch.allclose(torch.cat((first.logits, rest.logits), 1), expected, atol=1e-12)
-    assert fr.check(model, length=9, quick=True).passes
+    report = fr.check(model, length=9, quick=True)
+    assert report.passes
+    assert report.of("incremental decoding = one pass").verdict == "passes"
 
 
 @pytest.mark.parametrize(
     "attention",
     [attention for attention, _ in CASES.values() if "multi_token" not in str(attention)]
-    + [{"mix_qkv": "interleaved"}],
+    + [{"mix_qkv": "interleaved"}, {"mix": "differential"}],
     ids=str,
 )
 def test_no_mixer_crosses_a_document(attention):
@@ -338,10 +319,9 @@ def test_no_mixer_crosses_a_document(attention):
 
 
 @pytest.mark.parametrize(
-    ("slot", "name"),
-    [("mix", "dynamic"), ("mix_scores", "multi_token"), ("gate", "exclusive"), ("mix_qkv", "interleaved")],
+    "stage", ["mix: dynamic", "mix_scores: multi_token", "gate: exclusive", "mix_qkv: interleaved"]
 )
-def test_what_reads_its_own_text_refuses_another_source(slot, name):
-    x = torch.randn(B, N, E, dtype=torch.float64)
-    with pytest.raises(InputError, match=f"attention.{slot}: {name} takes queries and keys of one text"):
-        layer_of(**{slot: name})(x, x[:, 1:])
+def test_what_reads_its_own_text_refuses_another_source(stage):
+    slot, name = stage.split(": ")
+    with pytest.raises(InputError, match=f"attention.{stage} takes queries and keys of one text"):
+        layer_of(**{slot: name})(*torch.randn(2, B, N, E, dtype=torch.float64))

@@ -9,6 +9,7 @@ from calls import call, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
+from fullrank.kernels import native
 from fullrank.kernels.native import attend, differentiable
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
@@ -62,26 +63,18 @@ def test_compiled_dropout_is_drawn_anew():
     assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(*both, strict=True))
 
 
-def _arguments(mixed, convolved):
-    """Arguments that `native` makes, with all that may be there but a convolution, or with nothing else of it."""
-
-    def heads(*shape):
-        return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)
-
-    own_key = torch.arange(2, 7, dtype=torch.int32)
-    operands = [heads(2, 3, 5), heads(2, 3, 7), heads(2, 3, 7), *[None] * 7]
-    if convolved:
-        operands[7] = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    if mixed:
-        shapes = ((2, 5), (), (2, 7), (2, 7))
-        matrices = (torch.randn(*shape, 3, 3, dtype=torch.float64, requires_grad=True) for shape in shapes)
-        operands[3:] = *matrices, None, heads(2, 3, 5), heads(3, 7)
-    base = torch.arange(2, -5, -1, dtype=torch.int32) if mixed else None
-    seed = torch.tensor((12345, 2)) if mixed else None
-    geometry = (torch.zeros_like(own_key), own_key + 1, own_key, base, torch.ones(2, 7, dtype=torch.uint8), seed)
-    return (*operands, *geometry, 0.4, mixed, 0.3 if mixed else 0.0)
-
-
-@pytest.mark.parametrize(("mixed", "convolved"), [(False, False), (True, False), (False, True)])
-def test_operator_is_what_pytorch_expects(mixed, convolved):
-    torch.library.opcheck(OPERATOR, _arguments(mixed, convolved))
+@pytest.mark.parametrize(
+    "problem",
+    [
+        call(fr.Layout.of(5, 7)),
+        call(fr.Layout.of(25, key_mask=HOLES), "none, convolution"),
+        call(fr.Layout.of(20, 25, key_mask=HOLES), "A, B scores, keys", p=0.3),
+        call(fr.Layout.of(5, 7), "B, A scores", relative=True, normalize="sigsoftmax"),
+    ],
+    ids=["plain", "convolution", "mixed", "relative"],
+)
+def test_operator_is_what_pytorch_expects(problem, monkeypatch):
+    calls = []
+    monkeypatch.setattr(native, "_mix_attention", lambda arguments: calls.append(arguments) or torch.zeros(1))
+    attend(problem)
+    torch.library.opcheck(OPERATOR, tuple(calls[0]))
