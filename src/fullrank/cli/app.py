@@ -29,7 +29,7 @@ from typer import Argument, Option
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Section, hints_of
-from fullrank.files import Entries, as_json, no_room, out_of_memory, visible
+from fullrank.files import as_json, no_room, out_of_memory, visible
 from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fullrank.config.load import Resolved
     from fullrank.config.run import RunConfig
     from fullrank.experiments.analyze import Reading
-    from fullrank.render.blocks import Grid, Page
+    from fullrank.render.blocks import Grid
 
 # -- output: results to stdout, everything else to stderr --------------------------------------------------------------
 
@@ -132,26 +132,11 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
             print(visible(str(line)))
 
 
-def write_report(
-    folders: Sequence[Path], page: Path, title: str | None = None, table: str | None = None
-) -> tuple[Page, Entries]:
-    """Write the report of runs to `page`; the page and its content as JSON.
-
-    table: the table of several recipes that the runs belong to.
-    """
-    from fullrank.comparison.compare import build_report
-    from fullrank.comparison.page import build_page, report_to_dict
-    from fullrank.render.page import write_page
-
-    content = build_report(folders, table)
-    built = build_page(content, title)
-    return built, {"report": str(write_page(built, page)), **report_to_dict(content)}
-
-
 def show_report(
     folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
 ) -> None:
     """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
+    from fullrank.comparison.page import write_report
     from fullrank.render.terminal import print_page
 
     clear_progress()

@@ -33,7 +33,6 @@ from fullrank.cli.app import (
     suggest_recipes,
     tell,
     verb,
-    write_report,
 )
 from fullrank.core.errors import InputError
 from fullrank.files import silent
@@ -154,6 +153,7 @@ def train(
     if procs > 1:
         context.params |= {"config": choice.config}
         _train_together(context)
+    from fullrank.comparison.page import write_report
     from fullrank.comparison.runs import read_run
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
@@ -316,6 +316,7 @@ def reproduce(
 def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, *, json: bool) -> None:
     """Measure trained rows, print the table and write its pictures and the report of the rows into `out`."""
     from fullrank.cli.analyze import show_measured
+    from fullrank.comparison.page import write_report
     from fullrank.experiments.analyze import Reading, measure_models
     from fullrank.records import find_measurement
 

@@ -6,10 +6,11 @@ import contextlib
 import shlex
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
+from fullrank.comparison.compare import Comparison, Group, Row, build_report, compare_rows, compare_texts, identify_text
 from fullrank.comparison.runs import PERPLEXITY, TRANSLATION, Run, integer
 from fullrank.comparison.table import build_tables, drop_labels, find_curves
 from fullrank.config.load import load
@@ -20,7 +21,7 @@ from fullrank.files import format_yaml
 from fullrank.records import Column, Table
 from fullrank.render import blocks
 from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
-from fullrank.render.page import build_blocks, build_figure
+from fullrank.render.page import build_blocks, build_figure, write_page
 
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
@@ -195,6 +196,18 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
         with contextlib.suppress(InputError):
             notes[name] = load(name).notes
     return {name: text for name, text in notes.items() if text}
+
+
+def write_report(
+    folders: Sequence[Path], path: Path, title: str | None = None, table: str | None = None
+) -> tuple[Page, dict[str, Any]]:
+    """Write the report of runs to `path`; the page and its content as JSON.
+
+    table: the table of several recipes that the runs belong to.
+    """
+    compared = build_report(folders, table)
+    page = build_page(compared, title)
+    return page, {"report": str(write_page(page, path)), **report_to_dict(compared)}
 
 
 def build_page(compared: Comparison, title: str | None = None) -> Page:

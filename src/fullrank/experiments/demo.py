@@ -41,9 +41,7 @@ def run_demo(
     """
     from rich.console import Console
 
-    from fullrank.comparison.compare import build_report
-    from fullrank.comparison.page import build_page, report_to_dict
-    from fullrank.render.page import write_page
+    from fullrank.comparison.page import write_report
     from fullrank.render.terminal import print_page
 
     if not minutes > 0:  # NaN passes a comparison that is written the other way
@@ -62,10 +60,8 @@ def run_demo(
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
-    table = build_report(folders)
-    built = build_page(table, "A Transformer without its bottlenecks")
-    page = write_page(built, out / "report.html")
-    print_page(built, console)
+    page, content = write_report(folders, out / "report.html", "A Transformer without its bottlenecks")
+    print_page(page, console)
     result = results[best]
     corpus, lowest = result["corpus"], math.exp(result["final"]["test"]["nll"])
     console.print(
@@ -76,8 +72,8 @@ def run_demo(
         highlight=False,
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
-    console.print(f"Report: {page} ({spent})", highlight=False)
-    return {"report": str(page), **report_to_dict(table)}
+    console.print(f"Report: {content['report']} ({spent})", highlight=False)
+    return content
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> int:
