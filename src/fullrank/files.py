@@ -85,6 +85,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()
+        if error.errno == errno.ENAMETOOLONG:  # of the user's choosing
+            raise
         reason = "no space left on the disk" if no_room(error) else error.strerror
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 

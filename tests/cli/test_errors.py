@@ -34,7 +34,7 @@ def test_commands(case, places, tmp_path):
     for name, content in case.get("files", {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
-    done = call(*(word.format(**places, here=tmp_path) for word in case["run"].split()))
+    done = call(*(word.format(**places, here=tmp_path, long=256 * "x") for word in case["run"].split()))
     _, begun, said = f"\n{done.stderr}".partition("\nfullrank")  # behind lines of progress
     assert (done.returncode, done.stdout, begun.strip()) == (case.get("status", 2), "", "fullrank"), done.stderr
     assert len(said.splitlines()) <= 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import gc
 import importlib
 import inspect
@@ -498,6 +499,8 @@ def import_options() -> list[str]:
 
 def _tell(error: Exception, words: list[str]) -> int:
     """Print an error; its exit status."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        error = InputError(f"{error.filename}: too long a name, a file system takes 255 bytes; give a shorter one")
     clear_progress()
     print(explain(error), file=sys.stderr)
     if isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" not in os.environ:  # else who started it says so
