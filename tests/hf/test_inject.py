@@ -105,6 +105,7 @@ def described(**fields):
         (bert_with, {**B, "layers": 0.5}, "layers: a list of layer numbers .* given 0.5"),
         (bert_with, {"mix": "differential"}, "mix 'differential' is more than a matrix"),
         (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
+        (FAMILIES["gemma2"], SIGSOFTMAX, "soft-cap"),
         (FAMILIES["t5"], SIGSOFTMAX, "position biases"),
         (bert_with, {**B, "interface": "query"}, "interface: a mapping of class names"),
         (bert_with, described(query="q_proj"), "query: the name of a submodule of each BertSelfAttention, given 'q_proj'"),

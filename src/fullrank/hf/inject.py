@@ -176,7 +176,8 @@ def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_he
     if like is None or not like.is_meta:
         rules = stages.rules(module)
         is_plain = rules.plain and "position_bias" not in rules.extras  # which T5 always gives
-        if stage_name(normalize) != "softmax" and not is_plain:
+        is_capped = getattr(module, "attn_logit_softcapping", None) is not None  # as in Gemma 2
+        if stage_name(normalize) != "softmax" and (is_capped or not is_plain):
             raise InputError(
                 f"{name}: its scores are more than scaled dot products (a soft-cap, sinks or position biases), which other "
                 f"normalisers than softmax would have to take apart; given normalize '{stage_name(normalize)}'"
