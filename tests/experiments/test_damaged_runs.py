@@ -105,7 +105,9 @@ def test_changed_text_is_refused_by_a_resume_and_may_go(run):
     with pytest.raises(InputError, match=r"train\.txt was changed since .*run was started on it"):
         resume(run, quiet=True, say=silent)
     source.unlink()
+    (run / "tokenizer.json").unlink()  # which is written again
     resume(unfinished(run), quiet=True, say=silent)
+    assert nll(run) > 0
 
 
 @pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])

@@ -15,14 +15,8 @@ from fullrank.experiments import run as run_module
 from fullrank.experiments.run import cells
 from fullrank.experiments.run_folder import claim, open_run
 
-IDENTITY = {
-    "name": "x",
-    "recipe": "mixhead/table1-vanilla",
-    "row": "plain",
-    "scale": "tiny",
-    "paper": None,
-    "vocabulary": "v",
-}
+TABLE = "mixhead/table6"
+IDENTITY = {"name": "x", "recipe": TABLE, "row": "plain", "scale": "tiny", "paper": None, "vocabulary": "v"}
 
 
 def test_a_folder_is_claimed_once_and_found_again(tmp_path):
@@ -34,13 +28,9 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path):
     assert identity == IDENTITY
     with pytest.raises(InputError, match=r"train\.seed is 1 there, 2 here"):
         claim(tmp_path / "run", RunConfig(train=TrainConfig(seed=2)), IDENTITY)
-    with pytest.raises(InputError, match="another text or vocabulary"):
-        claim(tmp_path / "run", RunConfig(), {**IDENTITY, "vocabulary": "w"})
-    with pytest.raises(InputError, match="another text or vocabulary"):
-        claim(tmp_path / "run", RunConfig(), {**IDENTITY, "text": {"train": "changed"}})
-
-
-TABLE = "mixhead/table6"
+    for changed in ({"vocabulary": "w"}, {"text": {"train": "changed"}}):
+        with pytest.raises(InputError, match="another text or vocabulary"):
+            claim(tmp_path / "run", RunConfig(), IDENTITY | changed)
 
 
 def test_all_rows_of_a_seed_come_before_the_next_seed():

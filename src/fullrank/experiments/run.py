@@ -112,9 +112,9 @@ def train(
             prepare_run(task, resolved, folder, kernel_name, say if rank() == 0 else silent)
             if rank() == 0:
                 exits.enter_context(lock_folder(folder))
-                if not claim(folder, task.config, task.identity):
-                    task.save(folder)
-                elif (result := read_result(folder)) is not None:
+                has_begun = claim(folder, task.config, task.identity)
+                task.save(folder)  # also files that somebody took away
+                if has_begun and (result := read_result(folder)) is not None:
                     say(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
             return result or {}
