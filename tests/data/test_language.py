@@ -149,6 +149,9 @@ def test_words_are_cut_by_the_papers_procedure():
     for _ in range(300):
         word = "".join(draw.choices("abcdefgings", k=draw.randrange(1, 30)))
         assert cut(language, word) == split_plainly(word, [*pieces.merges]), word
+    marks = "a </w> b</w>"  # the mark of an end as words of the text
+    language = build_language("en", learn_codes(lambda: [marks] * 9, 8))
+    assert language.decode(language.encode(marks)) == marks
 
 
 def test_merges_are_learned_most_frequent_first():

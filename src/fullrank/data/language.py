@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError, pip_install
 from fullrank.data.tokenizers import (
@@ -36,6 +36,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
 _WORD_END = "</w>"
+# where the mark of an end is also part of words
+_DECODER_OF_ENDS = decoders.Sequence(
+    [decoders.Replace(UNK, UNK + _WORD_END), decoders.Replace(Regex(rf"{_WORD_END}\z"), " "), decoders.Fuse()]
+)
 _CODES_VERSION = "#version: 0.2"
 _BLOCK = "\u2581"  # what begins a word of a unigram model
 _BLOCK_OF_TEXT = "\x1f"  # what a text has for it
@@ -280,6 +284,8 @@ def build_language(
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = _SPLITS[pieces.kind]
     decoder = _DECODERS[pieces.kind]
+    if pieces.kind == "codes" and any(_WORD_END in name.removesuffix(_WORD_END) for name in names):
+        decoder = _DECODER_OF_ENDS
     if decoder is not None:
         backend.decoder = decoder
     backend.post_processor = processors.TemplateProcessing(
