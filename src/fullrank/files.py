@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
@@ -449,19 +449,21 @@ def _find_cut(data: bytearray) -> int:
     return cut
 
 
-def cut_by_lines(
-    paths: Sequence[Path], shares: Sequence[float], key: str, most: int | None = None
-) -> list[list[Section]]:
-    """The lines of files, in order, as consecutive parts: all but the first hold `shares[1:]` of the lines, at least one.
+def cut_files(
+    paths: Sequence[Path], shares: Sequence[float], key: str, *, unit: Literal["lines", "bytes"] = "lines",
+    most: int | None = None,
+) -> list[list[Section]]:  # fmt: skip
+    """The lines or bytes of files, in order, as consecutive parts: all but the first hold `shares[1:]` of them, at least one.
 
-    most: lines of such a part. Raises InputError if there are too few lines for every part to have one.
+    most: lines or bytes of such a part. Raises InputError if there are too few for every part to have one.
     """
-    counts = [count_lines(path, key) for path in paths]
+    by_lines = unit == "lines"
+    counts = [count_lines(path, key) if by_lines else path.stat().st_size for path in paths]
     total = sum(counts)
     sizes = [max(1, min(int(total * share), most or total)) for share in shares[1:]]
     if total <= sum(sizes):
         raise InputError(
-            f"{key}: {', '.join(map(str, paths))}: {total} lines are too few to cut {len(shares)} splits from; "
+            f"{key}: {', '.join(map(str, paths))}: {total} {unit} are too few to cut {len(shares)} splits from; "
             "give files for data.valid and data.test"
         )
     borders = [0, *itertools.accumulate(sizes, initial=total - sum(sizes))]
@@ -471,7 +473,9 @@ def cut_by_lines(
         for part, (low, high) in zip(sections, itertools.pairwise(borders), strict=True):
             start, end = max(low - first, 0), min(high - first, count)
             if start < end:
-                part.append(Section(path, _find_line(path, start), _find_line(path, end)))
+                if by_lines:
+                    start, end = _find_line(path, start), _find_line(path, end)
+                part.append(Section(path, start, end))
         first += count
     return sections
 

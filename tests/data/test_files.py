@@ -7,7 +7,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from fullrank import files as text
 from fullrank.core.errors import InputError
-from fullrank.files import Section, cut_by_lines, read_pieces
+from fullrank.files import Section, cut_files, read_pieces
 
 
 def pieces(section, exact=False, **keys):
@@ -71,7 +71,7 @@ def test_carriage_returns_are_newlines(tmp_path_factory, content):
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans(), st.integers(1, 2))
 @settings(deadline=None)
-def test_cut_by_lines(tmp_path_factory, counts, ended, absent):
+def test_files_are_cut_by_lines(tmp_path_factory, counts, ended, absent):
     """Every line is in one part, in order, and the later parts hold 5 % of the lines, at least one."""
     folder = tmp_path_factory.mktemp("text")
     paths, lines = [], []
@@ -83,11 +83,11 @@ def test_cut_by_lines(tmp_path_factory, counts, ended, absent):
     shares = [1.0, *[0.05] * absent]
     if len(lines) <= absent:
         with pytest.raises(InputError, match=rf"{len(lines)} lines are too few to cut {absent + 1} splits"):
-            cut_by_lines(paths, shares, "data.train")
+            cut_files(paths, shares, "data.train")
         return
     parts = [
         [line for section in part for line in "".join(pieces(section)).splitlines()]
-        for part in cut_by_lines(paths, shares, "data.train")
+        for part in cut_files(paths, shares, "data.train")
     ]
     assert [line for part in parts for line in part] == lines
     assert [len(part) for part in parts[1:]] == [max(1, len(lines) // 20)] * absent

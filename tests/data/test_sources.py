@@ -36,13 +36,8 @@ def raw_talks(folder):
         put(folder / f"train.tags.de-en.{side}", rows)
         for name in TEST_SETS:
             seg = f"{name} Das ist’s gut." if side == "de" else f"{name} That’s it."
-            put(
-                folder / f"IWSLT14.{name}.de-en.{side}.xml",
-                [
-                    "<?xml version='1.0'?>", "<doc>", f'<seg id="1"> {seg} </seg>', f'<seg id="12">{seg}2</seg>',
-                    "</doc>",
-                ],
-            )  # fmt: skip
+            segments = [f'<seg id="1"> {seg} </seg>', f'<seg id="12">{seg}2</seg>']
+            put(folder / f"IWSLT14.{name}.de-en.{side}.xml", ["<?xml version='1.0'?>", "<doc>", *segments, "</doc>"])
 
 
 def test_raw_talks_become_the_usual_files(tmp_path):

@@ -78,6 +78,15 @@ def test_absent_splits_are_cut_from_the_end(files):
     assert text_of(only_valid, "test") == "a dog\n\nthe dog\n"
 
 
+@pytest.mark.parametrize("between", ["\r", " "])
+def test_a_text_without_newlines_is_cut_by_bytes(files, between):
+    text = between.join(LINES)
+    (files / "train.txt").write_text(text, encoding="utf-8", newline="")
+    corpus = prepare(config(files, tokens="character", valid=None, test=None))
+    assert "".join(text_of(corpus, split) for split in corpus.splits) == text.replace("\r", "\n")
+    assert [corpus.splits[split]["bytes"] for split in ("valid", "test")] == [len(text) // 20] * 2
+
+
 def test_other_content_or_settings_is_another_corpus(files):
     folders = {prepare(config(files, **more)).folder for more in ({}, {"min_count": 2}, {"tokens": "byte"})}
     (files / "valid.txt").write_text("the dog\n", encoding="utf-8")

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fullrank.config.finetune import TaskDataConfig
 from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
@@ -27,8 +26,9 @@ from fullrank.files import (
     Report,
     Section,
     check_folder,
+    count_lines,
     create_folder,
-    cut_by_lines,
+    cut_files,
     digest,
     file_digest,
     lines,
@@ -283,14 +283,19 @@ def _find_own(config: DataConfig, report: Report) -> Sources:
     if not absent:
         return Sources(splits)
     train = splits["train"]
-    cut = "lines of the training files, 5 % each"
+    paths = [[section.path for section in side] for side in train.columns]
+    unit: Literal["lines", "bytes"] = "lines"
     most = None
     if config.has_pairs:
         train.check_pairs()
         most = _MOST_CUT
         cut = f"pairs of the training files, 5 % each, at most {most:,}"
+    else:
+        if sum(count_lines(path, train.key) for path in paths[0]) <= len(absent):
+            unit = "bytes"  # one huge line, or lines that carriage returns end
+        cut = f"{unit} of the training files, 5 % each"
     shares = [1.0, *[0.05] * len(absent)]
-    parts = [cut_by_lines([section.path for section in side], shares, train.key, most) for side in train.columns]
+    parts = [cut_files(side, shares, train.key, unit=unit, most=most) for side in paths]
     for split, *cuts in zip(["train", *absent], *parts, strict=True):
         splits[split] = replace(train, key=f"data.{split}", columns=tuple(cuts))
     note = f"{' and '.join(absent)}: the last {cut}"
@@ -320,12 +325,12 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report)
 
 def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:
     """One file in the published proportions 90/5/5."""
+    parts = cut_files([path], (0.9, 0.05, 0.05), "data.dir", unit="bytes")
     size = path.stat().st_size
-    part = size // 20
-    borders = pairwise((0, size - 2 * part, size - part, size))
-    sections = {split: [Section(path, *ends)] for split, ends in zip(SPLITS, borders, strict=True)}
     notes = [f"{path.name}: {size:,} bytes cut 90/5/5 in their order"]
-    return list_sections(sections, *(notes if size != sum(info.published.values()) else []))
+    return list_sections(
+        dict(zip(SPLITS, parts, strict=True)), *(notes if size != sum(info.published.values()) else [])
+    )
 
 
 def _find_lm1b(folder: Path) -> Sources:
@@ -342,7 +347,7 @@ def _find_lm1b(folder: Path) -> Sources:
             "at least two files news.en.heldout-*. Without data.dir the corpus is downloaded."
         )
     *first, last = (heldout[name] for name in sorted(heldout))
-    valid_half, test_half = cut_by_lines([last], (0.5, 0.5), "data.dir")
+    valid_half, test_half = cut_files([last], (0.5, 0.5), "data.dir")
     note = f"held-out shards only: {', '.join(p.name for p in first)} as train, {last.name} in halves as valid and test"
     return list_sections({"train": [*map(Section, first)], "valid": valid_half, "test": test_half}, note)
 
