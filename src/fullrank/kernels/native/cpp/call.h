@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -48,18 +49,65 @@ struct Call {  // the fields of `_Call` in ../__init__.py, in their order
     const int32_t* first_of(int64_t text) const { return first + (packed ? text * N : 0); }
 };
 
-template <class T> class Buffer {
-    T* data = nullptr;
+struct Piece {  // of memory
+    size_t bytes;
+    void* data;
+};
+
+// The memory of calls, kept for the next: the system clears pages that were given back to it before it lends them again, and
+// several threads wait for that longer than one.
+class MemoryPool {
+    static constexpr size_t MOST_PIECES = 128, PAGE = 4096;
+    std::vector<Piece> pieces;  // that no buffer uses, the oldest first
+    size_t bytes = 0;           // of all of them
+
+    Piece remove(size_t index) {
+        const Piece piece = pieces[index];
+        pieces.erase(pieces.begin() + index);
+        bytes -= piece.bytes;
+        return piece;
+    }
+    void free_oldest() { ::operator delete(remove(0).data, std::align_val_t(64)); }
 
 public:
-    explicit Buffer(int64_t count) : data(count ? (T*)::operator new(count * sizeof(T), std::align_val_t(64)) : nullptr) {}
-    Buffer(Buffer&& other) noexcept : data(other.data) { other.data = nullptr; }
+    size_t most_bytes = 0;  // more are given back
+
+    MemoryPool() { pieces.reserve(MOST_PIECES); }
+    ~MemoryPool() {
+        while (!pieces.empty()) free_oldest();
+    }
+    static MemoryPool& of_thread() {
+        static thread_local MemoryPool pool;
+        return pool;
+    }
+    Piece take(size_t needed) {
+        needed = (needed + PAGE - 1) / PAGE * PAGE;
+        for (size_t i = 0; i < pieces.size(); ++i)
+            if (needed <= pieces[i].bytes && pieces[i].bytes <= 2 * needed) return remove(i);
+        return {needed, ::operator new(needed, std::align_val_t(64))};
+    }
+    void give_back(Piece piece) noexcept {
+        if (pieces.size() == MOST_PIECES) free_oldest();
+        pieces.push_back(piece);
+        bytes += piece.bytes;
+        while (bytes > most_bytes) free_oldest();
+    }
+};
+
+template <class T> class Buffer {
+    Piece piece{0, nullptr};
+
+public:
+    explicit Buffer(int64_t count) {
+        if (count) piece = MemoryPool::of_thread().take(count * sizeof(T));
+    }
+    Buffer(Buffer&& other) noexcept { std::swap(piece, other.piece); }
     Buffer(const Buffer&) = delete;
     ~Buffer() {
-        if (data) ::operator delete(data, std::align_val_t(64));
+        if (piece.data) MemoryPool::of_thread().give_back(piece);
     }
-    operator T*() const { return data; }
-    T* get() const { return data; }
+    operator T*() const { return (T*)piece.data; }
+    T* get() const { return (T*)piece.data; }
 };
 
 constexpr int TILE = 64;  // keys that are mixed at a time

@@ -93,6 +93,7 @@ template <class T, int C> void run_backward(const Call& c) {
 }
 
 template <class T, int C> void run(const Call& c, bool backward) {
+    MemoryPool::of_thread().most_bytes = c.threads > 1 ? 32 << 20 : 0;
     if (backward)
         run_backward<T, C>(c);
     else
