@@ -26,13 +26,14 @@ Options = TypeVar("Options", bound=InputConfig | OutputConfig)
 
 
 def with_sizes(
-    layer: str,
+    module: nn.Module,
     config: ModelConfig | InputConfig | OutputConfig,
     kind: type[Options],
     vocab_size: int | None = None,
     hidden_size: int | None = None,
 ) -> tuple[ModelConfig, Options, int]:
     """A `ModelConfig`, or that of one of its sections and of sizes given beside it; its section of `kind`; its vocab_size."""
+    layer = type(module).__name__
     section = "output" if issubclass(kind, OutputConfig) else "input"
     if not isinstance(config, ModelConfig):
         if hidden_size is None:
@@ -110,7 +111,7 @@ class TokenEmbedding(Input):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        _, _, vocab_size = with_sizes("TokenEmbedding", config, InputConfig)
+        _, _, vocab_size = with_sizes(self, config, InputConfig)
         self.weight = nn.Parameter(torch.empty(vocab_size, config.hidden_size))
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
 

@@ -51,7 +51,7 @@ def load_pretrained(
     from fullrank.hf.causal import holds_injected, inject_configured
 
     outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
-    with load.quiet(), load.explain_errors(f"{key}: no encoder", _ENCODERS):
+    with load.explain_errors(f"{key}: no encoder", _ENCODERS):
         model_config = _read_configuration(config, outputs)
         if config.pretrained == "random":
             auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
@@ -163,7 +163,7 @@ def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entr
     else:
         kind, task = "answers" if config.data.answers else "classification", config.data.label
         outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
-    with load.quiet(), load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
+    with load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
         if name == "bert-base-uncased":
             model_config = transformers.BertConfig(**outputs)  # whose defaults are that model's
         else:

@@ -225,7 +225,7 @@ def find_settings(model: Any) -> dict[str, Any] | None:
 @contextmanager
 def explain(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Errors of transformers as an InputError that names the model; yields options of `from_pretrained`."""
-    with load.quiet(), load.explain_errors(f"model.pretrained: {config.pretrained}: no causal model", _WHERE):
+    with load.explain_errors(f"model.pretrained: {config.pretrained}: no causal model", _WHERE):
         yield {"revision": config.revision} if config.revision else {}
 
 

@@ -48,14 +48,14 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     """
     model_type = name.removeprefix("hf:")
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
-        with quiet(), explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
+        with explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
             module, inputs = build_tiny(model_type)
         return Loaded(module.to(dtype), inputs=inputs)
     source = location_of(model_type)
     folder = Path(source)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
     words = None
-    with quiet(), explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
+    with explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
         config = read_part("AutoConfig", source)
         if tokenizer and has_tokenizer:
             words = read_part("AutoTokenizer", source)
@@ -168,7 +168,7 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
     if not isinstance(name, str):
         raise InputError(f"{folder / _ADAPTER}: base_model_name_or_path: the model that it adapts, given {name!r}")
     peft = import_peft(str(folder))
-    with quiet(), explain_errors(f"{folder}: its model {name} is none"):
+    with explain_errors(f"{folder}: its model {name} is none"):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         options = {"dtype": torch.float32, **from_pretrained_arguments}
         model, _ = load_weights(transformers.AutoModelForCausalLM, name, config, options.pop("dtype"), **options)
@@ -265,9 +265,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def explain_errors(what: str, advice: str = "") -> Iterator[None]:
-    """Turn errors of transformers into an InputError that begins with `what`."""
+    """Turn errors of transformers into an InputError that begins with `what`; inside the block it is `quiet`."""
     try:
-        yield
+        with quiet():
+            yield
     except FullRankError:
         raise
     except Exception as error:
