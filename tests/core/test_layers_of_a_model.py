@@ -78,6 +78,7 @@ def test_it_is_the_layers_of_uniform_models_one_after_the_other(case):
         assert {*found.state_dict()} >= {name for name in other.state_dict() if name.startswith(f"blocks.{i}.")}
         assert all(own.state_dict()[name].shape == part.shape for name, part in other.blocks[i].state_dict().items())
         other.blocks[i].load_state_dict(own.state_dict())
+        other.position.load_state_dict(found.position.state_dict())
         layers.append(other.blocks[i])
     x = found.position(found.embedding(read), torch.arange(9))
     layout = found.position.place(Layout.of(9), x)

@@ -91,7 +91,6 @@ def test_a_model_as_published_with_same_length(start):
     first = made(ids[:, :5])
     block = made.blocks[0]
     attention = block.attention
-    attention.attend.score.biases = made.position.biases
     x = made.embedding(ids).detach()[0]
     whole = torch.cat((torch.zeros(4, E), x))  # a memory of zeros in front, which the second block no longer sees
     for block_end, logits in ((5, first.logits), (9, made(ids[:, 5:], first.memory).logits)):

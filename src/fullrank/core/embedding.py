@@ -252,7 +252,7 @@ class RelativeKeys(nn.Module):
 class RelativeBiases(nn.Module):
     """u and v of Transformer-XL: `content_bias` and `position_bias`, (H, D) each, added to every query.
 
-    One pair for all layers of a model, which the layout carries to them, or one for each layer. They never decay.
+    One pair for all layers of a model, which its position holds, or one for each layer. They never decay.
     """
 
     no_weight_decay = True
@@ -261,15 +261,6 @@ class RelativeBiases(nn.Module):
         super().__init__()
         self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
-
-
-def u_and_v(biases: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:
-    """u and v (H, D) of a layer: its own `biases`, or those of all layers, which the layout carries."""
-    if biases is not None:
-        return biases.content_bias, biases.position_bias
-    if layout.biases is None:
-        raise ValueError("a layer of a model with shared biases u and v needs a layout that its position has placed")
-    return layout.biases
 
 
 @register("position", "none")
@@ -384,7 +375,7 @@ class Relative(Position):
         self.dropout = make_dropout(config.dropout.embedding, config.dropout.locked, shared=True)
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
-        """The layout with sinusoids of its distances, and u and v. Multi-linear attention reads sinusoids of places, (P, E).
+        """The layout with sinusoids of its distances. Multi-linear attention reads sinusoids of places, (P, E).
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
         """
@@ -401,8 +392,7 @@ class Relative(Position):
             encodings = encode_distances(layout, self.size, self.clamp_length, like, rows)
         if encodings is not None:
             encodings = self.dropout(encodings)
-        biases = None if self.biases is None else (self.biases.content_bias, self.biases.position_bias)
-        return replace(layout, encodings=encodings, biases=biases)
+        return replace(layout, encodings=encodings)
 
 
 class DistanceBias(Position):

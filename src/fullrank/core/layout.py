@@ -34,8 +34,8 @@ class Layout:
     keys have no gaps, so that it is M - 1.
     documents (B, M): the number of the document of each key; a query sees keys of its own only. None: there is one document.
     distance_bias (T, H): what positions add to the scores of every layer at the distances in `spans` (ALiBi, T5).
-    encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
-    scores; rotation: the tables of `Rotary` for the last keys: where a model makes or holds them once for all its layers.
+    encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; rotation: the tables of `Rotary` for the
+    last keys: where a model makes them once for all its layers.
     """
 
     query_positions: Tensor
@@ -50,7 +50,6 @@ class Layout:
     documents: Tensor | None = None
     distance_bias: Tensor | None = None
     encodings: Tensor | None = None
-    biases: tuple[Tensor, Tensor] | None = None
     rotation: tuple[Tensor, Tensor] | None = None
 
     @classmethod

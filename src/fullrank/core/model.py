@@ -131,7 +131,7 @@ class Layers(Model):
         self.blocks = nn.ModuleList(Block(part, cross, layer) for layer, part in enumerate(parts))
         if self.position.biases is not None:
             for block in self.blocks:
-                block.attention.attend.use_shared_biases()
+                block.attention.attend.share_biases(self.position.biases)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.parts = nn.ModuleDict(
             {name: registry.lookup("model_part", name)(self, **options) for name, options in config.parts.items()}

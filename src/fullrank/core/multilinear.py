@@ -13,7 +13,7 @@ from . import engine
 from .attention import Attention
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
-from .embedding import RelativeBiases, encode_places, u_and_v
+from .embedding import RelativeBiases, encode_places
 from .engine import Pairs, Tokens
 from .errors import ConfigError, InputError
 from .layout import Layout, measure_distances
@@ -250,8 +250,7 @@ class MultiLinear(Attend):
             encodings = layout.encodings
             if encodings is None:
                 encodings = encode_places(self.size.max_length, length, self.size.hidden_size, keys)
-            biases = u_and_v(self.score.biases, layout)
-            query, keys, values, core = self.score.factors(query, keys, values, core, biases, encodings)
+            query, keys, values, core = self.score.factors(query, keys, values, core, encodings)
         if mask is not None:
             keys = _hide(keys, mask)
             values = _hide(values, mask)

@@ -122,14 +122,13 @@ class PositionTerm(nn.Module):
         keys: Tensor,
         values: Tensor,
         core: Tensor,
-        biases: tuple[Tensor, Tensor],
         encodings: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j, encodings PE (P, E)."""
-        u, v = biases
+        u, v = self.biases.content_bias[0], self.biases.position_bias[0]
         rows, count, _ = keys.shape
         positions = F.linear(encodings[:count], self.weight).to(keys.dtype)
-        query = torch.cat((query + u[0], query + v[0]), -1).to(query.dtype)
+        query = torch.cat((query + u, query + v), -1).to(query.dtype)
         keys = torch.cat((keys, positions.expand(rows, -1, -1)), -1)
         values = torch.cat((values, values), -1)
         return query, keys, values, torch.cat((core, core))

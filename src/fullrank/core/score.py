@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from . import released
-from .embedding import RelativeBiases, linear, u_and_v
+from .embedding import RelativeBiases, linear
 from .engine import Distances
 from .errors import InputError
 from .kinds import DenseSynthesizerOptions, RelativeOptions
@@ -50,14 +50,11 @@ class XLRelative(Score):
     def terms(
         self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor, float, Distances]:
-        distances = Distances(relative[:, : layout.distances], *self._biases(query, layout))
-        return query, keys, self.scale, distances
-
-    def _biases(self, query: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        if self.shared_projection:  # the query has them already
-            zero = query.new_zeros(query.shape[1], query.shape[3])
-            return zero, zero
-        return u_and_v(self.biases, layout)
+        if self.biases is None:  # the query has them already
+            u = v = query.new_zeros(query.shape[1], query.shape[3])
+        else:
+            u, v = self.biases.content_bias, self.biases.position_bias
+        return query, keys, self.scale, Distances(relative[:, : layout.distances], u, v)
 
 
 @register("score", "dense_synthesizer")

@@ -147,11 +147,12 @@ class Attend(nn.Module):
         """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
         return None, None
 
-    def use_shared_biases(self) -> None:
-        """Read u and v of relative positions from the layout instead of an own pair."""
+    def share_biases(self, biases: RelativeBiases) -> None:
+        """Read u and v of relative positions from a pair of all layers instead of an own one."""
         score = getattr(self, "score", None)
         if score is not None:
-            score.biases = None
+            del score.biases
+            vars(score)["biases"] = biases  # no submodule, so that they are saved once
 
 
 QUERY, KEY, VALUE = range(3)  # parts of what is projected
@@ -359,7 +360,7 @@ class Score(AttentionStage):
     idle: fields that are allocated all the same, and never trained.
     max_length: the greatest M; None if there is no limit.
     clamp_length: keys that are farther count as that far, for scores that read distances.
-    biases: u and v of relative scores, None where the layout carries them.
+    biases: u and v of relative scores.
     shared_projection: distances are projected as tokens are, and queries have u = v, the query of distance 0, added.
     """
 
