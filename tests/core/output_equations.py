@@ -67,7 +67,7 @@ class Case:
         tensors = dict(layer.named_parameters())
         if not self.tied:
             return tensors
-        (embedding,) = layer._tied
+        embedding = layer._tied
         used = [f"weights.{i}" for i in range(len(self.cutoffs) + 1)] if self.cutoffs else ["weight"]
         if self.cutoffs and self.div_val > 1 and self.tied_projections:
             used += [f"projections.{i}" for i in range(1, len(self.cutoffs) + 1)]

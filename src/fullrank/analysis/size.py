@@ -162,8 +162,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     decoding = _Stack(config.get_decoder_config(), decoder.blocks, (length + 1) / 2)
     crossing = _Stack(config.get_cross_config(), decoder.blocks, length, causal=False, part="cross_attention")
     keys_and_values = sum(_count_keys_and_values(layer.project) for layer in crossing.layers)  # of source tokens
-    embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
-    source_linear = 2 * (_count_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
+    source_linear = 2 * (_count_matrices(encoder) + keys_and_values) + encoder.embedding.flops_per_token()
     vocabulary = decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
     target_linear = 2 * (_count_matrices(decoder) - keys_and_values) + vocabulary
     source = _count_flops([encoding], length, batch, source_linear)

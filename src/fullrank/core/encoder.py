@@ -32,11 +32,11 @@ class Encoder(Layers):
             raise InputError(
                 f"an encoder reads sentences, not a running text: set model.memory_length to 0, given {config.memory_length}"
             )
-        # a shared one in a tuple, so that it is not registered here too and its weight is saved once
-        self._shared: tuple[Input, ...] = () if embedding is None else (embedding,)
-        self.embedding: Input | None = None
+        self.embedding: Input
         if embedding is None:
             self.embedding = registry.lookup("input", config.input.kind)(config)
+        else:
+            vars(self)["embedding"] = embedding  # no submodule here too, so that its weight is saved once
         self.add_layers()
         initialize(self, config.initializer)
 
@@ -51,9 +51,8 @@ class Encoder(Layers):
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
             )
-        embedding = self._shared[0] if self.embedding is None else self.embedding
         state, mask = self.make_state(input_ids, attention_mask, causal=False)
-        return Source(self.run(self.embed(embedding, input_ids), state, trace=trace), mask)
+        return Source(self.run(self.embed(self.embedding, input_ids), state, trace=trace), mask)
 
 
 class MaskedLanguageModel(Model):

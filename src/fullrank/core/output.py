@@ -11,7 +11,6 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -203,8 +202,7 @@ class SoftmaxOutput(Output):
         super().__init__()
         config, options, vocab_size = with_sizes(self, config, OutputConfig, **sizes)
         hidden_size = config.hidden_size
-        # in a tuple, so that the embedding is not registered as a child and its weight is saved once
-        self._tied: tuple[TokenEmbedding, ...] = ()
+        self._tied: TokenEmbedding | None = None
         if options.tied:
             if not isinstance(embedding, TokenEmbedding):
                 raise ConfigError(
@@ -216,14 +214,14 @@ class SoftmaxOutput(Output):
                     f"model.output.tied: the embedding has a table {tuple(embedding.weight.shape)}, the output asks for "
                     f"vocab_size {vocab_size} and hidden_size {hidden_size}"
                 )
-            self._tied = (embedding,)
+            vars(self)["_tied"] = embedding  # no submodule, so that its weight is saved once
         self.normalize = options.normalize
         self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
 
     @property
     def matrix(self) -> Tensor:
-        weight = self._tied[0].weight if self._tied else self.weight
+        weight = self.weight if self._tied is None else self._tied.weight
         assert weight is not None
         return weight
 
@@ -336,14 +334,13 @@ class AdaptiveSoftmax(Output):
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
         )
-        # in a tuple, so that the embedding is not registered as a child and its tensors are saved once
-        self._tied: tuple[AdaptiveInput, ...] = ()
+        self._tied: AdaptiveInput | None = None
         if options.tied:
             if not isinstance(embedding, AdaptiveInput) or embedding.clusters != self.clusters:
                 raise ConfigError(
                     "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters"
                 )
-            self._tied = (embedding,)
+            vars(self)["_tied"] = embedding  # no submodule, so that its tensors are saved once
         self._tied_projections = bool(options.tied_projections)
         entries, widths = self.clusters.sizes, self.clusters.widths
         tails = range(1, len(entries))
@@ -379,13 +376,13 @@ class AdaptiveSoftmax(Output):
 
     def _find_matrices(self) -> tuple[list[Tensor], dict[int, Tensor]]:
         """The weight of each cluster, without those of the classes, and the projections by the number of their cluster."""
-        weights: list[Tensor] = [*(self._tied[0].weights if self._tied else self.weights)]
-        shared: Iterable[Tensor] = (
-            self._tied[0].projections if self._tied_projections and self.clusters.projected else []
-        )
-        projections = {i: projection for i, projection in enumerate(shared) if i > 0}
-        projections |= {int(i): projection for i, projection in self.projections.items()}
-        return weights, projections
+        projections: dict[int, Tensor] = {int(i): projection for i, projection in self.projections.items()}
+        if self._tied is None:
+            return [*self.weights], projections
+        if self._tied_projections:
+            shared = enumerate(self._tied.projections)
+            projections |= {i: projection for i, projection in shared if i > 0}
+        return [*self._tied.weights], projections
 
     def _clusters(self) -> tuple[Cluster, ...]:
         weights, projections = self._find_matrices()
