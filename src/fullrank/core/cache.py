@@ -244,9 +244,9 @@ class CacheState(State):
     def leave(self, layer: int, x: Tensor, pasts: list[Past]) -> None:
         self.layers[layer] = pasts[0]
 
-    def next(self) -> Cache:
+    def next(self) -> tuple[None, Cache]:
         documents = self.layout.documents
-        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask, documents=documents)
+        return None, replace(self.cache, layers=tuple(self.layers), key_mask=self.mask, documents=documents)
 
 
 # input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout

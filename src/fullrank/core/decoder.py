@@ -91,9 +91,7 @@ class LanguageModel(Layers):
         last = self.run(x, state, source=source, trace=trace, skip=skip)
         if trace is not None:
             trace.last = last
-        next_memory = state.next() if isinstance(state, MemoryState) else None
-        next_cache = state.next() if isinstance(state, CacheState) else None
-        return Pass(self.output_dropout(last), next_memory, next_cache)
+        return Pass(self.output_dropout(last), *state.next())
 
     def _make_memory_state(
         self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor

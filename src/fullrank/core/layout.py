@@ -310,3 +310,7 @@ class State:
 
     def skip(self, layer: int) -> None:
         """Pass over `layer`."""
+
+    def next(self) -> tuple[Any, Any]:
+        """The memory and the cache of the next call, each None where there is none."""
+        return None, None

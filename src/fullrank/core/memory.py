@@ -301,11 +301,11 @@ class MemoryState(State):
         before = self.before[layer]
         self.after[layer] = replace(before, skipped=before.skipped + self.segment.tokens)
 
-    def next(self) -> Memory:
+    def next(self) -> tuple[Memory, None]:
         layers = tuple(self.after[layer] for layer in range(len(self.before)))
         length = self.memory.length + self.segment.tokens
         lengths = self.segment.lengths
-        return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version)
+        return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version), None
 
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
