@@ -72,34 +72,37 @@ class MultiTokenScores(Mixing):
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
         """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
-        queries = heads.scored if heads.notes[0] is None else heads.notes[0]
+        remembered, _ = heads.notes
+        queries = heads.scored if remembered is None else remembered
         assert queries is not None
         asked, available = layout.shape[0], queries.shape[2]
-        read = min(available, asked + self.kernel.shape[1] - 1)
+        covered = asked + self.kernel.shape[1] - 1
+        read = min(available, covered)
         if read > asked:
-            queries = take_last(queries, read)
-            heads = replace(heads, scored=queries)
-            positions = layout.key_positions[..., available - read :]
-            layout = replace(layout, query_positions=positions)
+            first = available - read
+            heads = replace(heads, scored=queries[:, :, first:])
+            layout = replace(layout, query_positions=layout.key_positions[..., first:])
         mixed = self._convolve(score(heads, layout), layout)
         return take_last(mixed, asked)
 
     def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
-        visible = scores.masked_fill(~self._find_seen(layout), 0)
-        _, rows, columns = self.kernel.shape
+        unseen = ~self._find_seen(layout)
+        visible = scores.masked_fill(unseen, 0)
+        heads, rows, columns = self.kernel.shape
         beside = columns // 2
         border = (beside, beside, rows - 1, 0)
         padded = F.pad(visible, border)
         kernel = self.kernel.to(scores.dtype)
-        return F.conv2d(padded, kernel[:, None], groups=len(kernel))
+        return F.conv2d(padded, kernel[:, None], groups=heads)
 
     def _find_seen(self, layout: Layout) -> Tensor:
         """(1 or B, 1, N, M), True where a query that is no padding sees a token."""
         seen = layout.visible()
         if layout.tokens is None:
             return seen
-        queries = take_last(layout.tokens[:, None, :, None], layout.shape[0])
-        return seen & layout.tokens[:, None, None, :] & queries
+        tokens = layout.tokens[:, None]
+        queries = take_last(tokens[..., None], layout.shape[0])
+        return seen & tokens[:, :, None] & queries
 
     def multiply_adds(self, keys: float) -> float:
         return self.kernel.numel() * keys
@@ -139,16 +142,20 @@ class Composition(nn.Module):
         of_parts = multiply("bne,esk->bnsk", x, self.hidden)
         hidden = F.gelu(of_parts)
         first = multiply("bnsk,skrh->bnsrh", hidden, self.first)
-        normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
+        heads = first.shape[-1:]
+        normed = F.rms_norm(first, heads, eps=1e-6)
         second = multiply("bnsk,skrh->bnsrh", hidden, self.second)
-        diagonal = torch.tanh(multiply("bne,esh->bnsh", x, self.diagonal))
+        of_diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
+        diagonal = torch.tanh(of_diagonal)
         rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
-        return rows.flatten(2)[:, None]
+        numbers = rows.flatten(2)
+        return numbers[:, None]
 
     def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
         """sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
         parts, rank, heads = self.shape
-        rows = notes[:, 0].unflatten(2, (parts, -1, heads))[:, :, part]
+        of_parts = notes[:, 0].unflatten(2, (parts, -1, heads))
+        rows = of_parts[:, :, part]
         first, second, diagonal = rows.split((rank, rank, 1), dim=2)
         product = torch.einsum("bnrj,bnri->bnji", first, second)
         return product + torch.diag_embed(diagonal[:, :, 0])
@@ -310,8 +317,10 @@ class DynamicMixing(Mixing):
         of_queries = take_last(notes, layout.shape[0])
         matrix = self.composition.compute_matrix(of_queries, 0)
         identity = torch.eye(matrix.shape[-1]).to(matrix)
-        has_keys = self.composition.shape[0] == 2
-        return Matrices(matrix + identity, self.composition.compute_matrix(notes, 1) if has_keys else None)
+        of_keys = None
+        if self.composition.shape[0] == 2:
+            of_keys = self.composition.compute_matrix(notes, 1)
+        return Matrices(matrix + identity, of_keys)
 
     def multiply_adds(self, keys: float) -> float:
         return self.composition.multiply_adds(keys)

@@ -65,7 +65,9 @@ class KnockingHeads(ProjectedMixing):
     def multiply_adds(self) -> tuple[int, int]:
         of_queries = self.size.num_heads * self.maps[0].numel()
         of_keys = of_queries // self.size.groups
-        return (of_queries, 2 * of_keys) if self.linear else (0, 3 * of_keys)
+        if self.linear:
+            return of_queries, 2 * of_keys
+        return 0, 3 * of_keys
 
 
 @register("mix_qkv", "interleaved")
@@ -114,12 +116,15 @@ class InterleavedHeads(ProjectedMixing):
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
         parts = (heads.query, heads.scored, heads.keys, heads.values)
-        tokens: list[Any] = [part if part is None else self._lay_side_by_side(part) for part in parts]
+        tokens = map(self._lay_side_by_side, parts)
         return Heads(*tokens), self._expand_layout(layout)
 
-    def _lay_side_by_side(self, heads: Tensor) -> Tensor:
-        """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D)."""
-        tokens = heads.flatten(3).unflatten(3, (self.pseudo_heads, -1))
+    def _lay_side_by_side(self, heads: Tensor | None) -> Any:
+        """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D); None stays None."""
+        if heads is None:
+            return None
+        joined = heads.flatten(3)
+        tokens = joined.unflatten(3, (self.pseudo_heads, -1))
         return tokens.flatten(2, 3)
 
     def _expand_layout(self, layout: Layout) -> Layout:
@@ -166,7 +171,8 @@ class Gate(AttentionStage):
 def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
     """sigmoid(W x), (B, H, N, 1 or D) as the outputs need it, of x (B, N, E) and W (H, E) or (H D, E)."""
     gates = torch.sigmoid(linear(x, weight))
-    of_heads = gates.unflatten(-1, (outputs.shape[1], -1))
+    heads = outputs.shape[1]
+    of_heads = gates.unflatten(-1, (heads, -1))
     return of_heads.transpose(1, 2).to(outputs.dtype)
 
 
@@ -227,7 +233,8 @@ class ExclusiveGate(Gate):
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         first = values.shape[2] - outputs.shape[2]
-        direction = F.normalize(values[:, :, first:], dim=-1)
+        own_values = values[:, :, first:]
+        direction = F.normalize(own_values, dim=-1)
         share = (outputs * direction).sum(-1, keepdim=True)
         if self.amount is not None:
             amount = self.amount.to(share.dtype)
@@ -254,5 +261,7 @@ class DifferentialGate(HeadGate):
         return size.num_heads // 2
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        first, second = outputs[:, 0::2], outputs[:, 1::2]
-        return first - compute_gates(x, self.weight, second) * second
+        first = outputs[:, 0::2]
+        second = outputs[:, 1::2]
+        share = compute_gates(x, self.weight, second)
+        return first - share * second
