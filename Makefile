@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format gpu-compile size clean
+.PHONY: help demo test test-all test-versions book book-links lint format gpu-compile size clean
 
 PYTHON ?=
 ARGS ?=
@@ -42,14 +42,6 @@ book: ## build the book into build/book; a warning or a dead link inside it is a
 book-links: ## look up the links of the book to other sites
 	@$(VENV) dev
 	@$(SPHINX) -b linkcheck build/links
-
-faults: ## kill trainings of every kind, and let disks, files, clocks and processes fail; about half an hour
-	@$(VENV) dev
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m research.faults $(ARGS)
-
-fuzz: ## give the commands random configurations and mutated files; hours on two cores (ARGS="--configs 200 --files 500": minutes)
-	@$(VENV) dev
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m research.fuzz $(ARGS)
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev

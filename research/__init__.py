@@ -1,4 +1,4 @@
-"""How the figures of docs/results are made: the plan of trainings, the ledger, verdicts, pages, census, campaigns."""
+"""How the figures of docs/results are made: the plan of trainings, the ledger, verdicts, pages, census."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""Each kind of task killed and resumed, one of them twice: a kill at any moment changes nothing of the result.
-
-`make faults` does the same to more kinds of runs, at random moments.
-"""
+"""Each kind of task killed and resumed, one of them twice: a kill at any moment changes nothing of the result."""
 
 import time
 
 import pytest
 
 import forked
-from research.small_runs import KINDS, outcome
+from small_runs import KINDS, outcome
 from tiny_causal import tiny_causal, write_text
 
 MEMORY = "memory, Skip-Retain, cross-head"
@@ -60,11 +57,12 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path):
     """Both have a memory, which the next batch needs."""
     file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"
     finish(file, "--out", teacher)
+    part = "--import", "examples.little_data"
     taught = f"train.parts={{distill: {{run: {teacher}}}}}"
-    finish(file, taught, "--out", tmp_path / "whole")
+    finish(file, taught, *part, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
-    kill_when(killed, 5, file, taught, "--out", killed)
-    finish(killed)
+    kill_when(killed, 5, file, taught, *part, "--out", killed)
+    finish(killed, *part)
     assert outcome(killed) == outcome(tmp_path / "whole") != outcome(teacher)
 
 

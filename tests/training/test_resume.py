@@ -1,7 +1,7 @@
 """A run that was stopped or killed ends as one never stopped: metrics and weights, byte for byte.
 
-It is killed before every batch in test_phases.py, at every reach for the disk in test_checkpoint.py, and by SIGKILL at random
-moments by `make faults`.
+It is killed before every batch in test_phases.py, at every reach for the disk in test_checkpoint.py, and by SIGKILL in
+test_killed_runs.py.
 """
 
 import json
