@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -38,13 +36,6 @@ VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not ap
 LEAKS = ("future", "rows of a batch")  # names of checks begin so
 FIRST_FAILURE = ("path", "leaks", "difference", "tolerance", "remark", "reproduction")
 VERSIONS = ("transformers", "torch", "fullrank")
-# imported once, by the process that the others are forked from
-PRELOADED = [
-    "transformers.generation.utils",
-    "transformers.modeling_layers",
-    "fullrank.checking",
-    "fullrank.hf.load",
-]
 
 
 def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> list[Row]:
@@ -79,42 +70,16 @@ def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> lis
 
 def check_apart(pair: Class, limit: float) -> Row:
     """Check a class in a process of its own, which may crash, or go on after so many seconds."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=send_row, args=(pair, sender), daemon=True)
-    process.start()
-    sender.close()
+    command = [sys.executable, "-m", "research.census", "--check", *pair]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        if not receiver.poll(limit):
-            return make_row(pair, "too slow", f"not done after {limit:g} seconds")
-        row: Row = receiver.recv()
-        return row
-    except (EOFError, OSError):
-        process.join()
-        status = process.exitcode or 0
-        words = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return make_row(pair, "crashed", f"its process {words}")
-    finally:
-        process.kill()
-        process.join()
-
-
-def send_row(pair: Class, sender: Connection) -> None:
-    """Check a class in silence, and send its row."""
-    import torch
-    import transformers
-
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    try:
-        row = check_class(pair)
-    except Exception as error:
-        row = make_row(pair, "crashed", describe_error(error))
-    sender.send(row)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=one_thread)
+    except subprocess.TimeoutExpired:
+        return make_row(pair, "too slow", f"not done after {limit:g} seconds")
+    if done.returncode:
+        return make_row(pair, "crashed", f"its process ended with status {done.returncode}")
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def check_class(pair: Class) -> Row:
@@ -131,6 +96,8 @@ def check_class(pair: Class) -> Row:
         report = check(model, inputs)
     except InputError as error:
         return make_row(pair, "not applicable", str(error), parameters=model.num_parameters())
+    except Exception as error:
+        return make_row(pair, "crashed", describe_error(error))
     return row_of(pair, report, time.process_time() - start)
 
 
@@ -218,7 +185,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that a class may take")
     parser.add_argument("--file", type=Path, default=RESEARCH / "census.jsonl")
+    parser.add_argument("--check", nargs=2, metavar=("TYPE", "CLASS"), help="print the row of this class alone")
     options = parser.parse_args()
+    if options.check:
+        print(json.dumps(check_class(tuple(options.check))))
+        return
     only = [word.strip() for word in options.only.split(",") if word.strip()]
     try:
         rows = take_census(options.file, only, options.jobs, options.limit)
