@@ -24,15 +24,6 @@ def build(cls: type[T], content: dict[str, Any], where: str) -> T:
         raise InputError(f"{where}: {error}; keys are {keys}; given {content}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises InputError if it is missing or damaged."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
-    return content
-
-
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON object a line. Raises InputError with the line that is damaged. A file that is missing has none."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

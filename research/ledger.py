@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import fcntl
 import io
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -25,8 +24,8 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build_any, flatten, read_yaml, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import sha256_of, write_text
-from research import read_json, read_json_lines
+from fullrank.files import read_json, sha256_of, write_text
+from research import read_json_lines
 
 Row = Mapping[str, Any]
 
@@ -112,45 +111,29 @@ def write_ledger(path: Path, rows: Iterable[Row]) -> None:
     write_text(path, text.getvalue())
 
 
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Inside the block no other process is in a block about `folder`; the lock ends with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def add_runs(path: Path, folders: Iterable[Path]) -> int:
-    """Add the rows of finished runs. Returns how many rows are new or changed.
+    """Add the rows of finished runs, in the place of those of the same runs. Returns how many rows are new or changed.
 
-    A row takes the place of the row of the same run, and of one that was trained alike from an uncommitted tree, which older
-    ledgers have. Raises InputError for a run from an uncommitted tree.
+    Raises InputError for a run from a tree with uncommitted changes.
     """
     added = {}
     for folder in folders:
         row = row_of(folder)
-        if not is_committed(row):
+        if row["commit"].endswith("+changes"):
             raise InputError(
                 f"{folder}: trained from a tree with uncommitted changes ({row['commit']}); train it again"
             )
         added[row["run"]] = row
     path.parent.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(path.parent):
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # several trainings may end at once
         rows = {row["run"]: without_empty(row) for row in read_ledger(path)}
         changed = [row for run, row in added.items() if rows.get(run) != row]
-        replaced = {identity_of(row) for row in changed if is_committed(row)}
-        stay = {run: row for run, row in rows.items() if is_committed(row) or identity_of(row) not in replaced}
         if changed:
-            write_ledger(path, {**stay, **added}.values())
+            write_ledger(path, [*(rows | added).values()])
+    finally:
+        os.close(folder)
     return len(changed)
 
 
@@ -165,11 +148,6 @@ def figures_of(row: Row, split: str) -> dict[str, float]:
     """Figures of the best checkpoint on a split, by measure; the one that pages show stands first."""
     figures = {measure: row.get(f"final.{split}.{measure}") for measure in MEASURES}
     return {measure: figure for measure, figure in figures.items() if figure is not None}
-
-
-def is_committed(row: Row) -> bool:
-    """Whether the tree that trained the row was committed."""
-    return not row["commit"].endswith("+changes")
 
 
 def identity_of(row: Row) -> str:
@@ -302,24 +280,3 @@ def differences(
 def short_name(recipe: str) -> str:
     """The name of a recipe, of a file without its folder."""
     return Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe
-
-
-def verify(rows: Sequence[Row], runs: Path) -> tuple[int, list[str]]:
-    """Evaluate the best checkpoint of each run in `runs` again. Returns how many rows have one, and what differs."""
-    from fullrank.experiments.run import evaluate
-
-    folders = {sha256_of(run / "result.json")[:16]: run for run in find_runs(runs)}
-    verified, different = 0, []
-    for row in rows:
-        folder = folders.get(row["run"])
-        if folder is None or not isinstance(build_any(read_yaml(folder / "config.yaml")), RunConfig):
-            continue
-        verified += 1
-        for split in ("valid", "test"):
-            stated = figures_of(row, split)
-            figures = evaluate(folder, split, say=lambda _: None) if stated else {}
-            for measure in stated.keys() & {"perplexity", "bleu"}:
-                if not math.isclose(stated[measure], figures.get(measure, 0), rel_tol=1e-4):
-                    words = f"{stated[measure]} in the ledger, {figures.get(measure)} evaluated"
-                    different.append(f"{folder}: final.{split}.{measure}: {words}")
-    return verified, different

@@ -3,7 +3,6 @@
 python -m research.pages --add RUNS        add finished runs to the ledger, then make the pages
 python -m research.pages                   make the pages
 python -m research.pages --check           write nothing; fail if a page is not what its sources say
-python -m research.pages --verify RUNS     evaluate the checkpoints of rows whose runs lie there once more
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import write_text
-from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, ngrams, read_json, read_json_lines, which
+from fullrank.files import read_json, write_text
+from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, ngrams, read_json_lines, which
 from research import ledger as book
 from research import markdown as md
 from research.claims import VERDICTS, Side, Verdict, judge, read_claims
@@ -282,21 +281,12 @@ def main() -> None:
     parser.add_argument(
         "--add", nargs="+", type=Path, default=[], metavar="RUNS", help="run folders, or folders of them"
     )
-    parser.add_argument("--verify", type=Path, metavar="RUNS", help="evaluate the checkpoints of the runs there again")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
     options = parser.parse_args()
     try:
         if options.add:
             runs = [run for folder in options.add for run in book.find_runs(folder)]
             print(f"{book.add_runs(LEDGER, runs)} of {len(runs)} runs are new or changed in {LEDGER}")
-        if options.verify:
-            rows = book.read_ledger(LEDGER)
-            verified, different = book.verify(rows, options.verify)
-            if different:
-                raise InputError("\n".join(different))
-            print(
-                f"{verified} of {len(rows)} rows have a run in {options.verify}, whose checkpoint gives their figures"
-            )
         changed = write_pages(check=options.check)
     except FullRankError as error:
         sys.exit(f"research.pages: {error}")

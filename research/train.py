@@ -4,8 +4,8 @@
     python -m research.train research/plan.yaml --list
 
 Each training is `fullrank train` in a process of its own, with one thread and low priority. Ctrl-C and SIGTERM stop it
-with everything saved; SIGTSTP pauses it until SIGCONT. Started again, it goes on: a row that the ledger has from a
-committed tree is not trained again, and a run that was stopped is resumed. To use several cores, start it several times.
+with everything saved; SIGTSTP pauses it until SIGCONT. Started again, it goes on: a row that the ledger has
+is not trained again, and a run that was stopped is resumed. To use several cores, start it several times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fullrank.core.errors import FullRankError, InputError, RunError
 from fullrank.experiments.run_folder import default_folder
 from fullrank.training.device import lock_folder
 from research import LEDGER, build
-from research.ledger import Row, add_runs, differences, identity_of, is_committed, read_ledger, setting_of
+from research.ledger import Row, add_runs, differences, identity_of, read_ledger, setting_of
 
 NICENESS = 10
 LONGEST_SETTINGS = 90  # letters in the name of a folder; file systems allow 255 bytes in all
@@ -85,7 +85,7 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
     corpora: a folder with a subfolder for each corpus. out: the folder of the run folders.
     Raises InputError for whatever cannot be trained, before anything is.
     """
-    recorded = {identity_of(row) for row in ledger if is_committed(row)}
+    recorded = {identity_of(row) for row in ledger}
     trainings: dict[Path, Training] = {}
     for entry in entries:
         settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]

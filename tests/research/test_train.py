@@ -53,11 +53,10 @@ def test_many_settings_make_a_folders_name_no_longer_than_file_systems_allow():
     assert max(len(first), len(second)) < 100
 
 
-def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path):
+def test_what_the_ledger_has_is_not_trained_again(tmp_path):
     entry = Entry(table=TABLE, rows=["plain", "b"], seeds=[1, 2], scale="small", set=RATE)
     columns = {"recipe": TABLE, "settings": RATE}
     ledger = [make_row("b", 2, 1.0, **columns), make_row("b", 1, 1.0, recipe=TABLE)]
-    ledger.append(make_row("plain", 2, 1.0, **columns, commit="abc+changes"))
     states = [training.state for training in plan_trainings([entry], None, tmp_path, ledger)]
     assert states == ["open", "open", "open", "recorded"]
 
