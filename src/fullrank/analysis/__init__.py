@@ -1,6 +1,5 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
-from fullrank.analysis.context import context
 from fullrank.analysis.heads import Heads, ablate, heads
 from fullrank.analysis.mixing import mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, gradient_share, rank
@@ -12,7 +11,6 @@ __all__ = [
     "OutputLayer",
     "Spectrum",
     "ablate",
-    "context",
     "gradient_share",
     "heads",
     "mixing",

@@ -1,15 +1,11 @@
-"""Context: the reach of memory under Skip-Retain (Skip Cross-head §2.1.2), and the use that a causal model makes of context.
-
-docs/derivations/skip_retain.md
-"""
+"""The use that a causal model makes of context: perplexity by tokens of context."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,64 +21,6 @@ _SHORTEST = 8  # tokens of context
 CONTEXT_TEXTS = 64  # segments over which the use of context is measured
 _LOGITS = 1 << 24  # numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
-
-
-@dataclass(frozen=True)
-class LayerReach:
-    """The reach of one layer's memory at a step in which the layer runs, long after the start.
-
-        reach = M + N K,    P(K = k) = C(k + j - 1, k) p^k (1 - p)^j,    j = ceil(M / N)
-
-    reach: how many tokens before the first query of its segment the oldest remembered token stands; K: the steps in which
-    the layer was skipped since the j-th last one in which it ran, to which that token belongs.
-    layer: counted from 0. probability p: that the layer is skipped at a step. memory_length M, segment_length N: in tokens.
-    """
-
-    layer: int
-    probability: float
-    memory_length: int
-    segment_length: int
-
-    @property
-    def skips(self) -> Any:
-        """The distribution of K (`scipy.stats.nbinom`)."""
-        from scipy import stats  # a long import, for this analysis alone
-
-        segments = math.ceil(self.memory_length / self.segment_length)
-        return stats.nbinom(segments, 1 - self.probability)
-
-    @property
-    def mean(self) -> float:
-        """The expected reach, M + N j p / (1 - p), in tokens."""
-        return self.memory_length + self.segment_length * float(self.skips.mean())
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of the reach, N sqrt(j p) / (1 - p), in tokens."""
-        return self.segment_length * float(self.skips.std())
-
-
-def context(probabilities: Sequence[float], *, memory_length: int, segment_length: int) -> tuple[LayerReach, ...]:
-    """The reach of the memory of each layer, given how likely each layer is skipped at a step (`SkipRetain.probabilities`).
-
-    memory_length M and segment_length N in tokens, any one longer than the other. Steps are forward passes, and a layer
-    is skipped independently at each; the beginning, when memory is not yet full, is left out.
-    What is described is how far a layer's own attention sees. Its keys are hidden states, which depend on older tokens
-    still, as with every memory.
-    Raises InputError for lengths below 1 and for a probability that is not from 0 on and below 1: a layer that always rests
-    has a memory that never changes.
-    """
-    if min(memory_length, segment_length) < 1:
-        raise InputError(f"memory_length, segment_length: one or more tokens, given {memory_length}, {segment_length}")
-    reach = []
-    for layer, p in enumerate(probabilities):
-        if not 0 <= p < 1:
-            raise InputError(f"probabilities: from 0 on and below 1, given {p} for layer {layer}")
-        reach.append(LayerReach(layer, float(p), memory_length, segment_length))
-    return tuple(reach)
-
-
-# -- the use of context -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
