@@ -9,16 +9,9 @@ Names are imported when first used, so that `import fullrank` costs nothing.
 
 from __future__ import annotations
 
-import sys
-
-# `python -m fullrank` puts the working directory before the library: a `queue.py` of one's own would be imported there
-if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # the module that Python is looking for
-    _module = sys.orig_argv[-len(sys.argv)]
-    if _module == "fullrank" or (_module.startswith("-") and _module.endswith("mfullrank")):
-        del sys.path[0]
-
 import importlib
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any

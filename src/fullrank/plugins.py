@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,19 +35,8 @@ def import_plugin(name: str) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, from the working directory first.
-
-    Its own imports search the working directory last: a `queue.py` there does not replace that of the library.
-    """
-    here, top = str(Path.cwd()), name.partition(".")[0]
+    """Import a module that is installed, or in the working directory."""
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    spec = PathFinder.find_spec(top, [here])
-    if top not in sys.modules and spec is not None and spec.loader is not None and spec.has_location:
-        sys.modules[top] = module = module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[top]
-            raise
     return importlib.import_module(name)

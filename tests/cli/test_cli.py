@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,27 +21,6 @@ def fails(*words: object) -> tuple[int, str]:
     assert out == ""
     assert "Traceback" not in said
     return code, said
-
-
-SHADOWS = ("numpy", "queue", "random", "torch", "typing", "dataclasses", "re", "shutil", "yaml", "json", "bisect")
-
-
-@pytest.fixture
-def shadows(tmp_path, monkeypatch) -> Path:
-    """A working directory with files that are called as modules of libraries are."""
-    for name in SHADOWS:
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was imported')")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("words", [["-m", "fullrank"], ["-umfullrank"], ["-P", "-m", "fullrank"]])
-def test_files_of_the_working_directory_are_no_modules(shadows, words):
-    command = [sys.executable, *words, "config", "validate", "mixhead/table1-vanilla"]
-    path = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)
-    done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "PYTHONPATH": path})
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -445,9 +445,6 @@ def main(argv: list[str] | None = None) -> None:
     Anywhere on the line, `--debug` shows the traceback of an error, and `--import MODULE` imports a module before all else.
     """
     words = sys.argv[1:] if argv is None else argv
-    if argv is None:
-        # processes that libraries start import nothing from the working directory either
-        os.environ["PYTHONSAFEPATH"] = "1"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
