@@ -26,7 +26,6 @@ from fullrank.cli.app import (
     Scale,
     TextOptions,
     app,
-    clear_progress,
     examples,
     exclude,
     expand,
@@ -246,7 +245,6 @@ def diagnose(
     folder = Path(name).expanduser() if diagnosis.subject.run is not None else Path()
     page = diagnosis.build_page()
     path = write_page(page, out or folder / "diagnosis.html")
-    clear_progress()
     if json:
         print_json({**diagnosis.to_dict(), "page": str(path)})
         return

@@ -14,7 +14,6 @@ import inspect
 import os
 import re
 import shlex
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,26 +71,7 @@ def explain(error: Exception) -> str:
 
 def say(text: str) -> None:
     """A remark for the person at the terminal."""
-    clear_progress()
     print(visible(text), file=sys.stderr, flush=True)
-
-
-_ERASE_LINE = "\r\x1b[2K"
-
-
-def show_progress(text: str) -> None:
-    """A remark that takes the place of the one before it on a terminal; elsewhere it is a line like any other."""
-    if not sys.stderr.isatty():
-        say(text)
-        return
-    line = visible(" ".join(text.split()))[: shutil.get_terminal_size().columns - 1]
-    print(f"{_ERASE_LINE}{line}", end="", file=sys.stderr, flush=True)
-
-
-def clear_progress() -> None:
-    """Take the line of progress off the terminal."""
-    if sys.stderr.isatty():
-        print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
 
 
 def print_json(content: Any) -> None:
@@ -122,7 +102,6 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
     from fullrank.render.blocks import Grid
     from fullrank.render.terminal import print_grid
 
-    clear_progress()
     if json:
         print_json(content)
         return
@@ -140,7 +119,6 @@ def show_report(
     from fullrank.comparison.page import write_report
     from fullrank.render.terminal import print_page
 
-    clear_progress()
     built, content = write_report(folders, page, title, table)
     if json:
         print_json(content)
@@ -498,7 +476,6 @@ def _tell(error: Exception, words: list[str]) -> int:
     """Print an error; its exit status."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         error = InputError(f"{error.filename}: too long a name, a file system takes 255 bytes; give a shorter one")
-    clear_progress()
     print(explain(error), file=sys.stderr)
     if isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" not in os.environ:  # else who started it says so
         print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)

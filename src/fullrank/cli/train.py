@@ -28,7 +28,6 @@ from fullrank.cli.app import (
     print_json,
     read_seeds,
     say,
-    show_progress,
     show_report,
     suggest_recipes,
     tell,
@@ -300,8 +299,7 @@ def reproduce(
         tell(status, lines, json=json)
         return
     train_table(
-        table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
-        progress=silent if quiet else show_progress,
+        table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say
     )  # fmt: skip
     folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
     if figure is not None:
@@ -320,7 +318,7 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     from fullrank.experiments.analyze import Reading, measure_models
     from fullrank.records import find_measurement
 
-    show_progress(f"measuring {figure.measurement} ...")
+    say(f"measuring {figure.measurement} ...")
     measurement = find_measurement(figure.measurement)
     measured = measure_models(measurement, list(map(str, folders)), Reading(say=silent, texts=figure.texts))
     page = out / "report.html"
@@ -415,7 +413,6 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
 
     planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
     train_arms(
-        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet, say=silent if options.quiet else say,
-        progress=silent if options.quiet else show_progress,
+        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet, say=silent if options.quiet else say
     )  # fmt: skip
     show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=arms[0].recipe)

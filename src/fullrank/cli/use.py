@@ -25,13 +25,11 @@ from fullrank.cli.app import (
     Runs,
     SamplingOptions,
     Split,
-    clear_progress,
     drop_missing,
     exclude,
     make_options,
     name_option,
     say,
-    show_progress,
     show_report,
     tell,
     verb,
@@ -290,11 +288,6 @@ def translate(
     )
     style = "json" if as_lines else "list" if n_best > 1 else "text"
     start, done = time.monotonic(), 0
-
-    def show(count: int) -> None:
-        if sys.stderr.isatty() and not quiet:
-            show_progress(f"{done + count:,} lines")
-
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
         if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
@@ -302,8 +295,7 @@ def translate(
             _score_lines(translator, stream, score, as_lines=as_lines)
             return
         for lines in read_lines(stream):
-            translations = translator.translate(lines, first=done + 1, progress=show)
-            clear_progress()
+            translations = translator.translate(lines, first=done + 1)
             for line, best in zip(lines, translations, strict=True):
                 done += 1
                 text = "".join(f"{text_line}\n" for text_line in format_line(done, line, best, style))

@@ -360,16 +360,12 @@ def reproduce(
     kernel_name: str = "auto",
     quiet: bool = False,
     say: Say,
-    progress: Say,
 ) -> None:
-    """Train the runs that are not finished; one that was stopped is resumed.
-
-    progress: hears which run begins.
-    """
+    """Train the runs that are not finished; one that was stopped is resumed."""
     for number, cell in enumerate(planned, start=1):
         remark = silent if cell.finished else say
         if not cell.finished:
-            progress(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+            say(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,19 +116,17 @@ def translate_ids(
     source_eos: int,
     target_eos: int,
     batch_size: int = 64,
-    progress: Callable[[int], None] | None = None,
 ) -> list[list[Translation]]:
     """Translations of each sentence (ids without <eos>), best first.
 
     An empty sentence has one translation, the empty one.
-    Sentences of like lengths are translated together, at most batch_size, the longest first; `progress` is called with the
-    number that is done. Neither their order nor batch_size changes a translation, but for rounding.
+    Sentences of like lengths are translated together, at most batch_size, the longest first. Neither their order nor
+    batch_size changes a translation, but for rounding.
     """
     models = [model] if isinstance(model, Translator) else model
     device = device_of(models[0])
     hypotheses = [[Translation((), 0, 0.0, 0.0)] for _ in sentences]
     filled = [i for i, sentence in enumerate(sentences) if len(sentence)]
-    done = len(sentences) - len(filled)
     for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
         batch = [filled[position] for position in positions]
         reader = read_sources(models, [sentences[i] for i in batch], source_eos)
@@ -152,9 +150,6 @@ def translate_ids(
                     words = [token for token in text[:length] if token != target_eos]
                     score = log_prob / length**search.length_penalty
                     hypotheses[i].append(Translation(tuple(words), length, log_prob, score))
-        done += len(batch)
-        if progress is not None:
-            progress(done)
     return hypotheses
 
 
@@ -408,12 +403,10 @@ class LineTranslator:
         limits = [model.max_source_length for model in self.models]
         return longest(self.config.model.max_position_embeddings, *limits) or 1
 
-    def translate(
-        self, lines: Sequence[str], *, first: int = 1, progress: Callable[[int], None] | None = None
-    ) -> list[list[Translation]]:
+    def translate(self, lines: Sequence[str], *, first: int = 1) -> list[list[Translation]]:
         """The `search.n_best` translations of each line, best first; of an empty line the empty text.
 
-        first: the number of the first line, for warnings. `progress` is called with the number of lines done.
+        first: the number of the first line, for warnings.
         A line of more tokens than the model takes is translated as far as they go, with a warning.
         """
         encoded = [self.encode(line, first + i) for i, line in enumerate(lines)]
@@ -425,7 +418,6 @@ class LineTranslator:
                 source_eos=self.source.eos_id,
                 target_eos=self.target.eos_id,
                 batch_size=self.batch_size,
-                progress=progress,
             )
         return [[self._decode(hypothesis) for hypothesis in best] for best in translations]
 
