@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import ctypes
 import errno
-import glob
 import hashlib
 import itertools
 import json
@@ -14,7 +13,6 @@ import math
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import sys
 import warnings
@@ -34,32 +32,8 @@ import yaml
 from fullrank.core.errors import InputError, RunError, one_line
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
-# the end of the name of what is being written: the process, a draw of letters
-_TEMPORARY = re.compile(r"\.(\d+)(\.\w{8})?$")
 _HALVES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
-
-
-def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
-    for path in folder.glob(f".{name}.*"):
-        match = _TEMPORARY.search(path.name)
-        if match is None or is_alive(int(match[1])):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
 
 
 def silent(text: str) -> None:
@@ -76,7 +50,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent, glob.escape(path.name))
         with fresh.open("wb") as file:
             file.write(content)
             file.flush()

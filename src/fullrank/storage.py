@@ -16,7 +16,7 @@ from fullrank.config.load import finetunes, is_of_task, read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
-from fullrank.files import format_yaml, no_room, out_of_memory, read_json, remove_leftovers
+from fullrank.files import format_yaml, no_room, out_of_memory, read_json
 from fullrank.forward import load_tensors
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
@@ -53,8 +53,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     text = format_yaml({"model": config.to_dict()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder, "saving")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f".saving.{os.getpid()}.") as temporary:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as temporary:
             # bytes first in a folder of their own, then one rename each: a kill in between leaves the old files whole
             save_file(tensors, Path(temporary) / WEIGHTS)
             (Path(temporary) / CONFIG).write_text(text, encoding="utf-8")

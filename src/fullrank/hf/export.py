@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 from fullrank.data import load_tokenizer
-from fullrank.files import format_yaml, no_room, remove_leftovers, write_json
+from fullrank.files import format_yaml, no_room, write_json
 from fullrank.forward import load_tensors
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
@@ -103,9 +101,7 @@ def _make_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(out.parent, glob.escape(out.name))
-        prefix = f".{out.name}.{os.getpid()}."
-        with TemporaryDirectory(prefix=prefix, dir=out.parent, ignore_cleanup_errors=True) as temporary:
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True) as temporary:
             new = Path(temporary) / out.name
             new.mkdir()
             yield new

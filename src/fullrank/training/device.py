@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, Interrupted, RunError, one_line
-from fullrank.files import out_of_memory, python_command, remove_leftovers, usable_cores
+from fullrank.files import out_of_memory, python_command, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 # -- device and precision --------------------------------------------------------------------------------------------
@@ -214,9 +214,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks
-        remove_leftovers(folder)
-        for path in folder.iterdir():
-            remove_leftovers(path)
         yield
 
 
