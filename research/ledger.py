@@ -125,15 +125,15 @@ def add_runs(path: Path, folders: Iterable[Path]) -> int:
             )
         added[row["run"]] = row
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    lock = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # several trainings may end at once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several trainings may end at once
         rows = {row["run"]: without_empty(row) for row in read_ledger(path)}
         changed = [row for run, row in added.items() if rows.get(run) != row]
         if changed:
             write_ledger(path, [*(rows | added).values()])
     finally:
-        os.close(folder)
+        os.close(lock)
     return len(changed)
 
 
