@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from candidates import BOTH, Settings, Suite
+from candidates import BOTH, DTYPES, Settings, Suite
 from fullrank.cli.app import print_json, say
 from fullrank.core.errors import InputError, suggest
+from fullrank.render.blocks import Cell
 from fullrank.training.device import choose_device
-from machine import environment
+from machine import describe_machine, round_numbers
 from measure import MEMORY_PROTOCOL, Outcome, measure
-from suites import SUITES, suite_of
-from timing import INTERLEAVED, rounded
+from suites import SUITES, find_suite
+from tables import print_table
+from timing import PROTOCOL
 
 _QUICK_ROUNDS = 3
 _MAX_LENGTH = 2**20
@@ -42,7 +42,9 @@ def bench(
     heads: Size = None,
     head_dim: Size = None,
     batch: Size = None,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(metavar="D,D,..", help="fp32, bf16 or, on a GPU, fp16; of several, all in the same rounds.")
+    ] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "cpu",
     threads: Annotated[
         int, typer.Option(min=1, max=1024, help="With one, the clock is CPU time; with more, wall-clock time.")
@@ -51,6 +53,9 @@ def bench(
         bool | None,
         typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
     ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="No size of a benchmark begins later; what is left out is named.")
+    ] = math.inf,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")] = False,
 ) -> None:
@@ -61,26 +66,28 @@ def bench(
     Peers that are not installed are skipped by name, with the command that installs them.
     Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
     """
-    chosen_lengths = None if lengths is None else _lengths(lengths)
+    chosen_lengths = None if lengths is None else _read_lengths(lengths)
     if plot is not None:
         _check_plot(plot)
-    if dtype not in ("fp32", "bf16", "fp16"):
-        raise InputError(f"--dtype: '{dtype}' is not a precision; {suggest(dtype, ('fp32', 'bf16', 'fp16'))}")
+    dtypes = list(dict.fromkeys(dtype.split(",")))
+    for word in dtypes:
+        if word not in DTYPES:
+            raise InputError(f"--dtype: '{word}' is not a precision; {suggest(word, DTYPES)}")
     if listing:
         _list(json)
         return
-    suites = list(SUITES.values()) if name is None else [suite_of(name)]
-    sizes = {"heads": heads, "head_dim": head_dim, "batch": batch}
-    _refuse_without_effect(name, suites[0], {**sizes, "lengths": chosen_lengths})
+    suites = [suite for suite in SUITES.values() if suite.quick] if name is None else [find_suite(name)]
+    sizes = {"lengths": chosen_lengths, "heads": heads, "head_dim": head_dim, "batch": batch}
+    _refuse_without_effect(name, suites[0], sizes)
     where = choose_device(device, "--device")
-    if dtype == "fp16" and where.type == "cpu":
+    if "fp16" in dtypes and where.type == "cpu":
         raise InputError("--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda")
     quick = name is None
     settings = Settings(
         heads=heads or 8,
         head_dim=head_dim or 64,
         batch=batch,
-        dtype=dtype,
+        dtype=dtypes[0],
         device=str(where),
         compile=not quick if compiled is None else compiled,
     )
@@ -93,7 +100,7 @@ def bench(
         for suite in suites:
             count = rounds or (_QUICK_ROUNDS if quick else suite.rounds)
             tokens = chosen_lengths or (suite.quick if quick else suite.lengths)
-            outcomes.append(measure(suite, settings, tokens, count, say))
+            outcomes.append(measure(suite, settings, dtypes, tokens, count, minutes, say))
             if not json:
                 _print(outcomes[-1], threads)
     finally:
@@ -103,12 +110,18 @@ def bench(
 
         write_figure(outcomes, plot)
     if json:
-        print_json(_document(outcomes, settings, threads, plot))
+        content = {
+            "benchmarks": [outcome.as_dict() for outcome in outcomes],
+            "protocol": f"{PROTOCOL}; {MEMORY_PROTOCOL}",
+            "environment": {**describe_machine(where), "threads": threads},
+            "files": [] if plot is None else [str(plot)],
+        }
+        print_json(round_numbers(content))
     elif plot is not None:
         print(plot)
 
 
-def _lengths(text: str) -> list[int]:
+def _read_lengths(text: str) -> list[int]:
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 2 <= int(word) <= _MAX_LENGTH for word in words):
         raise InputError(
@@ -127,26 +140,19 @@ def _check_plot(plot: Path) -> None:
         raise InputError(f"--plot {plot}: its folder cannot be made ({error.strerror})") from error
 
 
-def _refuse_without_effect(name: str | None, suite: Suite, options: dict[str, Any]) -> None:
+def _refuse_without_effect(name: str | None, suite: Suite, options: Mapping[str, Any]) -> None:
     """InputError for an option that the benchmark would not use."""
-    for key in (key for key, value in options.items() if value is not None):
+    takes = {*suite.takes, "lengths"} if suite.lengths else set()
+    for key, value in options.items():
+        if value is None:
+            continue
         option = f"--{key.replace('_', '-')}"
         if name is None:
             raise InputError(
                 f"{option}: say which benchmark, such as `fullrank bench mixing {option} ..`; --list names them"
             )
-        if key != "lengths" and key not in suite.takes:
+        if key not in takes:
             raise InputError(f"{option}: the benchmark '{name}' has no such size; leave it out")
-
-
-def _document(outcomes: list[Outcome], settings: Settings, threads: int, plot: Path | None) -> dict[str, Any]:
-    content = {
-        "benchmarks": [outcome.as_dict() for outcome in outcomes],
-        "protocol": f"{INTERLEAVED}; {MEMORY_PROTOCOL}",
-        "environment": {**environment(settings.torch_device), "threads": threads},
-        "files": [] if plot is None else [str(plot)],
-    }
-    return dict(rounded(content))
 
 
 def _list(json: bool) -> None:
@@ -154,20 +160,31 @@ def _list(json: bool) -> None:
         print_json([{"name": one.name, "about": one.about, "lengths": list(one.lengths)} for one in SUITES.values()])
         return
     for one in SUITES.values():
-        print(f"{one.name:<12} {one.about}\n{'':<12} lengths {', '.join(f'{length:,}' for length in one.lengths)}")
+        lengths = ", ".join(f"{length:,}" for length in one.lengths)
+        print(f"{one.name:<15} {one.about}\n{'':<15} {f'lengths {lengths}' if lengths else 'sizes of its own'}")
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _print(outcome: Outcome, threads: int) -> None:
     settings = outcome.settings
-    clock = "GPU events" if settings.torch_device.type == "cuda" else "CPU time" if threads == 1 else "wall-clock time"
+    clock = "wall-clock time"
+    if settings.torch_device.type == "cuda":
+        clock = "GPU events"
+    elif threads == 1:
+        clock = "CPU time"
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
     print(f"\n{outcome.suite.name}: {outcome.suite.about}")
-    print(f"{settings.dtype}, {settings.device}, {counted}, {clock}, {outcome.rounds} rounds; ratios are ours / peer")
-    show(_ratios(outcome))
+    print(
+        f"{', '.join(outcome.dtypes)}, {settings.device}, {counted}, {clock}, {outcome.rounds} rounds; "
+        "ratios are ours / peer; bold where the quartiles lie below 1"
+    )
+    _print_ratios(outcome)
     if outcome.suite.each_length:
-        show(_by_length(outcome))
-    if outcome.growth():
-        show(_growth(outcome))
+        _print_costs(outcome)
+    if outcome.list_growth():
+        _print_growth(outcome)
     for name, reason in outcome.skipped.items():
         print(f"{name}: {reason}")
     if line := summarize(outcome):
@@ -185,72 +202,55 @@ def summarize(outcome: Outcome) -> str:
                 ratios.setdefault((one.mechanism, one.peer), []).append(f"{one.time.middle:.2f}")
     if not ratios:
         return ""
-    machine = environment(outcome.settings.torch_device)
+    machine = describe_machine(outcome.settings.torch_device)
     parts = [f"{mechanism} / {peer} {', '.join(values)}" for (mechanism, peer), values in ratios.items()]
     lengths = ", ".join(f"{row.length:,}" for row in rows)
     processor = machine.get("gpu", f"{machine['cpu']} ({machine['cpu_capability']})")
     return f"to compare: {processor}; {outcome.suite.name}, {BOTH}, n {lengths}: {'; '.join(parts)}"
 
 
-def show(table: Table) -> None:
-    """A table at its own width, also where the terminal is narrower: no figure is cut off."""
-    console = Console(highlight=False)
-    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    Console(width=max(wide, console.width), highlight=False).print(table, soft_wrap=True)
-
-
-def _new_table(*headings: str, words: int) -> Table:
-    """A table whose first `words` columns are text and whose others are figures."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "left" if i < words else "right"
-        table.add_column(heading, justify=justify, no_wrap=True, vertical="bottom")
-    return table
-
-
-def _ratios(outcome: Outcome) -> Table:
-    headings = ("ms", "time", "quartiles", "MiB", "memory")
-    table = _new_table("mechanism", "kernel", "shape", "pass", "against", *headings, words=5)
+def _print_ratios(outcome: Outcome) -> None:
+    rows = []
     for row in outcome.rows:
         figures = {figure.name: figure for figure in row.figures}
         last = ""
         for one in row.against:
-            own, first, last = figures[one.mechanism], one.mechanism != last, one.mechanism
-            style = "green" if one.time.high < 1 else "red" if one.time.low > 1 else ""
-            table.add_row(
-                *((Text(one.mechanism), ", ".join(own.kernels), row.shape, row.what) if first else ("", "", "", "")),
-                Text(one.peer),
-                _milliseconds(own.seconds) if first else "",
-                Text(f"{one.time.middle:.2f}", style=style),
-                Text(f"{one.time.low:.2f}-{one.time.high:.2f}", style="dim"),
-                "" if own.memory_mib is None or not first else f"{own.memory_mib:,.1f}",
-                "" if one.memory is None else f"{one.memory:.2f}",
-            )
-    return table
+            own = figures[one.mechanism]
+            about, costs = [""] * 4, [""] * 4
+            if one.mechanism != last:
+                about = [one.mechanism, ", ".join(own.kernels), row.shape, row.what]
+                share = "" if own.share_of_peak is None else f"{own.share_of_peak:.2f}"
+                speed = _format(own.tokens_per_second or own.gflop_per_second)
+                costs = [_format(1000 * own.seconds), _format(own.memory_mib), speed, share]
+            last = one.mechanism
+            time = Cell(f"{one.time.middle:.2f}", strong=one.time.high < 1)
+            quartiles = f"{one.time.low:.2f}-{one.time.high:.2f}"
+            memory = "" if one.memory is None else f"{one.memory:.2f}"
+            rows.append([*about, one.peer, time, quartiles, memory, *costs])
+    numbers = ["time", "quartiles", "memory", "ms", "MiB", "tokens or GFLOP / s", "share of peak"]
+    print_table(["mechanism", "kernel", "shape", "pass", "against"], numbers, rows)
 
 
-def _growth(outcome: Outcome) -> Table:
-    table = _new_table("growth with n", "pass", "lengths", "time ~ n^", "memory ~ n^", words=2)
-    for one in outcome.growth():
-        powers = ("" if power is None else f"{power:.2f}" for power in (one.time, one.memory))
-        table.add_row(Text(one.name), one.what, f"{one.lengths[0]:,} - {one.lengths[-1]:,}", *powers)
-    return table
+def _print_growth(outcome: Outcome) -> None:
+    rows = []
+    for one in outcome.list_growth():
+        powers = ["" if power is None else f"{power:.2f}" for power in (one.time, one.memory)]
+        rows.append([one.name, one.what, f"{one.lengths[0]:,} - {one.lengths[-1]:,}", *powers])
+    print_table(["growth with n", "pass"], ["lengths", "time ~ n^", "memory ~ n^"], rows)
 
 
-def _by_length(outcome: Outcome) -> Table:
-    table = _new_table("cost by length", "pass", "n", "ns / n²", "KiB / n", words=2)
-    for line in outcome.lines():
-        for i, (length, figure) in enumerate(line.points):
+def _print_costs(outcome: Outcome) -> None:
+    rows = []
+    for line in outcome.list_lines():
+        for length, figure in line.points:
+            time = f"{1e9 * figure.seconds / length**2:,.1f}"
             mib = figure.memory_mib
-            table.add_row(
-                *((Text(line.name), line.what) if i == 0 else ("", "")),
-                f"{length:,}",
-                f"{1e9 * figure.seconds / length**2:,.1f}",
-                "" if mib is None else f"{1024 * mib / length:,.2f}",
-            )
-    return table
+            memory = "" if mib is None else f"{1024 * mib / length:,.2f}"
+            rows.append([line.name, line.what, f"{length:,}", time, memory])
+    print_table(["cost by length", "pass"], ["n", "ns / n²", "KiB / n"], rows)
 
 
-def _milliseconds(seconds: float) -> str:
-    milliseconds = 1000 * seconds
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+def _format(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,20 +1,21 @@
-"""The parts of a benchmark: passes over tensors, candidates that make them, comparisons of candidates, suites."""
+"""The parts of a benchmark: passes and training steps, candidates that make them, comparisons of candidates, suites."""
 
 import importlib.util
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullrank.core.errors import pip_install
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORWARD, BOTH = "forward", "forward + backward"
+STEP = "training step"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Settings:
     compile: bool = True
 
     @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
@@ -39,12 +44,26 @@ class Settings:
     def autocast(self) -> torch.autocast:
         """Products in `dtype` over fp32 parameters."""
         narrow = self.dtype != "fp32"
-        return torch.autocast(self.torch_device.type, self.torch_dtype if narrow else torch.bfloat16, enabled=narrow)
+        dtype = self.torch_dtype if narrow else torch.bfloat16
+        return torch.autocast(self.torch_device.type, dtype, enabled=narrow)
 
-    def randn(self, *dims: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-        """Normal random numbers, the same on every device, in the dtype of the run."""
+    def randn(self, *dims: int, seed: int = 0) -> Tensor:
+        """Normal random numbers in fp32, the same on every device."""
         generator = torch.Generator().manual_seed(seed)
-        return (torch.randn(*dims, generator=generator) * scale).to(self.torch_device, self.torch_dtype)
+        return torch.randn(*dims, generator=generator).to(self.torch_device)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of heads of attention."""
+
+    batch: int
+    heads: int
+    tokens: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"B {self.batch}, H {self.heads}, N {self.tokens:,}, D {self.size}"
 
 
 class Measured(Protocol):
@@ -68,7 +87,10 @@ class Pass:
     def __init__(
         self, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], cotangent: Tensor | None, backward: bool
     ) -> None:
-        self.forward, self.leaves, self.cotangent, self.backward = forward, leaves, cotangent, backward
+        self.forward = forward
+        self.leaves = leaves
+        self.cotangent = cotangent
+        self.backward = backward
 
     def __call__(self) -> Tensor:
         if not self.backward:
@@ -84,28 +106,73 @@ class Pass:
             leaf.grad = None
 
     def values(self) -> dict[str, Tensor]:
-        output = {"output": self().detach()}
-        return output | {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
+        values = {"output": self().detach()}
+        for name, leaf in self.leaves.items():
+            if leaf.grad is not None:
+                values[name] = leaf.grad
+        return values
+
+
+class TrainingStep:
+    """One update: the loss, its gradients, clipped to a norm, and the optimizer."""
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, max_norm: float
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+
+    def __call__(self) -> None:
+        self._compute_gradients()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        self.optimizer.step()
+
+    def _compute_gradients(self) -> Tensor:
+        self.clear()
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+    def clear(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> dict[str, Tensor]:
+        """The loss, and the norm of the gradients of all parameters but those of mixing; nothing is updated.
+
+        Only the norm: where rounding moves a unit across the kink of ReLU, the gradients of its weights jump.
+        """
+        loss = self._compute_gradients().detach()
+        norms = []
+        for name, parameter in self.model.named_parameters():
+            if ".mix." not in name and parameter.grad is not None:
+                norms.append(parameter.grad.norm())
+        return {"output": loss, "gradients": torch.stack(norms).norm()}
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute something.
 
+    make: makes it of a size. It is given to other processes, so it is a function of a module, or a partial of one.
     computes: candidates with the same word give the same values, and are compared before they are timed.
     against: the names of the peers it is measured against; empty for a peer.
     absent: why it cannot run here; empty if it can.
     takes: bytes that it needs at least, where that may be too many.
     compiled: its first call compiles it for its size.
+    gflop: matrix products of a call, 10^9 multiplications and additions.
     """
 
     name: str
-    make: Callable[[], Measured]
+    make: Callable[[Any], Measured]
     computes: str
     against: tuple[str, ...] = ()
     absent: str = ""
-    takes: int = 0
+    takes: float = 0
     compiled: bool = False
+    gflop: float | None = None
+    dtype: str = "fp32"
 
     @property
     def ours(self) -> bool:
@@ -114,60 +181,64 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Candidates of one shape, timed in the same rounds. `length`: tokens of a text; `what`: which pass."""
+    """Candidates of one size and pass.
 
-    shape: str
+    tiny: the size of a first call, which allocates what is allocated once and for all.
+    length: what growth is measured over. tokens: those of a call, where tokens per second say something.
+    """
+
+    size: Any
+    tiny: Any
     length: int
     what: str
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Suite:
     """A benchmark by name.
 
+    comparisons: of the settings and a length; of the settings alone where the benchmark has sizes of its own.
     lengths: measured when the benchmark is named.   quick: measured in the quick set of all benchmarks.
-    tiny: a length for the first call, which allocates things once.   rounds: the default.
+    rounds: the default.   shortest: seconds; a shorter candidate runs several times in a row.
     takes: which of the options heads, head_dim and batch have an effect.
     each_length: show cost per n^2 and memory per n for every length.
     """
 
     name: str
     about: str
-    lengths: tuple[int, ...]
-    quick: tuple[int, ...]
-    comparisons: Callable[[Settings, int], list[Comparison]]
-    tiny: int = 16
+    comparisons: Callable[..., list[Comparison]]
+    lengths: tuple[int, ...] = ()
+    quick: tuple[int, ...] = ()
     rounds: int = 9
+    shortest: float = 0.01
     takes: frozenset[str] = frozenset({"heads", "head_dim", "batch"})
     each_length: bool = False
 
 
-def missing(module: str) -> str:
+def explain_missing(module: str) -> str:
     """Why a peer from another package cannot run: empty if the package is installed."""
-    return "" if importlib.util.find_spec(module) else f"not installed; {pip_install('bench')}"
+    if importlib.util.find_spec(module):
+        return ""
+    return f"not installed; {pip_install('bench')}"
 
 
-def uncompiled(settings: Settings) -> str:
+def explain_uncompiled(settings: Settings) -> str:
     """Why `torch.compile` cannot run: empty if it can."""
     if not settings.compile:
         return "left out; --compile measures it too"
     if settings.torch_device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "torch.compile needs triton on a GPU"
     compilers = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
-    return "" if any(map(shutil.which, compilers)) else f"torch.compile needs a C++ compiler ({' or '.join(compilers)})"
+    if any(map(shutil.which, compilers)):
+        return ""
+    return f"torch.compile needs a C++ compiler ({' or '.join(compilers)})"
 
 
-def talking_heads() -> Any:
+def import_talking_heads() -> Any:
     """The attention class of x-transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it scripts functions when imported
         from x_transformers.attend import Attend
     return Attend
-
-
-def eager_attention() -> Any:
-    """The attention function of transformers made of products and a softmax, as in its Llama."""
-    from transformers.models.llama.modeling_llama import eager_attention_forward
-
-    return eager_attention_forward

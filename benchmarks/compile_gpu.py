@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from closer import save
 from fullrank.kernels.triton import launch
 from fullrank.kernels.triton.launch import KERNELS, Choice, list_choices
+from machine import write_json
+from tables import print_table
 
 TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 POINTERS = {
@@ -47,7 +49,6 @@ POINTERS = {
     "SEED": "*i64",
 }
 NUMBERS = {**dict.fromkeys(("N", "M", "EACH", "least"), "i32"), **dict.fromkeys(("scale", "unit", "kept"), "fp32")}
-PRODUCTS_OF_WARP = {"HMMA": 1, "HGMMA": 4}  # warps that share the product which the instruction names
 
 
 @dataclass(frozen=True)
@@ -221,14 +222,16 @@ def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str
     held = 65_536 // (-(-registers // 8) * 8 * threads)
     blocks = min(held, card.bytes // (shared + 1024), card.threads // threads)
     groups = -(-call.heads // sizes.get("G", 1)) * -(-call.heads // sizes.get("GJ", call.heads))
-    scores = (
-        call.heads * sizes["BM"] * sizes["BN"] / threads / groups
-    )  # of a thread in one round, as if nothing were done twice
-    loops = loops or [
-        Loop(0, len(instructions) - 1)
-    ]  # unrolled, or a form of branch that is not known: the whole program
+    # of a thread in one round, as if nothing were done twice
+    scores = call.heads * sizes["BM"] * sizes["BN"] / threads / groups
+    # without a loop: unrolled, or a form of branch that is not known
+    loops = loops or [Loop(0, len(instructions) - 1)]
     main = max(loops, key=lambda loop: sum(map(is_product, instructions[loop.first : loop.last])))
     ran = list(run_through(main, instructions, call.heads))
+
+    def sum_over_score(cost: Callable[[str], float]) -> float:
+        return sum(count * cost(instruction) for instruction, count in ran) / scores
+
     row = {
         "card": card.name,
         "call": str(call),
@@ -240,24 +243,23 @@ def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str
         "fits": shared <= card.block_bytes,
         "blocks": blocks,
         "tensor": sum(is_product(instruction) for instruction in instructions),
-        "instructions": sum(count for _, count in ran) / scores,
-        "exponentials": sum(count for instruction, count in ran if "MUFU" in instruction) / scores,
-        "bytes": sum(count * count_loaded_bytes(instruction) for instruction, count in ran) / scores,
-        "products": sum(count * count_multiplications(instruction) for instruction, count in ran) / scores / call.size,
+        "instructions": sum_over_score(lambda instruction: 1),
+        "exponentials": sum_over_score(lambda instruction: "MUFU" in instruction),
+        "bytes": sum_over_score(count_loaded_bytes),
+        "products": sum_over_score(count_multiplications) / call.size,
     }
-    waits = (
-        sum(count * count_multiplications(instruction) * slow_down(instruction) for instruction, count in ran) / scores
-    )
+    waits = sum_over_score(lambda instruction: count_multiplications(instruction) * slow_down(instruction))
     return row | {"picoseconds": estimate(row, waits)}
 
 
 def count_multiplications(instruction: str) -> float:
     """Multiplications that a tensor-core instruction does for each thread that takes part; 0 where its name does not say."""
-    if small := re.search(r"\bHMMA\.(16)(8)(\d+)", instruction):
-        return int(small[1]) * int(small[2]) * int(small[3]) / 32
-    if large := re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", instruction):
-        return int(large[1]) * int(large[2]) * int(large[3]) / 128
-    return 0
+    of_warp = re.search(r"\bHMMA\.(16)(8)(\d+)", instruction)
+    found = of_warp or re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", instruction)
+    if found is None:
+        return 0
+    threads = 32 if of_warp else 128
+    return math.prod(map(int, found.groups())) / threads
 
 
 def slow_down(instruction: str) -> float:
@@ -278,34 +280,46 @@ def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Ite
             yield describe(name, call, capability, choice)
 
 
-COLUMNS = {
-    "kernel": "{:16}", "sizes": "{:32}", "registers": "{:>9}", "spilled": "{:>7}", "shared": "{:>7}", "blocks": "{:>6}",
-    "tensor": "{:>6}", "instructions": "{:>12.1f}", "exponentials": "{:>12.2f}", "products": "{:>8.1f}", "bytes": "{:>5.1f}",
-    "picoseconds": "{:>11.2f}",
-}  # fmt: skip
+TEXTS = ("kernel", "sizes")
+FIGURES = {  # and how they are written
+    "registers": "",
+    "spilled": "",
+    "shared": "",
+    "blocks": "",
+    "tensor": "",
+    "instructions": ".1f",
+    "exponentials": ".2f",
+    "products": ".1f",
+    "bytes": ".1f",
+    "picoseconds": ".2f",
+}
 
 
-def write_line(row: dict[str, Any]) -> str:
-    return " ".join(form.format(row[name]) for name, form in COLUMNS.items())
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    lines = []
+    for row in rows:
+        texts = [row[name] for name in TEXTS]
+        lines.append(texts + [format(row[name], form) for name, form in FIGURES.items()])
+    print_table(TEXTS, list(FIGURES), lines)
 
 
 def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Choose the row of each kernel with the smallest estimate, of those that fit into shared memory."""
     best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["fits"] and (row["kernel"] not in best or row["picoseconds"] < best[row["kernel"]]["picoseconds"]):
-            best[row["kernel"]] = row
+    for row in sorted(rows, key=lambda row: row["picoseconds"]):
+        if row["fits"]:
+            best.setdefault(row["kernel"], row)
     return list(best.values())
 
 
 def compare_with_flash(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The sums of a forward and of a backward pass, over flash attention 2."""
     found = {row["kernel"]: row["picoseconds"] for row in rows}
-    return {
-        name: sum(found[kernel] for kernel in kernels) / FLASH[name]
-        for name, kernels in PASSES.items()
-        if set(kernels) <= set(found)
-    }
+    over = {}
+    for name, kernels in PASSES.items():
+        if set(kernels) <= set(found):
+            over[name] = sum(found[kernel] for kernel in kernels) / FLASH[name]
+    return over
 
 
 def main() -> None:
@@ -325,16 +339,14 @@ def main() -> None:
             rows = list(list_rows(call, capability, given.kernels, given.most))
             best = take_best(rows)
             title = f"{CARDS[capability].name}, {call}"
-            print(f"\n{title}\n" + " ".join(re.sub(r"\.\d+f", "", form).format(name) for name, form in COLUMNS.items()))
-            for row in rows if given.all else best:
-                print(write_line(row), flush=True)
+            print(f"\n{title}")
+            print_rows(rows if given.all else best)
             over = compare_with_flash(best) if capability == 90 else {}
-            print("".join(f"{name}: {ratio:.2f} times flash attention 2\n" for name, ratio in over.items()), end="")
+            for name, ratio in over.items():
+                print(f"{name}: {ratio:.2f} times flash attention 2", flush=True)
             results[title] = {"kernels": best, "tried": rows, "over_flash": over}
-    if given.json:
-        save(
-            given.json, "Triton kernels compiled ahead of time", 1, results, timing="arithmetic, not measured on a GPU"
-        )
+    what, timing = "Triton kernels compiled ahead of time", "arithmetic, not measured on a GPU"
+    write_json(given.json, {"what": what, "timing": timing, "results": results})
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 The layer is the whole module, projections included, with the smallest feed-forward part there is; the input is embeddings.
 """
 
-import functools
-from collections.abc import Callable
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from candidates import BOTH, FORWARD, Candidate, Comparison, Measured, Pass, Settings, missing
+from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, Shape, explain_missing
+from layers import make_pass
 
 EAGER, SDPA = "own eager", "own SDPA"
 # arguments of `fr.inject`, by the name of the candidate
@@ -19,86 +22,72 @@ INJECTED: dict[str, dict[str, Any]] = {
     "cross-head": {"cross_head": 0.1},
 }
 _SAME = "attention as it was pretrained"
-_KINDS = {"BERT": "bidirectional", "Llama": "causal"}
+_VISIBLE = {"BERT": "bidirectional", "Llama": "causal"}
 
 
-def _model(kind: str, settings: Settings, length: int, implementation: str) -> Any:
+@dataclass(frozen=True)
+class Layer(Shape):
+    """The layer of a kind of model."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({_VISIBLE[self.kind]}), {super().__str__()}"
+
+
+def _make_model(layer: Layer, implementation: str) -> Any:
     import transformers
 
-    width = settings.heads * settings.head_dim
     common: dict[str, Any] = {
         "vocab_size": 16,
-        "hidden_size": width,
+        "hidden_size": layer.heads * layer.size,
         "num_hidden_layers": 1,
-        "num_attention_heads": settings.heads,
+        "num_attention_heads": layer.heads,
         "intermediate_size": 16,
-        "max_position_embeddings": length,
+        "max_position_embeddings": layer.tokens,
         "attn_implementation": implementation,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if kind == "BERT":
+        if layer.kind == "BERT":
             silent = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
             return transformers.BertModel(transformers.BertConfig(**common, **silent), add_pooling_layer=False)
         return transformers.LlamaModel(transformers.LlamaConfig(**common, use_cache=False))
 
 
-def _pass(
-    kind: str, settings: Settings, length: int, what: str, implementation: str, injected: dict[str, Any] | None
-) -> Measured:
-    model = _model(kind, settings, length, implementation)
+def _make(
+    settings: Settings, backward: bool, implementation: str, injected: dict[str, Any] | None, layer: Layer
+) -> Pass:
+    model = _make_model(layer, implementation)
     if injected is not None:
         from fullrank.hf.inject import inject
 
         inject(model, **injected)
-    model = model.to(settings.torch_device).train(what == BOTH)
-    generator = torch.Generator().manual_seed(1)
-    shape = (settings.batch or 1, length, settings.heads * settings.head_dim)
-    inputs = torch.randn(shape, generator=generator).to(settings.torch_device).requires_grad_(what == BOTH)
-    cotangent = torch.randn(shape, generator=generator).to(settings.torch_device)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.endswith("key.bias"))  # its gradient is zero but for rounding
-    leaves = {"inputs": inputs} | {name: p for name, p in model.named_parameters() if p.requires_grad}
+    model = model.to(settings.torch_device).train(backward)
 
-    def forward() -> torch.Tensor:
-        with settings.autocast():
-            out: torch.Tensor = model(inputs_embeds=inputs).last_hidden_state
+    def run(x: Tensor) -> Tensor:
+        out: Tensor = model(inputs_embeds=x).last_hidden_state
         return out
 
-    return Pass(forward, leaves, cotangent, backward=what == BOTH)
+    return make_pass(settings, backward, run, model, layer)
 
 
-def comparisons(settings: Settings, length: int) -> list[Comparison]:
+def compare(settings: Settings, length: int) -> list[Comparison]:
     """One layer of each kind, forward, and forward and backward."""
-    absent = missing("transformers")
-    made = []
-    for kind, visible in _KINDS.items():
-        shape = f"{kind} ({visible}), {settings.heads} x {settings.head_dim}, {settings.batch or 1} x {length}"
+    absent = explain_missing("transformers")
+    comparisons = []
+    for kind in _VISIBLE:
+        layer = Layer(settings.batch or 1, settings.heads, length, settings.head_dim, kind)
+        tiny = dataclasses.replace(layer, tokens=13)
         for what in (FORWARD, BOTH):
-
-            def candidate(
-                name: str,
-                implementation: str,
-                against: tuple[str, ...] = (),
-                kind: str = kind,
-                what: str = what,
-                computes: str = _SAME,
-            ) -> Candidate:
-                make: Callable[[], Measured] = functools.partial(
-                    _pass, kind, settings, length, what, implementation, INJECTED.get(name)
-                )
-                return Candidate(name, make, computes, against, absent)
-
-            ours = [
+            given = (settings, what == BOTH)
+            candidates = []
+            for name, arguments in INJECTED.items():
                 # a permutation of heads is drawn while training: then it computes something else
-                candidate(
-                    name,
-                    "sdpa",
-                    (EAGER, SDPA),
-                    computes=name if "cross_head" in INJECTED[name] and what == BOTH else _SAME,
-                )
-                for name in INJECTED
-            ]
-            own = [candidate(EAGER, "eager"), candidate(SDPA, "sdpa")]
-            made.append(Comparison(shape, length, what, (*ours, *own)))
-    return made
+                computes = name if "cross_head" in arguments and what == BOTH else _SAME
+                make = partial(_make, *given, "sdpa", arguments)
+                candidates.append(Candidate(name, make, computes, (EAGER, SDPA), absent))
+            for name, implementation in ((EAGER, "eager"), (SDPA, "sdpa")):
+                candidates.append(Candidate(name, partial(_make, *given, implementation, None), _SAME, absent=absent))
+            comparisons.append(Comparison(layer, tiny, length, what, candidates))
+    return comparisons

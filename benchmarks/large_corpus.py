@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from machine import environment
+from machine import describe_machine
 
 CASES: dict[str, dict[str, Any]] = {
     "words": {"tokens": "word", "max_vocabulary": 20_000},
@@ -174,7 +174,7 @@ def save(given: argparse.Namespace, results: dict[str, Any]) -> None:
         **settings,
         "model": MODEL,
     }
-    document = {**whole, "results": results, "environment": environment()}
+    document = {**whole, "results": results, "environment": describe_machine()}
     given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
-"""The machine a benchmark runs on: its description, its free memory, the memory a run takes."""
+"""The machine a benchmark runs on: its description, its free memory, the memory a run takes; JSON of what it measured."""
 
+import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ _STATUS = Path("/proc/self/status")
 _MARK = Path("/proc/self/clear_refs")
 
 
-def environment(device: torch.device | None = None) -> dict[str, Any]:
+def describe_machine(device: torch.device | None = None) -> dict[str, Any]:
     """Processor, versions and threads of this process; the GPU's name, if that is the device."""
     description = {
-        "cpu": _cpu(),
+        "cpu": _describe_processor(),
         "machine": platform.machine(),
         "system": platform.system(),
         "threads": torch.get_num_threads(),
@@ -26,54 +27,77 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     if device is not None and device.type == "cuda":
-        description |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        description["gpu"] = torch.cuda.get_device_name(device)
+        description["cuda"] = torch.version.cuda
     return description
 
 
-def _cpu() -> str:
+def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
+    """Write what a script measured, and on which machine, to `path`, if given."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {**content, "environment": describe_machine()}
+    path.write_text(json.dumps(round_numbers(whole), indent=1) + "\n", encoding="utf-8")
+
+
+def round_numbers(value: Any) -> Any:
+    """Nested JSON with floats of four figures: more would be noise."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {key: round_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [round_numbers(item) for item in value]
+    return value
+
+
+def _describe_processor() -> str:
     """Name, family and model of the processor; a virtual machine may hide the name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or "unknown"
-    facts = dict(line.partition(":")[::2] for line in text.split("\n\n")[0].splitlines())
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    facts = {}
+    for line in text.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
     flags = facts.get("flags", "").split()
     words = [facts.get("model name", "unknown"), f"family {facts.get('cpu family')} model {facts.get('model')}"]
     words += [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
     return ", ".join(words)
 
 
-def free_bytes(device: torch.device) -> int | None:
+def read_free_bytes(device: torch.device) -> int | None:
     """Free memory of the device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    memory = Path("/proc/meminfo")
+    return 1024 * _read_kib(memory, "MemAvailable") if memory.exists() else None
+
+
+def _read_kib(file: Path, key: str) -> int:
+    for line in file.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0])
+    raise KeyError(key)
 
 
 def counts_resident_memory() -> bool:
-    """True if `peak_growth_mib` works on this system."""
+    """True if `measure_growth_mib` works on this system."""
     return _STATUS.exists() and _MARK.exists()
 
 
-def peak_growth_mib(run: Callable[[], Any]) -> float:
+def measure_growth_mib(run: Callable[[], Any]) -> float:
     """Growth of the resident high-water mark during `run`, in MiB. Linux only; use a fresh process for each figure."""
     _MARK.write_text("5")  # resets the mark to what is resident now
-    before = _status_mib("VmHWM")
+    before = _read_kib(_STATUS, "VmHWM")
     run()
-    return _status_mib("VmHWM") - before
+    return (_read_kib(_STATUS, "VmHWM") - before) / 1024
 
 
-def _status_mib(key: str) -> float:
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 1024
-
-
-def cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
+def measure_cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
     """Growth of the most memory that tensors take on the GPU during `run`, in MiB."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""One benchmark, length by length: make and compare the candidates, time them in the same rounds, measure their memory."""
+"""One benchmark, size by size: make and compare the candidates, time them in the same rounds, measure their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ctypes
 import dataclasses
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,19 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from candidates import Candidate, Comparison, Measured, Settings, Suite
+from candidates import DTYPES, Candidate, Comparison, Measured, Settings, Suite
 from fullrank.core.errors import InputError, RunError
 from fullrank.kernels import chosen
-from machine import counts_resident_memory, cuda_growth_mib, free_bytes, peak_growth_mib
-from suites import suite_of
-from timing import MIN_LENGTHS, Ratio, clock_for, exponent, times_of
+from machine import counts_resident_memory, measure_cuda_growth_mib, measure_growth_mib, read_free_bytes
+from timing import MIN_LENGTHS, PEAK_GFLOP, Ratio, choose_clock, exponent, make_product, measure_times
 
 MEMORY_PROTOCOL = (
     "memory = MiB over inputs and parameters, gradients included; on a CPU the growth of the resident high-water mark in a "
     "fresh process (Linux only), after a small first call, of compiled code after a call of the same size; on a GPU the most "
     "that tensors take"
 )
-SHORTEST = 0.01  # seconds; a shorter candidate runs several times in a row
 LEAST_MIB = 1.0  # of both; below, pages and what the allocator has left decide
 # Largest difference of two candidates, as a share of the largest value
 TOLERANCE = {"fp32": 1e-3, "bf16": 6e-2, "fp16": 1e-2}
@@ -44,6 +43,9 @@ class Figure:
     seconds: float
     memory_mib: float | None
     kernels: tuple[str, ...] = ()
+    tokens_per_second: float | None = None
+    gflop_per_second: float | None = None
+    share_of_peak: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,14 @@ class Against:
 
 @dataclass(frozen=True)
 class Row:
-    """Results of one shape and pass."""
+    """Results of one shape and pass; the speed of large matrix products by dtype, where it was measured."""
 
     shape: str
     length: int
     what: str
     figures: tuple[Figure, ...]
     against: tuple[Against, ...]
+    peak_gflop_per_second: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -91,26 +94,28 @@ class Growth:
 
 @dataclass
 class Outcome:
-    """All rows of one benchmark, and the peers that were left out, by name with the reason."""
+    """All rows of one benchmark, and what was left out, by name with the reason."""
 
     suite: Suite
     settings: Settings
+    dtypes: Sequence[str]
     rounds: int
     rows: list[Row] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def lines(self) -> list[Line]:
+    def list_lines(self) -> list[Line]:
+        """A line for each candidate and pass; none for a benchmark that has sizes of its own."""
         points: dict[tuple[str, bool, str], dict[int, Figure]] = {}
-        for row in self.rows:
+        for row in self.rows if self.suite.lengths else ():
             for figure in row.figures:
                 # the same peer may stand in several shapes of a length: the first counts
                 points.setdefault((figure.name, figure.ours, row.what), {}).setdefault(row.length, figure)
         return [Line(*key, tuple(by_length.items())) for key, by_length in points.items()]
 
-    def growth(self) -> list[Growth]:
+    def list_growth(self) -> list[Growth]:
         """Growth of every candidate that was measured at three lengths or more."""
         growths = []
-        for line in self.lines():
+        for line in self.list_lines():
             if len(line.points) >= MIN_LENGTHS:
                 lengths = tuple(length for length, _ in line.points)
                 time = exponent(lengths, [figure.seconds for _, figure in line.points])
@@ -122,61 +127,120 @@ class Outcome:
         return {
             "name": self.suite.name,
             "about": self.suite.about,
-            "settings": dataclasses.asdict(self.settings),
+            "settings": {**dataclasses.asdict(self.settings), "dtype": ",".join(self.dtypes)},
             "rounds": self.rounds,
             "rows": [dataclasses.asdict(row) for row in self.rows],
-            "growth": [dataclasses.asdict(one) for one in self.growth()],
+            "growth": [dataclasses.asdict(one) for one in self.list_growth()],
             "skipped": self.skipped,
         }
 
 
 def measure(
-    suite: Suite, settings: Settings, lengths: Iterable[int], rounds: int, say: Callable[[str], None]
+    suite: Suite,
+    settings: Settings,
+    dtypes: Sequence[str],
+    lengths: Sequence[int],
+    rounds: int,
+    minutes: float,
+    say: Callable[[str], None],
 ) -> Outcome:
-    """Measure `suite` at every length. Raises RunError if ours fails, or if candidates that compute the same disagree."""
-    outcome = Outcome(suite, settings, rounds)
-    for length in sorted(set(lengths)):
-        try:
-            comparisons = suite.comparisons(settings, length)
-        except ValueError as error:
-            raise InputError(f"{suite.name}, length {length:,}: {error}") from error
-        for number, comparison in enumerate(comparisons):
-            say(f"{suite.name}: {comparison.shape}, {comparison.what}")
-            outcome.rows.append(_row(comparison, Address(suite.name, length, number), outcome))
-            if any(candidate.compiled for candidate in comparison.candidates):
-                torch.compiler.reset()  # else its limit of sizes is reached, and later ones run uncompiled
+    """Measure `suite` at every length; no size begins after so many minutes.
+
+    Raises RunError if ours fails, or if candidates that compute the same disagree.
+    """
+    outcome = Outcome(suite, settings, dtypes, rounds)
+    begin = time.monotonic()
+    for comparison in list_comparisons(suite, settings, dtypes, lengths):
+        place = f"{comparison.size}, {comparison.what}"
+        if time.monotonic() - begin > 60 * minutes:
+            outcome.skipped[place] = f"left out, {minutes:g} minutes are over"
+            continue
+        say(f"{suite.name}: {place}")
+        outcome.rows.append(_measure_row(comparison, outcome))
+        if any(candidate.compiled for candidate in comparison.candidates):
+            torch.compiler.reset()  # else its limit of sizes is reached, and later ones run uncompiled
     return outcome
 
 
-def _row(comparison: Comparison, address: Address, outcome: Outcome) -> Row:
-    settings = outcome.settings
-    made, kernels = make_and_compare(comparison, settings, outcome.skipped)
-    clock = clock_for(settings.torch_device)
-    times = times_of(made, rounds=outcome.rounds, clock=clock, warm_up=1, at_least=SHORTEST)
+def list_comparisons(
+    suite: Suite, settings: Settings, dtypes: Sequence[str], lengths: Sequence[int]
+) -> Iterator[Comparison]:
+    """The comparisons of a benchmark, each with the candidates of all dtypes."""
+    narrowed = [dataclasses.replace(settings, dtype=dtype) for dtype in dtypes]
+    calls = [(length,) for length in sorted(set(lengths))] if suite.lengths else [()]
+    for words in calls:
+        try:
+            made = [suite.comparisons(one, *words) for one in narrowed]
+        except ValueError as error:
+            raise InputError(f"{suite.name}, length {', '.join(map(str, words))}: {error}") from error
+        for of_each_dtype in zip(*made, strict=True):
+            yield combine(of_each_dtype, dtypes)
+
+
+def combine(comparisons: Sequence[Comparison], dtypes: Sequence[str]) -> Comparison:
+    """One comparison of the candidates of several dtypes; ours is then also measured against itself in the first."""
+    candidates = []
+    for dtype, comparison in zip(dtypes, comparisons, strict=True):
+        for one in comparison.candidates:
+            named = dataclasses.replace(one, dtype=dtype)
+            if len(dtypes) > 1:
+                against = [f"{peer} {dtype}" for peer in one.against]
+                if one.ours and dtype != dtypes[0]:
+                    against.append(f"{one.name} {dtypes[0]}")
+                words = {"name": f"{one.name} {dtype}", "computes": f"{one.computes} {dtype}"}
+                named = dataclasses.replace(named, against=tuple(against), **words)
+            candidates.append(named)
+    return dataclasses.replace(comparisons[0], candidates=candidates)
+
+
+def _measure_row(comparison: Comparison, outcome: Outcome) -> Row:
+    device = outcome.settings.torch_device
+    made, kernels = make_and_compare(comparison, device, outcome.skipped)
+    runs: dict[str, Callable[[], Any]] = dict(made)
+    has_work = any(candidate.gflop for candidate in comparison.candidates)
+    peaks = {dtype: f"peak {dtype}" for dtype in outcome.dtypes} if has_work and device.type == "cpu" else {}
+    for dtype, name in peaks.items():
+        runs[name] = make_product(DTYPES[dtype])
+    shortest = outcome.suite.shortest
+    times = measure_times(runs, rounds=outcome.rounds, clock=choose_clock(device), warm_up=1, at_least=shortest)
+    seconds = {name: statistics.median(each) for name, each in times.items()}
+    peak = {dtype: PEAK_GFLOP / seconds[name] for dtype, name in peaks.items()}
     figures = {}
     for candidate in comparison.candidates:
         name = candidate.name
-        if name in made:
-            mib = memory_mib(address, name, settings, made[name])
-            figures[name] = Figure(name, candidate.ours, statistics.median(times[name]), mib, kernels[name])
+        if name not in made:
+            continue
+        mib = measure_memory(candidate, comparison, device, made[name])
+        speed = candidate.gflop / seconds[name] if candidate.gflop else None
+        figures[name] = Figure(
+            name,
+            candidate.ours,
+            seconds[name],
+            mib,
+            kernels[name],
+            comparison.tokens / seconds[name] if comparison.tokens else None,
+            speed,
+            speed / peak[candidate.dtype] if speed and peak else None,
+        )
     against = []
     for candidate in comparison.candidates:
         for peer in candidate.against:
             if peer in figures:
-                time = Ratio.of(times[candidate.name], times[peer])
-                memory = _share(figures[candidate.name].memory_mib, figures[peer].memory_mib)
-                against.append(Against(candidate.name, peer, time, memory))
-    return Row(comparison.shape, comparison.length, comparison.what, tuple(figures.values()), tuple(against))
+                ratio = Ratio.of(times[candidate.name], times[peer])
+                memory = _divide(figures[candidate.name].memory_mib, figures[peer].memory_mib)
+                against.append(Against(candidate.name, peer, ratio, memory))
+    shape = str(comparison.size)
+    return Row(shape, comparison.length, comparison.what, tuple(figures.values()), tuple(against), peak)
 
 
-def _share(own: float | None, other: float | None) -> float | None:
+def _divide(own: float | None, other: float | None) -> float | None:
     if own is None or other is None or min(own, other) < LEAST_MIB:
         return None
     return own / other
 
 
 def make_and_compare(
-    comparison: Comparison, settings: Settings, skipped: dict[str, str]
+    comparison: Comparison, device: torch.device, skipped: dict[str, str]
 ) -> tuple[dict[str, Measured], dict[str, tuple[str, ...]]]:
     """The candidates that can run, each called once, and the kernels that each took.
 
@@ -186,37 +250,39 @@ def make_and_compare(
     kernels: dict[str, tuple[str, ...]] = {}
     first: dict[str, tuple[str, dict[str, Tensor]]] = {}
     for candidate in comparison.candidates:
-        reason = candidate.absent or _too_large(candidate, settings)
+        reason = candidate.absent or _explain_too_large(candidate, device)
         values: dict[str, Tensor] = {}
         if not reason:
             try:
-                made[candidate.name] = candidate.make()
+                measured = candidate.make(comparison.size)
                 with chosen() as names:
-                    values = made[candidate.name].values()
+                    values = measured.values()
+                made[candidate.name] = measured
                 kernels[candidate.name] = tuple(sorted(names))
             except Exception as error:
-                made.pop(candidate.name, None)
                 reason = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 if candidate.ours:
-                    raise RunError(f"{candidate.name} at {comparison.shape}, {comparison.what}: {reason}") from error
+                    place = f"{candidate.name} at {comparison.size}, {comparison.what}"
+                    raise RunError(f"{place}: {reason}") from error
         if reason:
             skipped.setdefault(candidate.name, reason)
             continue
         other, expected = first.setdefault(candidate.computes, (candidate.name, values))
-        _agree(f"{candidate.name} and {other}, {comparison.shape}, {comparison.what}", values, expected, settings.dtype)
+        who = f"{candidate.name} and {other}, {comparison.size}, {comparison.what}"
+        check_agreement(who, values, expected, candidate.dtype)
     for measured in made.values():
         measured.clear()
     return made, kernels
 
 
-def _too_large(candidate: Candidate, settings: Settings) -> str:
-    free = free_bytes(settings.torch_device)
+def _explain_too_large(candidate: Candidate, device: torch.device) -> str:
+    free = read_free_bytes(device)
     if free is None or candidate.takes < 0.8 * free:
         return ""
     return f"needs at least {candidate.takes / 2**30:,.1f} GiB, {free / 2**30:,.1f} are free"
 
 
-def _agree(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dtype: str) -> None:
+def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dtype: str) -> None:
     """RunError if values of the same name differ by more than rounding: a benchmark of different functions says nothing."""
     for name in values.keys() & expected.keys():
         own, other = values[name].float(), expected[name].float()
@@ -225,33 +291,20 @@ def _agree(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dty
             raise RunError(f"{who}: {name} differs by {off:.1e} of its largest value; they should compute the same")
 
 
-# Peak memory of a candidate: each in a process of its own, so that nothing is left over from another.
+# -- peak memory of a candidate: each in a process of its own, so that nothing is left over from another ----------------
 
 
-@dataclass(frozen=True)
-class Address:
-    """The place of a comparison, for another process. `number`: its index among the comparisons of this length."""
-
-    suite: str
-    length: int
-    number: int
-
-    def candidate(self, name: str, settings: Settings, length: int | None = None) -> Candidate:
-        comparison = suite_of(self.suite).comparisons(settings, length or self.length)[self.number]
-        return next(candidate for candidate in comparison.candidates if candidate.name == name)
-
-
-def memory_mib(address: Address, name: str, settings: Settings, made: Measured) -> float | None:
+def measure_memory(candidate: Candidate, comparison: Comparison, device: torch.device, made: Measured) -> float | None:
     """Peak memory of one call; on a GPU, of `made` itself. None where the system does not say, or the process was killed."""
-    if settings.torch_device.type == "cuda":
+    if device.type == "cuda":
         made.clear()
-        return cuda_growth_mib(made, settings.torch_device)
+        return measure_cuda_growth_mib(made, device)
     if not counts_resident_memory():
         return None
     context: Any = multiprocessing.get_context("forkserver")  # imports are made once
     context.set_forkserver_preload(_PRELOADED)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, address, name, settings, torch.get_num_threads())
+    arguments = (sender, candidate, comparison.size, comparison.tiny, torch.get_num_threads())
     process = context.Process(target=_send_memory, args=arguments, daemon=False)
     process.start()
     sender.close()
@@ -264,15 +317,13 @@ def memory_mib(address: Address, name: str, settings: Settings, made: Measured) 
     return mib
 
 
-def _send_memory(sender: Connection, address: Address, name: str, settings: Settings, threads: int) -> None:
+def _send_memory(sender: Connection, candidate: Candidate, size: Any, tiny: Any, threads: int) -> None:
     """Send the MiB of one call; runs in a fresh process."""
     torch.set_num_threads(threads)
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LIMIT)
-    candidate = address.candidate(name, settings)
-    first = candidate if candidate.compiled else address.candidate(name, settings, suite_of(address.suite).tiny)
-    warm = first.make()
-    warm()
-    warm.clear()
-    made = warm if candidate.compiled else candidate.make()
-    sender.send(peak_growth_mib(made))
+    first = candidate.make(size if candidate.compiled else tiny)
+    first()
+    first.clear()
+    made = first if candidate.compiled else candidate.make(size)
+    sender.send(measure_growth_mib(made))
     sender.close()

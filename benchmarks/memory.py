@@ -1,36 +1,36 @@
 """Whole models with memory: evaluation against Transformer-XL's published scheme, and what skipped layers save in training.
 
-    python benchmarks/memory.py [--rounds 9] [--threads 1] [--only evaluation | skip] [--json FILE]
+`evaluation`: tokens in a row through a model with a full memory, no gradients, loss included.
 
-Evaluation: tokens in a row through a model with a full memory, no gradients, loss included.
-    published scheme    keys and values of the memory computed again from its hidden states in every layer and segment, keys of
+published scheme        keys and values of the memory computed again from its hidden states in every layer and segment, keys of
                         all distances too, and the published formula: (N, M, B, H) scores shifted by a column of zeros
                         (Dai et al. 2019, appendix B; written anew, with the same weights, feed-forward and loss)
-    ..., all queries    the same, and queries of the memory, which nobody reads: the released code computes them
-    fullrank            the model as it is: keys, values and keys of distances are kept
-    ..., reference      the same, but scores are gathered by distance
-    ..., recomputed     the same, but keys and values of the memory are computed again
-All of them are first compared: the losses per token agree.
+published, all queries  the same, and queries of the memory, which nobody reads: the released code computes them
+fullrank                the model as it is: keys, values and keys of distances are kept
+fullrank, reference     the same, but scores are gathered by distance
+fullrank, recomputed    the same, but keys and values of the memory are computed again
 
-Skip: a step of training (forward, backward, clipping, fused Adam) of 8 layers with Skip-Retain `linear` against the same with
-all layers kept, and with all layers resting, which is what cannot be saved.
+`skip`: sixteen steps of training (forward, backward, clipping, fused Adam) of 8 layers with Skip-Retain `linear` against the
+same with all layers kept, and with all layers resting, which is what cannot be saved.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from closer import parse, save, table
+from candidates import FORWARD, Candidate, Comparison, Settings, TrainingStep
 from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
 from relative import published
-from timing import Peak, Timing
 
-OURS, PUBLISHED = "fullrank", "published scheme"
+PUBLISHED, ALL_QUERIES = "published scheme", "published, all queries"
+KEPT, SKIPPED, RESTING = "all layers kept", "Skip-Retain linear", "all layers resting"
 STEPS = 16  # of training, in one timing
 
 
@@ -46,198 +46,209 @@ class Size:
     vocabulary: int = 256
 
     def __str__(self) -> str:
-        return (
-            f"{self.layers} layers, d {self.width}, H {self.heads}, ff {self.inner}, V {self.vocabulary}, "
-            f"segment {self.segment}, memory {self.memory}, batch {self.batch}"
-        )
+        model = f"{self.layers} layers, d {self.width}, H {self.heads}, ff {self.inner}, V {self.vocabulary}"
+        return f"{model}, segment {self.segment}, memory {self.memory}, batch {self.batch}"
 
-    def model(self) -> fr.LanguageModel:
+    def make_model(self, settings: Settings) -> fr.LanguageModel:
         torch.manual_seed(0)
-        model = fr.LanguageModel(
-            fr.ModelConfig(
-                vocab_size=self.vocabulary,
-                hidden_size=self.width,
-                num_hidden_layers=self.layers,
-                num_attention_heads=self.heads,
-                intermediate_size=self.inner,
-                memory_length=self.memory,
-                position="relative",
-                norm="post",
-                attention=fr.AttentionConfig(score="relative"),
-                dropout=fr.DropoutConfig(embedding=0.0, attention=0.0, activation=0.0, residual=0.0),
-            )
+        config = fr.ModelConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=self.inner,
+            memory_length=self.memory,
+            position="relative",
+            norm="post",
+            attention=fr.AttentionConfig(score="relative"),
+            dropout=fr.DropoutConfig(embedding=0.0, attention=0.0, activation=0.0, residual=0.0),
         )
+        model = fr.LanguageModel(config)
         with torch.no_grad():  # a start so small that all weights are equal would hide mistakes
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.02)
-        return model
+        return model.to(settings.torch_device)
+
+    def draw(self, settings: Settings, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Random ids and their targets, (B, N)."""
+        drawn = torch.randint(self.vocabulary, (self.batch, tokens + 1), generator=generator)
+        drawn = drawn.to(settings.torch_device)
+        return drawn[:, :-1], drawn[:, 1:]
 
 
-EVALUATION = [
-    Size(4, 410, 10, 2100, 64, 640),
-    Size(4, 410, 10, 2100, 128, 1600),
-    Size(4, 410, 10, 2100, 150, 150, 4),
-    Size(4, 410, 10, 2100, 1, 640),
-]
-SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+# (ids, targets, the memory) -> (nll per token, the next memory)
+Read = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 
-Published = Callable[[Tensor, Tensor, list[Tensor] | None], tuple[Tensor, list[Tensor]]]
-
-
-def as_published(model: fr.LanguageModel, all_queries: bool = False) -> Published:
-    """(ids, targets, hidden states of every layer) -> (nll per token, the next hidden states), with the model's weights."""
+def read_as_published(model: fr.LanguageModel, all_queries: bool) -> Read:
+    """The published scheme with the model's weights. Its memory is the hidden states of every layer."""
     length, shared = model.memory_length, model.position.biases  # u and v, of all layers
-    biases = (shared.content_bias, shared.position_bias)
 
-    def sinusoids(count: int, width: int) -> Tensor:
+    def make_sinusoids(count: int, width: int) -> Tensor:
         frequency = 1 / 10000 ** (torch.arange(0, width, 2) / width)
         angle = torch.outer(torch.arange(count - 1, -1, -1.0), frequency)  # the farthest first
         return torch.cat((angle.sin(), angle.cos()), dim=1)
-
-    def run(ids: Tensor, targets: Tensor, memory: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
-        # PyTorch's own products: our layers choose the library of fp32 products themselves
-        with torch.backends.mkldnn.flags(enabled=torch.is_autocast_enabled("cpu")):
-            return read(ids, targets, memory)
 
     def read(ids: Tensor, targets: Tensor, memory: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         x = model.embedding(ids)
         after = []
         queries = x.shape[1]
         known = 0 if memory is None else memory[0].shape[1]
-        table = sinusoids(known + queries, x.shape[2])
+        table = make_sinusoids(known + queries, x.shape[2]).to(x.device)
         for i, block in enumerate(model.blocks):
             attention = block.attention
-            split = attention.project.split
+            project, split = attention.project, attention.project.split
             whole = x if memory is None else torch.cat((memory[i], x), dim=1)
             after.append(whole[:, -length:])
-            query = attention.project.query(whole)[:, -queries:] if all_queries else attention.project.query(x)
-            key, value = attention.project.key(whole), attention.project.value(whole)
-            far = split(nn.functional.linear(table, attention.project.relative.weight)[None])[0].flip(1)
-            out = published(split(query), split(key), split(value), far, *biases)
+            query = project.query(whole)[:, -queries:] if all_queries else project.query(x)
+            far = split(nn.functional.linear(table, project.relative.weight)[None])[0].flip(1)
+            heads = (split(query), split(project.key(whole)), split(project.value(whole)))
+            out = published(*heads, far, shared.content_bias, shared.position_bias)
             x = block.attention_norm(x + attention.merge(out.transpose(1, 2).flatten(2)))
             x = block.feed_forward_norm(x + block.feed_forward(x))
         return model.output.nll(model.final_norm(x), targets), after
 
-    return run
+    def read_with_own_products(
+        ids: Tensor, targets: Tensor, memory: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        # PyTorch's own: our layers choose the library of fp32 products themselves
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of GPUs
+            with torch.backends.mkldnn.flags(enabled=torch.is_autocast_enabled("cpu")):
+                return read(ids, targets, memory)
+
+    return read_with_own_products
+
+
+def read_as_it_is(model: fr.LanguageModel, kernel: str, recompute: bool) -> Read:
+    def read(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory | None]:
+        if recompute and memory is not None:
+            forgotten = tuple(replace(layer, heads=None) for layer in memory.layers)
+            memory = replace(memory, layers=forgotten)
+        with fr.kernel(kernel):
+            nll = model.nll(ids, targets, memory)
+        return nll.per_token, nll.memory
+
+    return read
 
 
 class Reader:
-    """Reads a random text segment by segment; each call reads one segment, or eight of a single token."""
+    """Reads a random text segment by segment; its memory is full, and each call reads the next segment."""
 
-    def __init__(self, size: Size, step: Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]], bf16: bool) -> None:
-        self.size, self.step, self.bf16 = size, step, bf16
-        self.generator, self.memory = torch.Generator().manual_seed(1), None
-        self.segments = 8 if size.segment == 1 else 1
+    def __init__(self, settings: Settings, make: Callable[[fr.LanguageModel], Read], size: Size) -> None:
+        self.settings = settings
+        self.size = size
+        self.read_segment = make(size.make_model(settings).eval())
+        self.generator = torch.Generator().manual_seed(1)
+        self.memory: Any = None
+        tokens = max(64, size.segment)
+        self.first = torch.cat([self.read(tokens) for _ in range(-(-size.memory // tokens))], dim=1)
 
     def __call__(self) -> Tensor:
-        return torch.cat([self.read(self.size.segment) for _ in range(self.segments)], dim=1)
+        return self.read(self.size.segment)
 
     def read(self, tokens: int) -> Tensor:
         """The next segment's negative log-likelihoods."""
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            drawn = torch.randint(self.size.vocabulary, (self.size.batch, tokens + 1), generator=self.generator)
-            nll, self.memory = self.step(drawn[:, :-1], drawn[:, 1:], self.memory)
+        ids, targets = self.size.draw(self.settings, tokens, self.generator)
+        with torch.no_grad(), self.settings.autocast():
+            nll, self.memory = self.read_segment(ids, targets, self.memory)
         return nll
 
-    def fill(self) -> Tensor:
-        """Read until the memory is full, and once more."""
-        tokens = max(64, self.size.segment)
-        losses = [self.read(tokens) for _ in range(-(-self.size.memory // tokens))]
-        return torch.cat((*losses, self()), dim=1)
+    def clear(self) -> None:
+        pass
+
+    def values(self) -> dict[str, Tensor]:
+        """The losses while the memory was filled, and of one more segment."""
+        return {"output": torch.cat((self.first, self()), dim=1)}
 
 
-def evaluation(size: Size, rounds: int) -> dict[str, Any]:
-    model = size.model().eval()
+EVALUATION = (
+    Size(4, 410, 10, 2100, 64, 640),
+    Size(4, 410, 10, 2100, 128, 1600),
+    Size(4, 410, 10, 2100, 150, 150, 4),
+    Size(4, 410, 10, 2100, 1, 640),
+)
 
-    def ours(kernel: str = "auto", recompute: bool = False) -> Callable[[Tensor, Tensor, Memory | None], Any]:
-        def step(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory | None]:
-            if recompute and memory is not None:
-                memory = replace(memory, layers=tuple(replace(layer, heads=None) for layer in memory.layers))
-            with fr.kernel(kernel):
-                nll = model.nll(ids, targets, memory)
-            return nll.per_token, nll.memory
 
-        return step
-
-    steps = {
-        PUBLISHED: as_published(model),
-        "published, all queries": as_published(model, True),
-        OURS: ours(),
-        "fullrank, reference": ours("reference"),
-        "fullrank, recomputed": ours(recompute=True),
+def compare_evaluation(settings: Settings) -> list[Comparison]:
+    ours = {
+        "fullrank": partial(read_as_it_is, kernel="auto", recompute=False),
+        "fullrank, reference": partial(read_as_it_is, kernel="reference", recompute=False),
+        "fullrank, recomputed": partial(read_as_it_is, kernel="auto", recompute=True),
     }
-    candidates = {
-        f"{name} {'bf16' if bf16 else 'fp32'}": Reader(size, step, bf16)
-        for bf16 in (False, True)
-        for name, step in steps.items()
+    peers = {
+        PUBLISHED: partial(read_as_published, all_queries=False),
+        ALL_QUERIES: partial(read_as_published, all_queries=True),
     }
-    first = {name: reader.fill().float() for name, reader in candidates.items()}
-    for name, losses in first.items():
-        off = float((losses - first[f"{PUBLISHED} fp32"]).abs().mean())
-        assert off < (0.05 if name.endswith("bf16") else 1e-4), f"{name} is off by {off:.1e}"
-
-    def figures(timing: Timing, peak: Peak) -> dict[str, float | None]:
-        return {"tokens_per_second": candidates[timing.name].segments * size.segment * size.batch / timing.seconds}
-
-    return table(f"evaluation: {size}", candidates, f"{PUBLISHED} fp32", rounds, figures)
-
-
-def training(size: Size, rounds: int) -> dict[str, Any]:
-    schedule = SkipRetain("linear", num_layers=size.layers)
-    drawn = [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
-    expected = 1 - sum(schedule.probabilities) / size.layers
-    runs = 1 - sum(len(layers) for layers in drawn) / (STEPS * size.layers)
-    every = frozenset(range(size.layers))
-
-    def steps(resting: list[frozenset[int]]) -> Callable[[], None]:
-        model = size.model().train()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
-        generator, state = torch.Generator().manual_seed(2), {"memory": None}
-
-        def run() -> None:
-            for skip in resting:
-                ids = torch.randint(size.vocabulary, (size.batch, size.segment + 1), generator=generator)
-                optimizer.zero_grad(set_to_none=True)
-                parts = model.loss_parts(ids[:, :-1], ids[:, 1:], memory=state["memory"], skip=skip)
-                parts.loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-                optimizer.step()
-                state["memory"] = parts.memory
-
-        return run
-
-    candidates = {
-        "all layers kept": steps([frozenset()] * STEPS),
-        "Skip-Retain linear": steps(drawn),
-        "all layers resting": steps([every] * STEPS),
-    }
-    title = (
-        f"training: {size}; {runs:.3f} of the layers run in the {STEPS} steps, {expected:.3f} expected of the schedule"
-    )
-    timed = table(
-        title,
-        candidates,
-        "all layers kept",
-        rounds,
-        lambda timing, peak: {"ms_per_step": 1000 * timing.seconds / STEPS},
-        warm_up=1,
-    )
-    rest = next(row["ratio"] for row in timed["candidates"] if row["name"] == "all layers resting")
-    predicted = rest + (1 - rest) * runs
-    print(f"  that share of what layers cost, and the rest in full: {predicted:.3f}", flush=True)
-    return {**timed, "layers_run": runs, "layers_run_by_schedule": expected, "predicted_ratio": predicted}
+    comparisons = []
+    for size in EVALUATION:
+        candidates = []
+        for name, make in (ours | peers).items():
+            against = tuple(peers) if name in ours else ()
+            candidates.append(Candidate(name, partial(Reader, settings, make), "losses", against))
+        tiny = replace(size, layers=1, segment=8, memory=16)
+        tokens = size.batch * size.segment
+        comparisons.append(Comparison(size, tiny, size.segment, FORWARD, candidates, tokens))
+    return comparisons
 
 
-def main() -> None:
-    given = parse(__doc__, only={"choices": ["evaluation", "skip"]})
-    results: dict[str, Any] = {}
-    if given.only != "skip":
-        results["evaluation"] = {str(size): evaluation(size, given.rounds) for size in EVALUATION}
-    if given.only != "evaluation":
-        results["training"] = {str(SKIP): training(SKIP, given.rounds)}
-    save(given.json, "models with memory", given.rounds, results)
+# -- training with skipped layers --------------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    main()
+class SkippingSteps(TrainingStep):
+    """Steps of training with a memory; each of `resting` are the layers that one of them skips."""
+
+    def __init__(self, settings: Settings, size: Size, resting: Sequence[frozenset[int]]) -> None:
+        model = size.make_model(settings).train()
+        super().__init__(model, self.compute_loss, torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), 0.25)
+        self.language_model = model
+        self.settings = settings
+        self.size = size
+        self.resting = resting
+        self.skip = resting[0]
+        self.generator = torch.Generator().manual_seed(2)
+        self.memory: Any = None
+
+    def __call__(self) -> None:
+        for skip in self.resting:
+            self.skip = skip
+            super().__call__()
+
+    def compute_loss(self) -> Tensor:
+        ids, targets = self.size.draw(self.settings, self.size.segment, self.generator)
+        with self.settings.autocast():
+            parts = self.language_model.loss_parts(ids, targets, memory=self.memory, skip=self.skip)
+        self.memory = parts.memory
+        return parts.loss
+
+
+def draw_skipped(layers: int) -> list[frozenset[int]]:
+    """The layers that each step skips."""
+    schedule = SkipRetain("linear", num_layers=layers)
+    return [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
+
+
+def _make_steps(settings: Settings, kind: str, size: Size) -> SkippingSteps:
+    if kind == SKIPPED:
+        return SkippingSteps(settings, size, draw_skipped(size.layers))
+    skipped = frozenset(range(size.layers)) if kind == RESTING else frozenset[int]()
+    return SkippingSteps(settings, size, [skipped] * STEPS)
+
+
+SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
+
+
+def compare_skipping(settings: Settings) -> list[Comparison]:
+    """A step with the schedule should take the share of layers that run, of what layers cost, and all of the rest."""
+    candidates = [
+        Candidate(SKIPPED, partial(_make_steps, settings, SKIPPED), SKIPPED, (KEPT, RESTING)),
+        Candidate(RESTING, partial(_make_steps, settings, RESTING), RESTING, (KEPT,)),
+        Candidate(KEPT, partial(_make_steps, settings, KEPT), KEPT),
+    ]
+    skipped = sum(map(len, draw_skipped(SKIP.layers)))
+    runs = 1 - skipped / (STEPS * SKIP.layers)
+    what = f"{STEPS} training steps, {runs:.3f} of the layers run"
+    tokens = STEPS * SKIP.batch * SKIP.segment
+    return [Comparison(SKIP, replace(SKIP, batch=1, segment=8, memory=8), SKIP.segment, what, candidates, tokens)]

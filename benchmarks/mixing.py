@@ -10,78 +10,76 @@ FlexAttention             compiled, no mixing; on a GPU only, for it has no back
 """
 
 import dataclasses
-import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, missing, uncompiled
-from candidates import eager_attention as transformers_attention
-from candidates import talking_heads as x_transformers_attention
+from candidates import (
+    BOTH,
+    FORWARD,
+    Candidate,
+    Comparison,
+    Pass,
+    Settings,
+    Shape,
+    explain_missing,
+    explain_uncompiled,
+    import_talking_heads,
+)
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import WeightedConfig
+from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.stages import Heads, HeadSize
 
-SDPA, FORMULA, COMPILED, TALKING = "plain SDPA", "formula", "compiled", "x-transformers"
-EAGER, FLEX = "transformers, eager", "FlexAttention"
-STAGES = {"A": "position_independent", "B": "position_wise"}
+SDPA, TALKING, EAGER, FLEX = "plain SDPA", "x-transformers", "transformers, eager", "FlexAttention"
+MIXES = {"A": "position_independent", "B": "position_wise"}
 _KEPT = {FORWARD: 3, BOTH: 5}  # tensors of all weights that the formula holds at once
 Operands = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Shape:
-    batch: int
-    heads: int
-    tokens: int
-    size: int
-
-    def __str__(self) -> str:
-        return f"B {self.batch}, H {self.heads}, N {self.tokens:,}, D {self.size}"
-
-
-@dataclass(frozen=True)
 class Problem:
-    """One shape and pass; `attention` makes a Pass of any function of the operands."""
+    """One shape and pass, without mixing or with A or B; `attention` makes a Pass of any function of the operands."""
 
     settings: Settings
-    shape: Shape
     backward: bool
+    form: str
+    shape: Shape
 
-    @property
-    def dims(self) -> tuple[int, int, int, int]:
-        return self.shape.batch, self.shape.heads, self.shape.tokens, self.shape.size
-
-    def future(self) -> Tensor:
+    def make_mask(self) -> Tensor:
+        """True where a key is later than the query."""
         ones = torch.ones(self.shape.tokens, self.shape.tokens, dtype=torch.bool, device=self.settings.torch_device)
         return ones.triu(1)
 
-    def operands(self, form: str = "") -> Operands:
+    def make_operands(self) -> Operands:
         """query, keys, values (B, H, N, D); for A and B also the parameters of mixing, away from their start."""
-        named = {name: self.settings.randn(*self.dims, seed=i) for i, name in enumerate(("query", "keys", "values"))}
-        named |= mixing_parameters(self.settings, self.shape.heads, self.shape.size, form, seed=3)
+        dims = dataclasses.astuple(self.shape)
+        named = {}
+        for seed, name in enumerate(("query", "keys", "values")):
+            named[name] = self.settings.randn(*dims, seed=seed).to(self.settings.torch_dtype)
+        named |= make_mixing(self.settings, self.shape.heads, self.shape.size, self.form, seed=3)
         return {name: tensor.requires_grad_() for name, tensor in named.items()}
 
     def attention(self, attend: Callable[[Operands], Tensor], operands: Operands) -> Pass:
-        cotangent = self.settings.randn(*self.dims, seed=5)
-        return Pass(functools.partial(attend, operands), operands, cotangent, self.backward)
+        cotangent = self.settings.randn(*dataclasses.astuple(self.shape), seed=5).to(self.settings.torch_dtype)
+        return Pass(partial(attend, operands), operands, cotangent, self.backward)
 
 
-def mixing_parameters(settings: Settings, heads: int, size: int, form: str, seed: int) -> Operands:
+def make_mixing(settings: Settings, heads: int, size: int, form: str, seed: int) -> Operands:
     """Parameters of mixing A or B in fp32, near the identity but not at it; none without a form."""
-    fp32 = Settings(device=settings.device)
     named = {}
     if form:
-        named["mixing"] = fp32.randn(heads, heads, seed=seed, scale=0.1)
+        named["mixing"] = 0.1 * settings.randn(heads, heads, seed=seed)
         named["mixing"].diagonal().add_(1)
     if form == "B":
-        named["from_query"] = fp32.randn(size, heads, seed=seed + 1, scale=0.1 * size**-0.5)
+        named["from_query"] = 0.1 * size**-0.5 * settings.randn(size, heads, seed=seed + 1)
     return named
 
 
@@ -93,13 +91,13 @@ def set_mixing(stage: nn.Module, operands: Operands) -> None:
             setattr(stage, name, operands[name])
 
 
-def mixing_matrix(operands: Operands) -> Tensor:
+def compute_matrix(operands: Operands) -> Tensor:
     """M, (H, H), or M(n) = Q(n) W + B, (B, N, H, H), in the dtype of the query."""
     dtype = operands["query"].dtype
+    mixing = operands["mixing"].to(dtype)
     if "from_query" not in operands:
-        return operands["mixing"].to(dtype)
-    product = torch.einsum("bjnd,di->bnji", operands["query"], operands["from_query"].to(dtype))
-    return product + operands["mixing"].to(dtype)
+        return mixing
+    return torch.einsum("bjnd,di->bnji", operands["query"], operands["from_query"].to(dtype)) + mixing
 
 
 def formula(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor, future: Tensor) -> Tensor:
@@ -110,35 +108,37 @@ def formula(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor, future:
     return torch.einsum(equation, weights, mixing) @ values
 
 
-def _ours(problem: Problem, form: str) -> Pass:
+def _make_ours(problem: Problem) -> Pass:
     shape, device = problem.shape, problem.settings.torch_device
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, shape.tokens)
-    attend = WeightedValues(WeightedConfig(mix=STAGES[form]), size, 0.0).to(device)
-    layout, operands = Layout.of(shape.tokens, device=device), problem.operands(form)
+    attend = WeightedValues(WeightedConfig(mix=MIXES[problem.form]), size, 0.0).to(device)
+    layout = Layout.of(shape.tokens, device=device)
+    operands = problem.make_operands()
     set_mixing(attend.mix, operands)
     return problem.attention(lambda x: attend(Heads(x["query"], x["query"], x["keys"], x["values"]), layout), operands)
 
 
-def _formula(problem: Problem, form: str, function: Callable[..., Tensor] = formula) -> Pass:
-    future = problem.future()
+def _make_formula(problem: Problem, function: Callable[..., Tensor] = formula) -> Pass:
+    future = problem.make_mask()
     return problem.attention(
-        lambda x: function(x["query"], x["keys"], x["values"], mixing_matrix(x), future), problem.operands(form)
+        lambda x: function(x["query"], x["keys"], x["values"], compute_matrix(x), future), problem.make_operands()
     )
 
 
-def _compiled(problem: Problem, form: str) -> Pass:
-    return _formula(problem, form, torch.compile(formula, dynamic=False))
+def _make_compiled(problem: Problem) -> Pass:
+    return _make_formula(problem, torch.compile(formula, dynamic=False))
 
 
-def _sdpa(problem: Problem) -> Pass:
+def _make_sdpa(problem: Problem) -> Pass:
     return problem.attention(
-        lambda x: F.scaled_dot_product_attention(x["query"], x["keys"], x["values"], is_causal=True), problem.operands()
+        lambda x: F.scaled_dot_product_attention(x["query"], x["keys"], x["values"], is_causal=True),
+        problem.make_operands(),
     )
 
 
-def _talking_heads(problem: Problem) -> Pass:
-    settings, operands = problem.settings, problem.operands("A")
-    attention = x_transformers_attention()(heads=problem.shape.heads, causal=True, post_talking_heads=True)
+def _make_talking_heads(problem: Problem) -> Pass:
+    settings, operands = problem.settings, problem.make_operands()
+    attention = import_talking_heads()(heads=problem.shape.heads, causal=True, post_talking_heads=True)
     attend = attention.to(settings.torch_device)
     mixing = operands.pop("mixing").detach()
     # a 1 x 1 convolution: its weight is M transposed
@@ -147,69 +147,93 @@ def _talking_heads(problem: Problem) -> Pass:
     return problem.attention(lambda x: attend(x["query"], x["keys"], x["values"])[0], operands)
 
 
-def _eager(problem: Problem) -> Pass:
-    attend = transformers_attention()
+def _make_eager(problem: Problem) -> Pass:
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
     module = types.SimpleNamespace(num_key_value_groups=1, training=True)
-    future, dtype, scale = problem.future(), problem.settings.torch_dtype, problem.shape.size**-0.5
+    dtype, scale = problem.settings.torch_dtype, problem.shape.size**-0.5
+    future = problem.make_mask()
     mask = torch.zeros(1, 1, *future.shape, dtype=dtype, device=future.device)
     mask.masked_fill_(future, torch.finfo(dtype).min)
-    return problem.attention(
-        lambda x: attend(module, x["query"], x["keys"], x["values"], mask, scale)[0].transpose(1, 2), problem.operands()
-    )
+
+    def attend(x: Operands) -> Tensor:
+        out, _ = eager_attention_forward(module, x["query"], x["keys"], x["values"], mask, scale)
+        return out.transpose(1, 2)
+
+    return problem.attention(attend, problem.make_operands())
 
 
-def _flex(problem: Problem) -> Pass:
+def _make_flex(problem: Problem) -> Pass:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     tokens, device = problem.shape.tokens, problem.settings.device
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
     function = torch.compile(flex_attention, dynamic=False)
     return problem.attention(
-        lambda x: function(x["query"], x["keys"], x["values"], block_mask=mask), problem.operands()
+        lambda x: function(x["query"], x["keys"], x["values"], block_mask=mask), problem.make_operands()
     )
 
 
-def comparisons(settings: Settings, length: int) -> list[Comparison]:
+def _make(make: Callable[[Problem], Pass], settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+    return make(Problem(settings, backward, form, shape))
+
+
+def compare(settings: Settings, length: int) -> list[Comparison]:
     """Forward alone, and with backward: ours and all peers."""
     shape = Shape(settings.batch or 1, settings.heads, length, settings.head_dim)
-    return [_comparison(Problem(settings, shape, what == BOTH), what) for what in (FORWARD, BOTH)]
+    return [_compare(settings, shape, what) for what in (FORWARD, BOTH)]
 
 
-def _comparison(problem: Problem, what: str) -> Comparison:
-    settings, shape = problem.settings, problem.shape
+def _compare(settings: Settings, shape: Shape, what: str) -> Comparison:
     takes = _KEPT[what] * shape.batch * shape.heads * shape.tokens**2 * settings.torch_dtype.itemsize
-    on_cpu = "" if settings.torch_device.type == "cuda" else "has no backward pass on a CPU; --device cuda measures it"
+    uncompiled = explain_uncompiled(settings)
+    no_flex = "" if settings.torch_device.type == "cuda" else "has no backward pass on a CPU; --device cuda measures it"
 
-    def plain(name: str, make: Callable[[Problem], Pass], **options: Any) -> Candidate:
-        return Candidate(name, functools.partial(make, problem), "plain", **options)
+    def candidate(name: str, make: Callable[[Problem], Pass], form: str = "", **options: Any) -> Candidate:
+        computes = f"Mixhead {form}" if form else "plain"
+        return Candidate(name, partial(_make, make, settings, what == BOTH, form), computes, **options)
 
-    def mixed(name: str, form: str, make: Callable[[Problem, str], Pass], **options: Any) -> Candidate:
-        return Candidate(f"{name} {form}", functools.partial(make, problem, form), f"Mixhead {form}", **options)
-
-    def peers(form: str) -> tuple[str, ...]:
-        return SDPA, f"{FORMULA} {form}", f"{COMPILED} {form}", TALKING, EAGER, FLEX
-
-    compiled: dict[str, Any] = {"absent": uncompiled(settings), "compiled": True}
-    talking, absent = functools.partial(_talking_heads, problem), missing("x_transformers")
-    return Comparison(
-        str(shape),
-        shape.tokens,
-        what,
-        (
-            *(mixed("Mixhead", form, _ours, against=peers(form)) for form in STAGES),
-            plain(SDPA, _sdpa),
-            *(mixed(FORMULA, form, _formula, takes=takes) for form in STAGES),
-            *(mixed(COMPILED, form, _compiled, takes=takes, **compiled) for form in STAGES),
-            Candidate(TALKING, talking, "Mixhead A", absent=absent, takes=takes),
-            plain(EAGER, _eager, absent=missing("transformers"), takes=takes),
-            plain(FLEX, _flex, absent=on_cpu or uncompiled(settings), compiled=True),
-        ),
-    )
+    candidates = []
+    for form in MIXES:
+        peers = (SDPA, f"formula {form}", f"compiled {form}", TALKING, EAGER, FLEX)
+        candidates.append(candidate(f"Mixhead {form}", _make_ours, form, against=peers))
+    for form in MIXES:
+        candidates.append(candidate(f"formula {form}", _make_formula, form, takes=takes))
+        compiled = candidate(f"compiled {form}", _make_compiled, form, takes=takes, absent=uncompiled, compiled=True)
+        candidates.append(compiled)
+    candidates += [
+        candidate(SDPA, _make_sdpa),
+        candidate(TALKING, _make_talking_heads, "A", absent=explain_missing("x_transformers"), takes=takes),
+        candidate(EAGER, _make_eager, absent=explain_missing("transformers"), takes=takes),
+        candidate(FLEX, _make_flex, absent=no_flex or uncompiled, compiled=True),
+    ]
+    return Comparison(shape, dataclasses.replace(shape, tokens=13), shape.tokens, what, candidates)
 
 
-def growth(settings: Settings, length: int) -> list[Comparison]:
+def compare_growth(settings: Settings, length: int) -> list[Comparison]:
     """Forward and backward of A and B beside plain attention: what grows with the square of the length, and what does not."""
-    _, both = comparisons(settings, length)
-    ours = [dataclasses.replace(one, against=(SDPA,)) for one in both.candidates if one.ours]
-    plain = [one for one in both.candidates if one.name == SDPA]
-    return [dataclasses.replace(both, candidates=(*ours, *plain))]
+    _, both = compare(settings, length)
+    candidates = [dataclasses.replace(one, against=(SDPA,)) for one in both.candidates if one.ours]
+    candidates += [one for one in both.candidates if one.name == SDPA]
+    return [dataclasses.replace(both, candidates=candidates)]
+
+
+# heads, size of a head, tokens of a text
+GPU_SHAPES = [
+    *((8, 64, length) for length in (512, 1024, 2048, 4096, 8192)),
+    *((heads, size, length) for length in (2048, 8192) for heads, size in ((16, 64), (32, 16), (32, 32), (8, 128))),
+]
+GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch of kernels
+
+
+def compare_on_gpu(settings: Settings) -> list[Comparison]:
+    """The same as `compare` with 32,768 tokens a call. Peers that take long to compile run with 8 heads of 64 alone."""
+    if settings.torch_device.type != "cuda":
+        raise InputError("bench mixing-gpu: needs a CUDA device; give --device cuda")
+    comparisons = []
+    for heads, size, length in GPU_SHAPES:
+        compiled = settings.compile and (heads, size) == (8, 64)
+        shape = Shape(GPU_TOKENS // length, heads, length, size)
+        own = dataclasses.replace(settings, compile=compiled)
+        comparisons += [_compare(own, shape, what) for what in (FORWARD, BOTH)]
+    return comparisons

@@ -3,30 +3,25 @@
 One softmax (K = 1):
 
     cross_entropy         F.cross_entropy(F.linear(h, W, b), targets)
-    linear_cross_entropy  F.linear_cross_entropy(h, W, targets, linear_bias=b), chunked
-    vocabulary_loss       ours, with all weights 1/T
+    linear_cross_entropy  F.linear_cross_entropy(h, W, targets, linear_bias=b), in chunks as torch chooses, or of 256 rows
+    softmax loss          ours, with all weights 1/T
 
 A mixture of K softmaxes, from hidden states (T, K, d) and the logarithm of the prior (T, K):
 
     probabilities         log(sum_k pi_k softmax(W h_k + b) + 1e-8), as the papers' codes have it
     logarithms            logsumexp_k(log pi_k + log_softmax(W h_k + b))
     linear_cross_entropy  logsumexp_k(log pi_k - nll_k), the nll_k of T K rows by F.linear_cross_entropy
-    vocabulary_loss       ours
+    mixture of K          ours
+    the whole layer       ours from one hidden state a token: latents, prior and their gradients, too
 
-`fullrank bench mos` compares them. As a script this file looks closer, at time and memory:
-
-    python benchmarks/output_loss.py [--mixtures 1 10] [--rounds 9] [--threads 1] [--json FILE]
-
-`linear_cross_entropy` is chunked as torch chooses, and with 256 rows a chunk. Times of a mixture are relative to
-cross_entropy of one softmax; "the whole layer" is ours from one hidden state a token: latents, prior and their gradients too.
-Memory is the growth of the resident high-water mark in a fresh process, over inputs and parameters, gradients included
-(that of W alone takes 4 V d bytes).
+`mos` has ten softmaxes, 10,000 words and width 200; `mos-sizes` other sizes, too. Memory has the gradients in it (that of W
+alone takes 4 V d bytes).
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +30,8 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from candidates import BOTH, Candidate, Comparison, Pass, Settings
-from closer import memory_mib, parse, save, table
 from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_loss
-from timing import Peak, Timing
 
 STOCK = "cross_entropy"
 _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on
@@ -53,6 +46,10 @@ class Size:
 
     def __str__(self) -> str:
         return f"T {self.tokens:,}, K {self.mixtures}, V {self.vocabulary:,}, d {self.width}"
+
+    @property
+    def logits(self) -> int:
+        return self.tokens * self.mixtures * self.vocabulary
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,8 @@ def stock(operands: Operands) -> Tensor:
 
 def probabilities(operands: Operands) -> Tensor:
     each = F.linear(operands.hidden, operands.weight, operands.bias).softmax(-1)
-    return F.nll_loss(((each * operands.log_prior.exp()[:, :, None]).sum(1) + 1e-8).log(), operands.targets)
+    mixed = (each * operands.log_prior.exp()[:, :, None]).sum(1)
+    return F.nll_loss((mixed + 1e-8).log(), operands.targets)
 
 
 def logarithms(operands: Operands) -> Tensor:
@@ -84,21 +82,18 @@ def logarithms(operands: Operands) -> Tensor:
     return F.nll_loss(torch.logsumexp(each + operands.log_prior[:, :, None], 1), operands.targets)
 
 
-def chunked(rows: int | None) -> Loss:
+def chunked(rows: int | None, operands: Operands) -> Tensor:
     """F.linear_cross_entropy with `rows` a chunk; None: as torch chooses."""
-
-    def loss(operands: Operands) -> Tensor:
-        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
-        tokens, mixtures = operands.log_prior.shape
-        hidden, targets = operands.hidden.flatten(0, 1), operands.targets.repeat_interleave(mixtures)
-        common = {"linear_bias": operands.bias, "options": options}
-        if mixtures == 1:
-            one: Tensor = _FUNCTIONAL.linear_cross_entropy(hidden, operands.weight, targets, **common)
-            return one
-        each = _FUNCTIONAL.linear_cross_entropy(hidden, operands.weight, targets, reduction="none", **common)
-        return -torch.logsumexp(operands.log_prior - each.view(tokens, mixtures), 1).mean()
-
-    return loss
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+    tokens, mixtures = operands.log_prior.shape
+    hidden = operands.hidden.flatten(0, 1)
+    targets = operands.targets.repeat_interleave(mixtures)
+    compute = partial(_FUNCTIONAL.linear_cross_entropy, linear_bias=operands.bias, options=options)
+    if mixtures == 1:
+        loss: Tensor = compute(hidden, operands.weight, targets)
+        return loss
+    each = compute(hidden, operands.weight, targets, reduction="none")
+    return -torch.logsumexp(operands.log_prior - each.view(tokens, mixtures), 1).mean()
 
 
 def ours(operands: Operands) -> Tensor:
@@ -109,7 +104,7 @@ def ours(operands: Operands) -> Tensor:
     return vocabulary_loss(components, operands.targets, scale, 0.0)[0]
 
 
-def case(size: Size, loss: Loss, settings: Settings) -> Pass:
+def make_pass(settings: Settings, loss: Loss, size: Size) -> Pass:
     """One forward and backward pass of `loss`, under autocast where the dtype is narrow."""
     if loss is stock:  # its operands hold one component, so that its backward pass fills no zeros for others
         size = dataclasses.replace(size, mixtures=1)
@@ -132,117 +127,71 @@ def case(size: Size, loss: Loss, settings: Settings) -> Pass:
     return Pass(forward, leaves, None, True)
 
 
-def comparisons(settings: Settings, length: int) -> list[Comparison]:
-    """`length` tokens, V = 10,000, d = 200: one softmax, and ten."""
-    return [_comparison(settings, Size(length, mixtures, 10_000, 200)) for mixtures in (1, 10)]
-
-
-def _comparison(settings: Settings, size: Size) -> Comparison:
-    absent = "" if hasattr(F, "linear_cross_entropy") else f"not in torch {torch.__version__}"
-    logits = 4 * size.tokens * size.mixtures * size.vocabulary  # bytes
-
-    def candidate(name: str, loss: Loss, against: tuple[str, ...] = (), absent: str = "", kept: int = 0) -> Candidate:
-        make, single = functools.partial(case, size, loss, settings), loss is stock or size.mixtures == 1
-        return Candidate(name, make, "one softmax" if single else "mixture", against, absent, takes=kept * logits)
-
-    rows = "" if size.mixtures == 1 else f", {size.mixtures} rows a token"
-    linear = candidate(f"linear_cross_entropy{rows}", chunked(256), absent=absent)
-    one = candidate(STOCK, stock, kept=2 if size.mixtures == 1 else 0)
-    if size.mixtures == 1:
-        return _compared(size, candidate("softmax loss", ours, (STOCK, linear.name)), one, linear)
-    peers = ("probabilities", "logarithms", linear.name, STOCK)
-    return _compared(
-        size,
-        candidate(f"mixture of {size.mixtures} softmaxes", ours, peers),
-        candidate("probabilities", probabilities, kept=2),
-        candidate("logarithms", logarithms, kept=3),
-        linear,
-        one,
-    )
-
-
-def _compared(size: Size, *candidates: Candidate) -> Comparison:
-    return Comparison(str(size), size.tokens, BOTH, candidates)
-
-
-# the closer look
-
-REFERENCE = "cross_entropy fp32"
-SIZES = [
-    *(Size(700, 1, 10_000, 200), Size(1024, 1, 10_000, 512), Size(700, 1, 33_000, 200)),
-    *(Size(700, mixtures, 10_000, 200) for mixtures in (2, 5, 10, 15)),
-    Size(700, 5, 33_000, 200),
-]
-
-
-ONE: dict[str, tuple[Loss, bool]] = {
-    "cross_entropy fp32": (stock, False),
-    "linear_cross_entropy fp32": (chunked(None), False),
-    "linear_cross_entropy fp32, 256 rows": (chunked(256), False),
-    "weighted_loss fp32": (ours, False),
-    "cross_entropy bf16": (stock, True),
-    "weighted_loss bf16": (ours, True),
-}
-MIXED: dict[str, tuple[Loss, bool]] = {
-    "cross_entropy fp32": (stock, False),
-    "probabilities fp32": (probabilities, False),
-    "logarithms fp32": (logarithms, False),
-    "linear_cross_entropy fp32": (chunked(None), False),
-    "linear_cross_entropy fp32, 256 rows": (chunked(256), False),
-    "weighted_loss fp32": (ours, False),
-    "probabilities bf16": (probabilities, True),
-    "weighted_loss bf16": (ours, True),
-}
-LAYER = "the whole layer fp32"
-
-
-def candidates(size: Size) -> list[str]:
-    return list(ONE) if size.mixtures == 1 else [*MIXED, LAYER]
-
-
-def named(size: Size, name: str) -> Callable[[], object]:
-    """One forward and backward pass of the loss `name`."""
-    if name == LAYER:
-        return layer(size)
-    loss, bf16 = (ONE if size.mixtures == 1 else MIXED)[name]
-    return case(size, loss, Settings(dtype="bf16" if bf16 else "fp32"))
-
-
-def layer(size: Size) -> Callable[[], None]:
+def make_layer(settings: Settings, size: Size) -> Pass:
     """`fr.MixtureOfSoftmaxes`, its loss and the gradients of everything."""
     torch.manual_seed(0)
     config = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=size.mixtures)
     module = fr.MixtureOfSoftmaxes(config, vocab_size=size.vocabulary, hidden_size=size.width)
-    hidden = torch.randn(1, size.tokens, size.width, requires_grad=True)
-    targets = torch.randint(size.vocabulary, (1, size.tokens))
+    module.to(settings.torch_device)
+    hidden = settings.randn(1, size.tokens, size.width).requires_grad_()
+    targets = torch.randint(size.vocabulary, (1, size.tokens)).to(settings.torch_device)
 
-    def run() -> None:
-        module.zero_grad()
-        hidden.grad = None
-        module.loss(hidden, targets)[0].backward()
+    def forward() -> Tensor:
+        with settings.autocast():
+            return module.loss(hidden, targets)[0]
 
-    return run
-
-
-def main() -> None:
-    given = parse(
-        __doc__,
-        make=lambda numbers, name: named(Size(*numbers), name),
-        tiny=lambda numbers: (8, numbers[1], 64, 16),
-        mixtures={"type": int, "nargs": "+", "metavar": "K", "help": "only sizes with so many softmaxes"},
-    )
-    results = {}
-    for size in (size for size in SIZES if given.mixtures is None or size.mixtures in given.mixtures):
-        gflop = 6 * size.tokens * size.mixtures * size.vocabulary * size.width / 1e9
-
-        def figures(timing: Timing, peak: Peak, size: Size = size, gflop: float = gflop) -> dict[str, float | None]:
-            work = gflop / size.mixtures if timing.name.startswith(STOCK + " ") else gflop
-            return {"gflop_per_second": work / timing.seconds, "memory_mib": memory_mib(timing.name, size)}
-
-        passes = {name: named(size, name) for name in candidates(size)}
-        results[str(size)] = table(f"{size}: {gflop:.1f} GFLOP", passes, REFERENCE, given.rounds, figures)
-    save(given.json, "vocabulary layer and loss, forward and backward", given.rounds, results)
+    return Pass(forward, {"hidden": hidden, **dict(module.named_parameters())}, None, True)
 
 
-if __name__ == "__main__":
-    main()
+def compare(settings: Settings, length: int) -> list[Comparison]:
+    """`length` tokens, V = 10,000, d = 200: one softmax, and ten."""
+    return [_compare(settings, Size(length, mixtures, 10_000, 200)) for mixtures in (1, 10)]
+
+
+SIZES = (
+    Size(700, 1, 10_000, 200),
+    Size(1024, 1, 10_000, 512),
+    Size(700, 1, 33_000, 200),
+    *(Size(700, mixtures, 10_000, 200) for mixtures in (2, 5, 10, 15)),
+    Size(700, 5, 33_000, 200),
+)
+
+
+def compare_sizes(settings: Settings) -> list[Comparison]:
+    return [_compare(settings, size) for size in SIZES]
+
+
+def _compare(settings: Settings, size: Size) -> Comparison:
+    gflop = 6 * size.logits * size.width / 1e9
+
+    def candidate(name: str, loss: Loss, kept: int = 0, **options: Any) -> Candidate:
+        """`kept`: tensors of all logits that it holds at once."""
+        single = loss is stock or size.mixtures == 1
+        computes = "one softmax" if single else "mixture"
+        work = gflop / size.mixtures if loss is stock else gflop
+        make = partial(make_pass, settings, loss)
+        return Candidate(name, make, computes, takes=4 * kept * size.logits, gflop=work, **options)
+
+    absent = "" if hasattr(F, "linear_cross_entropy") else f"not in torch {torch.__version__}"
+    linear = "linear_cross_entropy"
+    if size.mixtures > 1:
+        linear += f", {size.mixtures} rows a token"
+    stocks = [
+        candidate(STOCK, stock, kept=2 if size.mixtures == 1 else 0),
+        candidate(linear, partial(chunked, None), absent=absent),
+        candidate(f"{linear}, 256 rows a chunk", partial(chunked, 256), absent=absent),
+    ]
+    names = tuple(one.name for one in stocks)
+    if size.mixtures == 1:
+        candidates = [candidate("softmax loss", ours, against=names), *stocks]
+    else:
+        peers = (names[1], names[2], "probabilities", "logarithms", STOCK)
+        layer = partial(make_layer, settings)
+        candidates = [
+            candidate(f"mixture of {size.mixtures} softmaxes", ours, against=peers),
+            Candidate("the whole layer", layer, "layer", (STOCK,)),
+            candidate("probabilities", probabilities, kept=2),
+            candidate("logarithms", logarithms, kept=3),
+            *stocks,
+        ]
+    return Comparison(size, Size(8, size.mixtures, 64, 16), size.tokens, BOTH, candidates)

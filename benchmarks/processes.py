@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import environment
+from machine import describe_machine
 
 KINDS = {"plain": "none", "Mixhead B": "position_wise"}
 WAYS = {"one": (1, "ddp"), "two trainings": (1, "ddp"), "DDP": (2, "ddp"), "FSDP2": (2, "fsdp")}
@@ -111,7 +111,7 @@ def main() -> None:
             ]
             rows += compared(kind, batch, rounds)
             if given.json is not None:
-                content = {"results": rows, "environment": environment()}
+                content = {"results": rows, "environment": describe_machine()}
                 given.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -1,39 +1,30 @@
 """Relative attention, with and without mixing, against Transformer-XL's published formula. Heads are the input.
 
 The formula (Dai et al. 2019, appendix B) is written anew: all scores of all heads at once, a zero column put in front of the
-position scores, the whole read again as if rows were one longer. `fullrank bench relative` compares both; as a script this
-file looks closer:
-
-    python benchmarks/relative.py [--rounds 9] [--threads 1] [--only training | evaluation | layouts | memory] [--json FILE]
-
-    training    forward and backward of contiguous text with earlier keys
-    evaluation  forward without gradients, also in bf16 and for one query
-    layouts     forward and backward of keys with a gap, and of a window of keys; the formula, which has neither, stands
-                beside them with contiguous text of the same size
-    memory      peak growth of resident memory during one forward and backward pass, each in a process of its own
+position scores, the whole read again as if rows were one longer. `relative` has as many earlier keys as queries.
+`relative-shapes` has the shapes of Transformer-XL's models: training on contiguous text, evaluation without gradients, also of
+one query, and training on keys with a gap and on a window of keys. The formula has neither gap nor window; there it
+stands beside them with contiguous text of the same size.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings
-from closer import memory_mib, parse, save, table
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.layout import Layout
 from fullrank.core.score import XLRelative
 from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import kernel as fixed_kernel
-from mixing import STAGES, mixing_matrix, mixing_parameters, set_mixing
+from mixing import MIXES, compute_matrix, make_mixing, set_mixing
 
-PUBLISHED = "published formula"
-OURS = "relative"
+PUBLISHED, OURS = "published formula", "relative"
 OPERANDS = ("query", "keys", "values", "distances", "u", "v")
 _KEPT = {FORWARD: 4, BOTH: 7}  # tensors of all scores that the formula holds at once
 
@@ -55,23 +46,26 @@ class Shape:
         text += f", gap of {self.gap}" if self.gap else ""
         return text + (f", window of {self.window}" if self.window else "")
 
-    def layout(self, device: torch.device | None = None) -> Layout:
+    def fill(self) -> "Shape":
+        """Contiguous text of the same size."""
+        return dataclasses.replace(self, gap=0, window=0)
+
+    def make_layout(self, device: torch.device | None = None) -> Layout:
         old = self.earlier // 2
         gapped = ((-self.gap, old), (old, self.earlier - old + self.queries))
         runs = gapped if self.gap else ((0, self.earlier + self.queries),)
         return Layout.from_runs(self.queries, runs, window=self.window or None, device=device)
 
 
-def operands_of(shape: Shape, settings: Settings, form: str = "") -> dict[str, Tensor]:
+def make_operands(shape: Shape, settings: Settings, form: str) -> dict[str, Tensor]:
     """query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D), and the parameters of mixing."""
     lead, keys = (shape.batch, shape.heads), shape.queries + shape.earlier
-    count = shape.layout().distances if shape.gap or shape.window else keys
+    count = shape.make_layout().distances if shape != shape.fill() else keys
     dims = ((*lead, shape.queries), (*lead, keys), (*lead, keys), (shape.heads, count), (shape.heads,), (shape.heads,))
-    named = {
-        name: settings.randn(*each, shape.size, seed=seed)
-        for seed, (name, each) in enumerate(zip(OPERANDS, dims, strict=True))
-    }
-    named |= mixing_parameters(settings, shape.heads, shape.size, form, seed=7)
+    named = {}
+    for seed, (name, each) in enumerate(zip(OPERANDS, dims, strict=True)):
+        named[name] = settings.randn(*each, shape.size, seed=seed).to(settings.torch_dtype)
+    named |= make_mixing(settings, shape.heads, shape.size, form, seed=7)
     return {name: tensor.requires_grad_() for name, tensor in named.items()}
 
 
@@ -93,36 +87,30 @@ def published(
     future = torch.ones(queries, length, dtype=torch.bool, device=query.device).triu(1 + length - queries)
     weights = scores.masked_fill(future[:, :, None, None], -torch.inf).softmax(dim=1)
     if mixing is not None:
-        weights = torch.einsum("ijbn,nm->ijbm" if mixing.dim() == 2 else "ijbn,binm->ijbm", weights, mixing)
+        equation = "ijbn,nm->ijbm" if mixing.dim() == 2 else "ijbn,binm->ijbm"
+        weights = torch.einsum(equation, weights, mixing)
     return torch.einsum("ijbn,jbnd->ibnd", weights, values).permute(1, 2, 0, 3)
 
 
-def attention_pass(forward: Callable[[], Tensor], operands: dict[str, Tensor], backward: bool) -> Pass:
-    query = operands["query"]
-    cotangent = torch.randn(query.shape, generator=torch.Generator().manual_seed(len(OPERANDS))).to(query)
+def _make_pass(settings: Settings, forward: Callable[[], Tensor], operands: dict[str, Tensor], backward: bool) -> Pass:
+    cotangent = settings.randn(*operands["query"].shape, seed=len(OPERANDS)).to(settings.torch_dtype)
     return Pass(forward, operands, cotangent, backward)
 
 
-def ours(
-    shape: Shape,
-    settings: Settings,
-    backward: bool,
-    form: str = "",
-    *,
-    kernel: str = "auto",
-    normalize: str = "softmax",
+def make_ours(
+    settings: Settings, backward: bool, form: str, shape: Shape, *, kernel: str = "auto", normalize: str = "softmax"
 ) -> Pass:
     """The attention of this package; u and v, and the parameters of mixing, are leaves of the comparison."""
-    operands = operands_of(shape, settings, form)
+    operands = make_operands(shape, settings, form)
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
-    config = AttentionConfig(score="relative", normalize=normalize, mix=STAGES[form] if form else "none")
+    config = AttentionConfig(score="relative", normalize=normalize, mix=MIXES.get(form, "none"))
     attend = WeightedValues(config, size, 0.0).to(settings.torch_device)
     assert isinstance(attend.score, XLRelative)
-    layout, biases = shape.layout(settings.torch_device), attend.score.biases
+    layout, biases = shape.make_layout(settings.torch_device), attend.score.biases
     assert biases is not None
     del biases.content_bias, biases.position_bias
-    for name, operand in (("content_bias", "u"), ("position_bias", "v")):
-        setattr(biases, name, operands[operand])
+    biases.content_bias = operands["u"]
+    biases.position_bias = operands["v"]
     set_mixing(attend.mix, operands)
 
     def run() -> Tensor:
@@ -131,120 +119,84 @@ def ours(
             out: Tensor = attend(heads, layout)
         return out
 
-    return attention_pass(run, operands, backward)
+    return _make_pass(settings, run, operands, backward)
 
 
-def by_formula(shape: Shape, settings: Settings, backward: bool, form: str = "") -> Pass:
-    operands = operands_of(shape, settings, form)
+def make_published(settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+    """The formula; of a shape with a gap or a window, on contiguous text of the same size."""
+    operands = make_operands(shape.fill(), settings, form)
     read = {name: operands[name] for name in OPERANDS}
-    return attention_pass(
-        lambda: published(**read, mixing=mixing_matrix(operands) if form else None), operands, backward
-    )
+
+    def run() -> Tensor:
+        return published(**read, mixing=compute_matrix(operands) if form else None)
+
+    return _make_pass(settings, run, operands, backward)
 
 
-def comparisons(settings: Settings, length: int) -> list[Comparison]:
+def make_contiguous(settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+    """Ours without the gap or the window."""
+    return make_ours(settings, backward, form, shape.fill())
+
+
+def compare(settings: Settings, length: int) -> list[Comparison]:
     """`length` queries over as many earlier keys and themselves."""
     shape = Shape(settings.batch or 1, settings.heads, length, length, settings.head_dim)
-    return [_comparison(settings, shape, what) for what in (FORWARD, BOTH)]
+    return [_compare(settings, shape, what) for what in (FORWARD, BOTH)]
 
 
-def _comparison(settings: Settings, shape: Shape, what: str) -> Comparison:
+def _compare(settings: Settings, shape: Shape, what: str) -> Comparison:
     scores = shape.batch * shape.heads * shape.queries * (shape.queries + shape.earlier)
     takes = _KEPT[what] * scores * settings.torch_dtype.itemsize
+    contiguous = shape == shape.fill()
     candidates = []
-    for form in ("", *STAGES):
+    for form in ("", *MIXES):
         suffix = f", Mixhead {form}" if form else ""
-        common = shape, settings, what == BOTH, form
-        peers = (OURS, PUBLISHED + suffix) if form else (PUBLISHED,)
-        candidates.append(Candidate(OURS + suffix, functools.partial(ours, *common), suffix, peers))
-        candidates.append(Candidate(PUBLISHED + suffix, functools.partial(by_formula, *common), suffix, takes=takes))
-    return Comparison(str(shape), shape.queries, what, tuple(candidates))
+        peer = PUBLISHED + suffix
+        given = (settings, what == BOTH, form)
+        against = (OURS, peer) if form else (peer,)
+        candidates.append(Candidate(OURS + suffix, partial(make_ours, *given), suffix, against))
+        computes = suffix if contiguous else f"{suffix}, contiguous"
+        candidates.append(Candidate(peer, partial(make_published, *given), computes, takes=takes))
+    tiny = dataclasses.replace(shape, queries=13, earlier=12, gap=min(shape.gap, 4), window=min(shape.window, 8))
+    return Comparison(shape, tiny, shape.queries, what, candidates)
 
 
-# the closer look
-
-TRAINING = [
+TRAINING = (
     Shape(4, 10, 150, 0, 41),
     Shape(4, 10, 150, 150, 41),
     Shape(1, 8, 512, 0, 64),
     Shape(1, 8, 512, 512, 64),
     Shape(4, 10, 512, 512, 41),
-]
-EVALUATION = [
-    Shape(1, 10, 64, 640, 41),
-    Shape(1, 10, 128, 1600, 41),
-    Shape(4, 10, 150, 150, 41),
-    Shape(1, 10, 1, 640, 41),
-]
-LAYOUTS = [
     Shape(4, 10, 150, 150, 41, gap=50),
     Shape(4, 10, 150, 150, 41, gap=600),
     Shape(4, 10, 150, 150, 41, window=150),
     Shape(1, 8, 512, 512, 64, gap=512),
     Shape(1, 8, 512, 512, 64, window=512),
-]
-VARIANTS: dict[str, Callable[..., Pass]] = {
-    PUBLISHED: by_formula,
-    "reference": functools.partial(ours, kernel="reference"),
-    "relative": ours,
-    "relative, sigsoftmax": functools.partial(ours, normalize="sigsoftmax"),
-    "relative, Mixhead A": functools.partial(ours, form="A"),
-    "relative, Mixhead B": functools.partial(ours, form="B"),
-}
-FP32, BF16 = Settings(), Settings(dtype="bf16")
+)
+EVALUATION = (
+    Shape(1, 10, 64, 640, 41),
+    Shape(1, 10, 128, 1600, 41),
+    Shape(4, 10, 150, 150, 41),
+    Shape(1, 10, 1, 640, 41),
+)
 
 
-def variants(shape: Shape, backward: bool) -> dict[str, Pass]:
-    """Passes by name. The formula and the reference are first compared with the kernel, where they compute the same."""
-    contiguous = dataclasses.replace(shape, gap=0, window=0)
-    expected = ours(shape, FP32, False)()
-    for name in ["reference", *([PUBLISHED] if shape == contiguous else [])]:
-        off = float((expected - VARIANTS[name](shape, FP32, False)()).abs().max())
-        assert off < 1e-4, f"{shape}: off by {off:.1e}"
-    passes = {name: make(shape, FP32, backward) for name, make in VARIANTS.items() if name != PUBLISHED}
-    passes = {PUBLISHED: by_formula(contiguous, FP32, backward), **passes}
-    if not backward:
-        passes[f"{PUBLISHED}, bf16"] = by_formula(shape, BF16, False)
-        passes["relative, bf16"] = ours(shape, BF16, False)
-    if shape != contiguous:
-        passes["relative, all keys, no gap"] = ours(contiguous, FP32, backward)
-    return passes
-
-
-def times(shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    title = f"{shape}: {'forward and backward' if backward else 'forward'}"
-    return table(title, variants(shape, backward), PUBLISHED, rounds)
-
-
-def memory(shape: Shape) -> dict[str, Any]:
-    print(f"{shape}: peak memory of forward and backward")
-    mib: dict[str, float] = {}
-    for name in VARIANTS:
-        mib[name] = memory_mib(name, shape)
-        print(f"  {name:28} {mib[name]:8.1f} MiB  {mib[name] / mib[PUBLISHED]:5.2f}", flush=True)
-    return {"mib": mib, "share": {name: size / mib[PUBLISHED] for name, size in mib.items()}}
-
-
-def main() -> None:
-    given = parse(
-        __doc__,
-        make=lambda numbers, name: VARIANTS[name](Shape(*numbers), FP32, True),
-        tiny=lambda numbers: (1, numbers[1], 8, 8, numbers[4]),
-        only={"choices": ["training", "evaluation", "layouts", "memory"]},
-    )
-    parts: dict[str, tuple[list[Shape], Callable[[Shape], dict[str, Any]]]] = {
-        "training": (TRAINING, lambda shape: times(shape, True, given.rounds)),
-        "evaluation": (EVALUATION, lambda shape: times(shape, False, given.rounds)),
-        "layouts": (LAYOUTS, lambda shape: times(shape, True, given.rounds)),
-        "memory": (TRAINING, memory),
-    }
-    results = {
-        name: {str(shape): measured(shape) for shape in shapes}
-        for name, (shapes, measured) in parts.items()
-        if given.only in (None, name)
-    }
-    save(given.json, "relative attention", given.rounds, results)
-
-
-if __name__ == "__main__":
-    main()
+def compare_shapes(settings: Settings) -> list[Comparison]:
+    """Also our reference, sigsoftmax, and ours on contiguous text beside a gap or a window."""
+    pairs = [(shape, BOTH) for shape in TRAINING] + [(shape, FORWARD) for shape in EVALUATION]
+    comparisons = []
+    for shape, what in pairs:
+        made = _compare(settings, shape, what)
+        plain = (settings, what == BOTH, "")
+        reference = partial(make_ours, *plain, kernel="reference")
+        sigsoftmax = partial(make_ours, *plain, normalize="sigsoftmax")
+        candidates = [
+            *made.candidates,
+            Candidate("reference", reference, "", (PUBLISHED,)),
+            Candidate("relative, sigsoftmax", sigsoftmax, "sigsoftmax", (PUBLISHED,)),
+        ]
+        if shape != shape.fill():
+            contiguous = partial(make_contiguous, *plain)
+            candidates.append(Candidate("relative, contiguous", contiguous, ", contiguous", (PUBLISHED,)))
+        comparisons.append(dataclasses.replace(made, candidates=candidates))
+    return comparisons

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from machine import environment
-from small_models import GPT, Size
+from machine import describe_machine
+from train_step import GPT, Size
 
 BLOCK, BATCH = 64, 12
-SIZE = Size(4, 128, 4, BATCH, BLOCK)
+SIZE = Size(4, 128, 4, BATCH, BLOCK, vocabulary=0, inner=512)
 LEARNING_RATE, LOWEST, WARMUP = 1e-3, 1e-4, 100
 READINGS = {
     "blocks of 64": {"segment_length": BLOCK},
@@ -48,7 +49,7 @@ def train_loop(
 ) -> tuple[GPT, int, float]:
     """The best weights of the evaluations, the steps, and the CPU seconds of training."""
     torch.manual_seed(seed)
-    model = GPT(vocabulary, SIZE)
+    model = GPT(replace(SIZE, vocabulary=vocabulary))
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     groups = [{"params": matrices}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
@@ -99,12 +100,12 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     yaml, run = folder / f"{unit}-{seed}.yaml", folder / f"{unit}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     fullrank = [sys.executable, "-m", "fullrank"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # minutes are then of the processor
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # minutes are then of the processor
     words = ["--tokens", unit, "--size", "small", "--minutes", f"{minutes:g}", "--out", str(yaml), "--force"]
-    subprocess.run([*fullrank, "init", str(text), *words], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*fullrank, "init", str(text), *words], env=variables, check=True, stdout=subprocess.DEVNULL)
     command = [*fullrank, "train", str(yaml), f"train.seed={seed}", "--out", str(run), "--quiet"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    training = subprocess.Popen(command, env=environment)
+    training = subprocess.Popen(command, env=variables)
     while not (run / "config.yaml").exists() and training.poll() is None:
         time.sleep(1)
     corpus = corpus_of(run, "valid", silent)
@@ -156,7 +157,7 @@ def main() -> None:
         for unit in given.units:
             results.append(compare(given.text, unit, seed, given.minutes, given.runs))
             document = {"text": {"name": given.text.name, "bytes": given.text.stat().st_size}, "minutes": given.minutes,
-                        "results": results, "environment": environment()}  # fmt: skip
+                        "results": results, "environment": describe_machine()}  # fmt: skip
             given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,235 +1,263 @@
-"""One training step of ours against an `nn.TransformerEncoder` language model of the same size.
+"""Training steps of language models: ours against what PyTorch users write without this package.
 
-Peer: embeddings (plus learned positions) -> nn.TransformerEncoder (pre-norm, ReLU, causal, with `is_causal`) -> nn.Linear ->
-F.cross_entropy. Both: forward, backward, gradient clipping, plain SGD (fused); the same dropout at the same places.
-`fullrank bench step` compares them. As a script this file looks closer, at dropout, bf16 and the share of the machine's peak:
+nn.TransformerEncoder  embeddings (plus learned positions), nn.TransformerEncoder (pre-norm, ReLU, causal, with `is_causal`),
+                       nn.Linear, F.cross_entropy; plain SGD. `step`, and in two sizes with and without dropout `step-sizes`
+nanoGPT                its form of GPT-2 (pre-norm, GELU, tied table); AdamW. `small-step`: three sizes, where ours has Mixhead
+                       A or B, too, or the positions and the separate table that a newcomer gets
 
-    python benchmarks/train_step.py [--rounds 9] [--threads 1] [--dropout 0 0.2] [--only small] [--json FILE]
+All: forward, backward, gradient clipping, the optimizer (fused); the same dropout at the same places. Matrix products of a step
+count attention causally (half of all pairs).
 """
 
-import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from candidates import Candidate, Comparison, Settings
-from closer import parse, save, table
-from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig
-from fullrank.core.decoder import LanguageModel
-from mixing import STAGES
-from timing import Peak, Timing
+import fullrank as fr
+from candidates import STEP, Candidate, Comparison, Settings, TrainingStep
+from mixing import MIXES
 
-PEER, PLAIN = "nn.TransformerEncoder", "plain"
-STEP = "training step"
+ENCODER, PLAIN, NANO_GPT = "nn.TransformerEncoder", "plain", "nanoGPT"
 
 
 @dataclass(frozen=True)
 class Size:
-    vocabulary: int
-    width: int
-    inner: int
-    heads: int
+    """A model, and a batch of texts of so many tokens."""
+
     layers: int
+    width: int
+    heads: int
     batch: int
     length: int
+    vocabulary: int
+    inner: int
+    dropout: float = 0.0
 
     def __str__(self) -> str:
-        return f"V {self.vocabulary:,}, d {self.width}, {self.layers} layers, {self.batch} x {self.length}"
+        model = f"V {self.vocabulary:,}, {self.layers} x {self.width}, {self.heads} heads"
+        dropout = f", dropout {self.dropout:g}" if self.dropout else ""
+        return f"{model}, {self.batch} x {self.length}{dropout}"
 
+    @property
     def gflop(self) -> float:
-        """Matrix products of a step, forward and backward; attention counted causally (half of all pairs)."""
         tokens = self.batch * self.length
         weights = self.layers * (4 * self.width**2 + 2 * self.width * self.inner) + self.vocabulary * self.width
         return (6 * tokens * weights + 6 * self.layers * tokens * self.length * self.width) / 1e9
 
 
-class Peer(nn.Module):
+def make_model(size: Size, mix: str = "none", **config: Any) -> fr.LanguageModel:
+    dropout = fr.DropoutConfig(
+        embedding=size.dropout, attention=size.dropout, activation=size.dropout, residual=size.dropout
+    )
+    sizes = fr.ModelConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        max_position_embeddings=size.length,
+        dropout=dropout,
+        attention=fr.AttentionConfig(mix=mix),
+        **{"position": "learned", **config},
+    )
+    return fr.LanguageModel(sizes)
+
+
+def _make_step(
+    settings: Settings, make: Callable[[Size], Any], optimizer: Callable[..., Any], max_norm: float, size: Size
+) -> TrainingStep:
+    """A step of a model with a `loss`, on random tokens."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make(size).to(settings.torch_device)
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(size.vocabulary, (2, size.batch, size.length), generator=generator)
+    inputs, targets = drawn.to(settings.torch_device)
+
+    def loss() -> Tensor:
+        with settings.autocast():
+            value: Tensor = model.loss(inputs, targets)
+        return value
+
+    return TrainingStep(model, loss, optimizer(model.parameters()), max_norm)
+
+
+def _compare(settings: Settings, size: Size, candidates: list[Candidate]) -> Comparison:
+    tiny = replace(size, layers=2, batch=2, length=5, vocabulary=50)
+    return Comparison(size, tiny, size.length, STEP, candidates, tokens=size.batch * size.length)
+
+
+# -- against nn.TransformerEncoder -------------------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
     """A language model as PyTorch users write it without this package."""
 
     mask: Tensor
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
         self.embedding = nn.Embedding(size.vocabulary, size.width)
         self.positions = nn.Parameter(torch.randn(size.length, size.width) * 0.02)
         layer = nn.TransformerEncoderLayer(
-            size.width, size.heads, size.inner, dropout, batch_first=True, norm_first=True
+            size.width, size.heads, size.inner, size.dropout, batch_first=True, norm_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, size.layers, nn.LayerNorm(size.width), enable_nested_tensor=False)
-        self.decoder, self.dropout = nn.Linear(size.width, size.vocabulary), nn.Dropout(dropout)
+        self.decoder = nn.Linear(size.width, size.vocabulary)
+        self.dropout = nn.Dropout(size.dropout)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length))
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.dropout(self.embedding(inputs) + self.positions)
         x = self.encoder(x, mask=self.mask, is_causal=True)
         return F.cross_entropy(self.decoder(x).flatten(0, 1), targets.flatten())
 
-    def copy_from(self, model: LanguageModel) -> None:
-        """Copy the parameters of a plain model of ours."""
-        parameters = dict(model.named_parameters())
-        with torch.no_grad():
-            self.embedding.weight.copy_(parameters["embedding.weight"])
-            self.positions.copy_(parameters["position.weight"])
-            for i, own in enumerate(self.encoder.layers):
-                theirs: dict[str, Tensor] = {name: parameters[f"blocks.{i}.{ours}"] for name, ours in _NAMES.items()}
-                for kind in ("weight", "bias"):
-                    three: list[Tensor] = [
-                        parameters[f"blocks.{i}.attention.project.{part}.{kind}"] for part in ("query", "key", "value")
-                    ]
-                    theirs[f"self_attn.in_proj_{kind}"] = torch.cat(three)
-                own.load_state_dict(theirs)
-            for name, part in (("final_norm", self.encoder.norm), ("output", self.decoder)):
-                assert isinstance(part, nn.Module)
-                part.load_state_dict({kind: parameters[f"{name}.{kind}"] for kind in ("weight", "bias")})
+
+_PARTS = {  # of a layer, by the names that the peer gives them
+    "self_attn.out_proj": "attention.merge",
+    "linear1": "feed_forward.up",
+    "linear2": "feed_forward.down",
+    "norm1": "attention_norm",
+    "norm2": "feed_forward_norm",
+}
 
 
-_PARTS = {
-    "self_attn.out_proj": "attention.merge", "linear1": "feed_forward.up", "linear2": "feed_forward.down",
-    "norm1": "attention_norm", "norm2": "feed_forward_norm",
-}  # fmt: skip
-_NAMES = {f"{peer}.{kind}": f"{ours}.{kind}" for peer, ours in _PARTS.items() for kind in ("weight", "bias")}
-
-
-class Ours(nn.Module):
-    def __init__(self, size: Size, dropout: float, attention: AttentionConfig | None = None) -> None:
-        super().__init__()
-        everywhere = DropoutConfig(embedding=dropout, attention=dropout, activation=dropout, residual=dropout)
-        self.model = LanguageModel(
-            ModelConfig(
-                vocab_size=size.vocabulary,
-                hidden_size=size.width,
-                num_hidden_layers=size.layers,
-                num_attention_heads=size.heads,
-                intermediate_size=size.inner,
-                position="learned",
-                max_position_embeddings=size.length,
-                dropout=everywhere,
-                attention=attention or AttentionConfig(),
-            )
-        )
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(inputs, targets)
-
-
-class Step:
-    """One update of `model`; in narrow dtypes as autocast does it, with fp32 parameters."""
-
-    def __init__(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: Callable[[], torch.autocast]
-    ) -> None:
-        self.model, self.inputs, self.targets, self.autocast = model, inputs, targets, autocast
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
-
-    def __call__(self) -> None:
-        self._gradients()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
-        self.optimizer.step()
-
-    def _gradients(self) -> Tensor:
-        self.clear()
-        with self.autocast():
-            loss: Tensor = self.model(self.inputs, self.targets)
-        loss.backward()
-        return loss
-
-    def clear(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def values(self) -> dict[str, Tensor]:
-        """The loss, and the norm of the gradients of all parameters but those of mixing; nothing is updated.
-
-        Only the norm: where rounding moves a unit across the kink of ReLU, the gradients of its weights jump.
-        """
-        loss = self._gradients().detach()
-        shared = [
-            p.grad.norm() for name, p in self.model.named_parameters() if ".mix." not in name and p.grad is not None
-        ]
-        return {"output": loss, "gradients": torch.stack(shared).norm()}
-
-
-def _step(settings: Settings, size: Size, model: Callable[[], nn.Module]) -> Step:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = model().to(settings.torch_device)
-    generator = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randint(size.vocabulary, (2, size.batch, size.length), generator=generator).to(
-        settings.torch_device
-    )
-    return Step(made, inputs, targets, settings.autocast)
-
-
-def _peer(size: Size) -> Peer:
-    ours, peer = Ours(size, 0.0), Peer(size, 0.0)
-    peer.copy_from(ours.model)
+def make_encoder(size: Size) -> Encoder:
+    """The peer with the parameters of a plain model of ours."""
+    ours, peer = make_model(size), Encoder(size)
+    parts = {"embedding": "embedding", "encoder.norm": "final_norm", "decoder": "output"}
+    for layer in range(size.layers):
+        for theirs, own in _PARTS.items():
+            parts[f"encoder.layers.{layer}.{theirs}"] = f"blocks.{layer}.{own}"
+    for theirs, own in parts.items():
+        peer.get_submodule(theirs).load_state_dict(ours.get_submodule(own).state_dict())
+    with torch.no_grad():
+        peer.positions.copy_(ours.get_parameter("position.weight"))
+        for layer in range(size.layers):
+            for kind in ("weight", "bias"):
+                project = f"blocks.{layer}.attention.project"
+                three = [ours.get_parameter(f"{project}.{part}.{kind}") for part in ("query", "key", "value")]
+                joined = peer.get_parameter(f"encoder.layers.{layer}.self_attn.in_proj_{kind}")
+                joined.copy_(torch.cat(three))
     return peer
 
 
-def comparisons(settings: Settings, length: int) -> list[Comparison]:
+SGD = partial(torch.optim.SGD, lr=1e-3, fused=True)
+
+
+def _compare_with_encoder(settings: Settings, size: Size, mixes: dict[str, str]) -> Comparison:
+    def candidate(name: str, make: Callable[[Size], Any], against: tuple[str, ...] = ()) -> Candidate:
+        # mixing starts as plain attention, so that all of them compute the same; dropout is drawn differently
+        computes = name if size.dropout else "the same model"
+        step = partial(_make_step, settings, make, SGD, 0.5)
+        return Candidate(name, step, computes, against, gflop=size.gflop)
+
+    candidates = [candidate(PLAIN, make_model, (ENCODER,))]
+    for form, mix in mixes.items():
+        candidates.append(candidate(f"Mixhead {form}", partial(make_model, mix=mix), (PLAIN, ENCODER)))
+    candidates.append(candidate(ENCODER, make_encoder))
+    return _compare(settings, size, candidates)
+
+
+def compare(settings: Settings, length: int) -> list[Comparison]:
     """A language model of 6 layers, width 512 and vocabulary 10,000, of segments of `length` tokens."""
-    size = Size(10_000, settings.heads * settings.head_dim, 2048, settings.heads, 6, settings.batch or 2, length)
-
-    def candidate(name: str, model: Callable[[], nn.Module], against: tuple[str, ...] = ()) -> Candidate:
-        # mixing starts as plain attention, so that all of them compute the same
-        return Candidate(name, functools.partial(_step, settings, size, model), "the same model", against)
-
-    candidates = [candidate(PLAIN, functools.partial(Ours, size, 0.0), (PEER,))]
-    for form, mix in STAGES.items():
-        model = functools.partial(Ours, size, 0.0, AttentionConfig(mix=mix))
-        candidates.append(candidate(f"Mixhead {form}", model, (PLAIN, PEER)))
-    candidates.append(candidate(PEER, functools.partial(_peer, size)))
-    return [Comparison(str(size), length, STEP, tuple(candidates))]
+    size = Size(6, settings.width, settings.heads, settings.batch or 2, length, 10_000, 2048)
+    return [_compare_with_encoder(settings, size, MIXES)]
 
 
-# the closer look
-
-REFERENCE = "fullrank fp32"
-SIZES = {"small": Size(10_000, 200, 200, 4, 4, 20, 35), "large": Size(10_000, 512, 2048, 8, 6, 4, 256)}
+SIZES = (Size(4, 200, 4, 20, 35, 10_000, 200), Size(6, 512, 8, 4, 256, 10_000, 2048))
 
 
-def closer_look(size: Size, title: str, dropout: float, rounds: int) -> dict[str, Any]:
-    """Both models in fp32 and bf16: also tokens/s, GFLOP/s and the share of the machine's peak."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randint(size.vocabulary, (2, size.batch, size.length))
-    models = {PEER: Peer(size, dropout), "fullrank": Ours(size, dropout)}
-    assert len({sum(p.numel() for p in model.parameters()) for model in models.values()}) == 1
-    steps = {
-        f"{name} {dtype}": Step(model, inputs, targets, Settings(dtype=dtype).autocast)
-        for name, model in models.items()
-        for dtype in ("fp32", "bf16")
-    }
-    gflop = size.gflop()
-
-    def figures(timing: Timing, peak: Peak) -> dict[str, float | None]:
-        speed = gflop / timing.seconds
-        return {
-            "tokens_per_second": size.batch * size.length / timing.seconds,
-            "gflop_per_second": speed,
-            "share_of_peak": speed / (peak.bf16 if timing.name.endswith("bf16") else peak.fp32),
-        }
-
-    timed = table(f"{title}: {size}, {gflop:.1f} GFLOP a step", steps, REFERENCE, rounds, figures)
-    peaks = timed["peak_gflop_per_second"]
-    peaks["bf16_over_fp32"] = peaks["bf16"] / peaks["fp32"]
-    ours = next(row["seconds"] for row in timed["candidates"] if row["name"] == REFERENCE)
-    # the bf16 step cannot be shorter than its products at the bf16 peak
-    highest = ours * peaks["bf16"] / gflop
-    print(f"  bf16 can be at most {highest:.2f} times as fast as our fp32")
-    return {"size": str(size), "gflop_per_step": gflop, **timed, "highest_possible_bf16_speedup": highest}
+def compare_sizes(settings: Settings) -> list[Comparison]:
+    comparisons = []
+    for size in SIZES:
+        for dropout in (0.0, 0.2):
+            comparisons.append(_compare_with_encoder(settings, replace(size, dropout=dropout), {}))
+    return comparisons
 
 
-def main() -> None:
-    given = parse(__doc__, dropout={"type": float, "nargs": "+", "default": [0.0, 0.2]}, only={"choices": list(SIZES)})
-    titles = {
-        f"{name}, dropout {p:g}": (name, p) for name in SIZES for p in given.dropout if given.only in (None, name)
-    }
-    results = {title: closer_look(SIZES[name], title, p, given.rounds) for title, (name, p) in titles.items()}
-    save(given.json, "one training step", given.rounds, results)
+# -- against nanoGPT ---------------------------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    main()
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.grow = nn.Linear(width, 4 * width)
+        self.shrink = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, keys, values = self.qkv(self.norms[0](x)).chunk(3, dim=-1)
+        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, keys, values)]
+        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.merge(y.transpose(1, 2).flatten(2))
+        return x + self.shrink(F.gelu(self.grow(self.norms[1](x))))
+
+
+class GPT(nn.Module):
+    """Logits (B, N, V) of the next token, as in nanoGPT: GPT-2 with a tied table.
+
+    It starts as GPT-2 does: N(0, 0.02^2), and what is added to the residual stream less.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.length, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("merge.weight", "shrink.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers))
+            elif parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten())
+
+
+# characters of nanoGPT's Shakespeare
+SMALL = (
+    Size(6, 384, 6, 16, 256, 65, 4 * 384),
+    Size(4, 128, 4, 12, 64, 65, 4 * 128),
+    Size(2, 64, 4, 8, 128, 65, 4 * 64),
+)
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+GPT2 = {"hidden_act": "gelu", "output": fr.OutputConfig(tied=True)}
+NEWCOMER = {"hidden_act": "gelu", "position": "rotary"}
+
+
+def compare_small(settings: Settings) -> list[Comparison]:
+    makes: dict[str, Callable[[Size], Any]] = {PLAIN: partial(make_model, **GPT2)}
+    for form, mix in MIXES.items():
+        makes[f"Mixhead {form}"] = partial(make_model, mix=mix, **GPT2)
+    makes["rotary, untied"] = partial(make_model, **NEWCOMER)
+    comparisons = []
+    for size in SMALL:
+        candidates = []
+        for name, make in makes.items():
+            step = partial(_make_step, settings, make, ADAMW, 1.0)
+            candidates.append(Candidate(name, step, name, (NANO_GPT,), gflop=size.gflop))
+        step = partial(_make_step, settings, GPT, ADAMW, 1.0)
+        candidates.append(Candidate(NANO_GPT, step, NANO_GPT, gflop=size.gflop))
+        comparisons.append(_compare(settings, size, candidates))
+    return comparisons

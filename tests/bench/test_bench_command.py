@@ -1,5 +1,6 @@
 """`fullrank bench`: the table, JSON, the drawing, what is skipped, and errors."""
 
+import dataclasses
 import json
 import re
 
@@ -8,7 +9,8 @@ import torch
 
 import cli_runs
 import measure
-from machine import environment
+from machine import describe_machine
+from suites import SUITES
 
 SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
 
@@ -23,7 +25,8 @@ def called(monkeypatch):
 def without_memory(monkeypatch):
     """A system that does not count resident memory: no processes are started. Nothing is repeated for precision."""
     monkeypatch.setattr(measure, "counts_resident_memory", lambda: False)
-    monkeypatch.setattr(measure, "SHORTEST", 0.0)
+    for name in ("growth", "layer"):
+        monkeypatch.setitem(SUITES, name, dataclasses.replace(SUITES[name], shortest=0.0))
 
 
 @pytest.mark.usefixtures("without_memory")
@@ -50,7 +53,7 @@ def test_the_last_line_names_the_machine_and_all_ratios(called):
     """Forward and backward, over the first peer of each mechanism, in the order of lengths."""
     status, out, _ = called("layer", "--lengths", "8,16", *SMALL)
     assert status == 0
-    machine = environment()
+    machine = describe_machine()
     number = r"\d+\.\d\d"
     assert re.fullmatch(
         rf"to compare: {re.escape(machine['cpu'])} \({machine['cpu_capability']}\); layer, forward \+ backward, n 8, 16: "

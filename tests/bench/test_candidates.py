@@ -7,82 +7,69 @@ import torch
 
 import measure
 import mixing
-import output_loss
-import train_step
-from candidates import BOTH, Candidate, Comparison, Pass, Settings
+from candidates import BOTH, Candidate, Comparison, Pass, Settings, Shape
 from fullrank.core.errors import RunError
 from suites import SUITES
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
-LENGTH = {
-    "mixers": 20,
-    "mixing": 13,
-    "layer": 11,
-    "growth": 13,
-    "relative": 7,
-    "mos": 6,
-    "multilinear": 5,
-    "injection": 9,
-    "step": 5,
-}
+CPU = torch.device("cpu")
+NAMES = [name for name in SUITES if name != "mixing-gpu"]
 
 
-def comparisons():
-    return [(name, i) for name, suite in SUITES.items() for i in range(len(suite.comparisons(TINY, LENGTH[name])))]
-
-
-def comparison(name, number, settings=TINY):
-    return SUITES[name].comparisons(settings, LENGTH[name])[number]
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    """Models and vocabularies of a test's size."""
-    losses, step = output_loss.Size, train_step.Size
-    monkeypatch.setattr(output_loss, "Size", lambda tokens, mixtures, *_: losses(tokens, mixtures, 50, 8))
-    monkeypatch.setattr(
-        train_step, "Size", lambda vocabulary, width, inner, heads, layers, batch, length:
-        step(50, width, 32, heads, 2, batch, length),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "number"), comparisons())
-def test_candidates_that_compute_the_same_agree(name, number):
+def shrink(name, dtypes=("fp32",)):
+    """The comparisons of a benchmark at their tiny sizes, each once."""
     found = {}
-    for candidate in comparison(name, number).candidates:
-        if not candidate.absent:
-            found.setdefault(candidate.computes, []).append((candidate.name, candidate.make().values()))
+    for one in measure.list_comparisons(SUITES[name], TINY, dtypes, [16]):
+        found.setdefault((one.tiny, one.what), dataclasses.replace(one, size=one.tiny))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_candidates_that_compute_the_same_agree(name):
     compared = 0
-    for (first, expected), *others in found.values():
-        for other, values in others:
-            for tensor in values.keys() & expected.keys():
-                off = (values[tensor] - expected[tensor]).abs() - 1e-4 * expected[tensor].abs()
-                assert off.max() < 1e-5, f"{first}, {other}, {tensor}: {off.max():.1e}"
-                compared += 1
-    assert compared > 0 or name == "growth"  # there only the mechanisms stand side by side
+    for comparison in shrink(name):
+        found = {}
+        for candidate in comparison.candidates:
+            if not candidate.absent:
+                found.setdefault(candidate.computes, []).append(
+                    (candidate.name, candidate.make(comparison.size).values())
+                )
+        for (first, expected), *others in found.values():
+            for other, values in others:
+                for tensor in values.keys() & expected.keys():
+                    off = (values[tensor] - expected[tensor]).abs() - 1e-4 * expected[tensor].abs()
+                    assert off.max() < 1e-5, f"{comparison.size}, {first}, {other}, {tensor}: {off.max():.1e}"
+                    compared += 1
+    assert compared > 0 or name in ("growth", "small-step", "generation", "skip")  # there all compute different things
 
 
 def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
     pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
-    by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
-    ours, theirs = by_name["Mixhead A"].make().values(), by_name["x-transformers"].make().values()
+    comparison = shrink("mixing")[1]
+    made, _ = measure.make_and_compare(comparison, CPU, {})
+    ours, theirs = made["Mixhead A"].values(), made["x-transformers"].values()
     torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bf16"])
-@pytest.mark.parametrize("name", [name for name in SUITES if name != "growth"])
-def test_narrow_dtypes_agree_within_their_tolerance(name, dtype):
-    settings = dataclasses.replace(TINY, dtype=dtype)
-    for found in SUITES[name].comparisons(settings, LENGTH[name]):
+@pytest.mark.parametrize("name", NAMES)
+def test_narrow_dtypes_agree_within_their_tolerance(name):
+    for found in shrink(name, ["bf16"]):
         skipped = {}
-        made, _ = measure.make_and_compare(found, settings, skipped)
+        made, _ = measure.make_and_compare(found, CPU, skipped)
         assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
+
+
+def test_candidates_of_two_dtypes_stand_in_one_comparison():
+    found = {one.name: one for one in shrink("layer", ["fp32", "bf16"])[0].candidates}
+    assert found["Mixhead A fp32"].against == ("SDPA layer fp32",)
+    assert found["Mixhead A bf16"].against == ("SDPA layer bf16", "Mixhead A fp32")
+    assert found["Mixhead A bf16"].computes != found["Mixhead A fp32"].computes
 
 
 def test_peers_agree_with_a_loop_over_queries():
     """Mixhead B of the definition: M(n) = Q(n) W + B, one query and head at a time, in double precision."""
-    problem = mixing.Problem(TINY, mixing.Shape(1, 2, 5, 8), False)
-    operands = {name: tensor.detach().double() for name, tensor in problem.operands("B").items()}
+    problem = mixing.Problem(TINY, False, "B", Shape(1, 2, 5, 8))
+    operands = {name: tensor.detach().double() for name, tensor in problem.make_operands().items()}
     query, keys, values = operands["query"], operands["keys"], operands["values"]
     expected = torch.zeros_like(values)
     for n in range(5):
@@ -94,11 +81,12 @@ def test_peers_agree_with_a_loop_over_queries():
             )
             expected[0, i, n] = row @ values[0, i, : n + 1]
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(mixing.formula(query, keys, values, mixing.mixing_matrix(operands), future), expected)
+    torch.testing.assert_close(mixing.formula(query, keys, values, mixing.compute_matrix(operands), future), expected)
 
 
 def test_the_train_step_updates_and_its_values_do_not():
-    ours = comparison("step", 0).candidates[0].make()
+    (comparison,) = shrink("step")
+    ours = comparison.candidates[0].make(comparison.size)
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
     first = ours.values()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
@@ -111,20 +99,21 @@ def test_the_train_step_updates_and_its_values_do_not():
 
 
 def passing(scale=1.0):
-    def make():
+    def make(size):
         leaf = torch.arange(1.0, 4.0, requires_grad=True)
         return Pass(lambda: scale * leaf**2, {"leaf": leaf}, torch.ones(3), True)
 
     return make
 
 
-def failing():
+def failing(size):
     raise NotImplementedError("no such thing\nhere")
 
 
 def made(*candidates):
     skipped = {}
-    return list(measure.make_and_compare(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
+    comparison = Comparison("shape", "tiny", 3, BOTH, candidates)
+    return list(measure.make_and_compare(comparison, CPU, skipped)[0]), skipped
 
 
 OURS = Candidate("ours", passing(), "square", ("peer",))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timing import Ratio, exponent, times_of
+from timing import Ratio, exponent, measure_times
 
 
 class Clock:
@@ -30,20 +30,20 @@ class Clock:
 def test_every_candidate_runs_once_a_round_and_another_begins_each_time():
     clock = Clock()
     candidates = {name: clock.candidate(name, [1.0]) for name in "abc"}
-    times_of(candidates, rounds=4, clock=clock, warm_up=1)
+    measure_times(candidates, rounds=4, clock=clock, warm_up=1)
     assert "".join(clock.calls) == "abc" + "abc" + "bca" + "cab" + "abc"  # the first three are the warm-up
 
 
 def test_times_are_those_of_the_rounds_and_not_of_the_warm_up():
     clock = Clock()
     candidates = {"a": clock.candidate("a", [100, 50, 1, 2, 3]), "b": clock.candidate("b", [70, 60, 4, 5, 6])}
-    assert times_of(candidates, rounds=3, clock=clock, warm_up=2) == {"a": [1, 2, 3], "b": [4, 5, 6]}
+    assert measure_times(candidates, rounds=3, clock=clock, warm_up=2) == {"a": [1, 2, 3], "b": [4, 5, 6]}
 
 
 def test_short_candidates_run_several_times_and_their_time_is_that_of_one():
     clock = Clock()
     candidates = {"short": clock.candidate("short", [0.25]), "long": clock.candidate("long", [2.0])}
-    times = times_of(candidates, rounds=2, clock=clock, warm_up=1, at_least=1.0)
+    times = measure_times(candidates, rounds=2, clock=clock, warm_up=1, at_least=1.0)
     assert times == {"short": [0.25, 0.25], "long": [2.0, 2.0]}
     # warm-up, one run to see how long it takes, and four times in each of two rounds
     assert (clock.calls.count("short"), clock.calls.count("long")) == (1 + 1 + 4 * 2, 1 + 1 + 2)
