@@ -40,18 +40,25 @@ from fullrank.core.stages import Heads, HeadSize
 
 SDPA, TALKING, EAGER, FLEX = "plain SDPA", "x-transformers", "transformers, eager", "FlexAttention"
 MIXES = {"A": "position_independent", "B": "position_wise"}
+HEADS = ("query", "keys", "values")
 _KEPT = {FORWARD: 3, BOTH: 5}  # tensors of all weights that the formula holds at once
 Operands = dict[str, Tensor]
+Attend = Callable[..., Tensor]  # of query, keys and values
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One shape and pass, without mixing or with A or B; `attention` makes a Pass of any function of the operands."""
+    """One shape and pass, without mixing or with A or B."""
 
     settings: Settings
     backward: bool
     form: str
     shape: Shape
+
+    def draw(self, seed: int) -> Tensor:
+        """Random heads (B, H, N, D)."""
+        drawn = self.settings.randn(*dataclasses.astuple(self.shape), seed=seed)
+        return drawn.to(self.settings.torch_dtype)
 
     def make_mask(self) -> Tensor:
         """True where a key is later than the query."""
@@ -59,17 +66,16 @@ class Problem:
         return ones.triu(1)
 
     def make_operands(self) -> Operands:
-        """query, keys, values (B, H, N, D); for A and B also the parameters of mixing, away from their start."""
-        dims = dataclasses.astuple(self.shape)
-        named = {}
-        for seed, name in enumerate(("query", "keys", "values")):
-            named[name] = self.settings.randn(*dims, seed=seed).to(self.settings.torch_dtype)
+        """query, keys, values; for A and B also the parameters of mixing, away from their start."""
+        named = {name: self.draw(seed) for seed, name in enumerate(HEADS)}
         named |= make_mixing(self.settings, self.shape.heads, self.shape.size, self.form, seed=3)
         return {name: tensor.requires_grad_() for name, tensor in named.items()}
 
-    def attention(self, attend: Callable[[Operands], Tensor], operands: Operands) -> Pass:
-        cotangent = self.settings.randn(*dataclasses.astuple(self.shape), seed=5).to(self.settings.torch_dtype)
-        return Pass(partial(attend, operands), operands, cotangent, self.backward)
+    def make_pass(self, attend: Attend, operands: Operands | None = None) -> Pass:
+        """A Pass of a function of query, keys and values."""
+        leaves = operands or self.make_operands()
+        heads = [leaves[name] for name in HEADS]
+        return Pass(partial(attend, *heads), leaves, self.draw(seed=5), self.backward)
 
 
 def make_mixing(settings: Settings, heads: int, size: int, form: str, seed: int) -> Operands:
@@ -115,14 +121,12 @@ def _make_ours(problem: Problem) -> Pass:
     layout = Layout.of(shape.tokens, device=device)
     operands = problem.make_operands()
     set_mixing(attend.mix, operands)
-    return problem.attention(lambda x: attend(Heads(x["query"], x["query"], x["keys"], x["values"]), layout), operands)
+    return problem.make_pass(lambda query, *others: attend(Heads(query, query, *others), layout), operands)
 
 
-def _make_formula(problem: Problem, function: Callable[..., Tensor] = formula) -> Pass:
-    future = problem.make_mask()
-    return problem.attention(
-        lambda x: function(x["query"], x["keys"], x["values"], compute_matrix(x), future), problem.make_operands()
-    )
+def _make_formula(problem: Problem, function: Attend = formula) -> Pass:
+    operands, future = problem.make_operands(), problem.make_mask()
+    return problem.make_pass(lambda *heads: function(*heads, compute_matrix(operands), future), operands)
 
 
 def _make_compiled(problem: Problem) -> Pass:
@@ -130,37 +134,29 @@ def _make_compiled(problem: Problem) -> Pass:
 
 
 def _make_sdpa(problem: Problem) -> Pass:
-    return problem.attention(
-        lambda x: F.scaled_dot_product_attention(x["query"], x["keys"], x["values"], is_causal=True),
-        problem.make_operands(),
-    )
+    return problem.make_pass(partial(F.scaled_dot_product_attention, is_causal=True))
 
 
 def _make_talking_heads(problem: Problem) -> Pass:
     settings, operands = problem.settings, problem.make_operands()
-    attention = import_talking_heads()(heads=problem.shape.heads, causal=True, post_talking_heads=True)
-    attend = attention.to(settings.torch_device)
+    make = import_talking_heads()
+    attend = make(heads=problem.shape.heads, causal=True, post_talking_heads=True).to(settings.torch_device)
     mixing = operands.pop("mixing").detach()
     # a 1 x 1 convolution: its weight is M transposed
     weight = nn.Parameter(mixing.T.contiguous()[:, :, None, None].to(settings.torch_dtype))
     attend.post_softmax_talking_heads.weight = operands["convolution"] = weight
-    return problem.attention(lambda x: attend(x["query"], x["keys"], x["values"])[0], operands)
+    return problem.make_pass(lambda *heads: attend(*heads)[0], operands)
 
 
 def _make_eager(problem: Problem) -> Pass:
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     module = types.SimpleNamespace(num_key_value_groups=1, training=True)
-    dtype, scale = problem.settings.torch_dtype, problem.shape.size**-0.5
-    future = problem.make_mask()
-    mask = torch.zeros(1, 1, *future.shape, dtype=dtype, device=future.device)
-    mask.masked_fill_(future, torch.finfo(dtype).min)
-
-    def attend(x: Operands) -> Tensor:
-        out, _ = eager_attention_forward(module, x["query"], x["keys"], x["values"], mask, scale)
-        return out.transpose(1, 2)
-
-    return problem.attention(attend, problem.make_operands())
+    dtype, future = problem.settings.torch_dtype, problem.make_mask()
+    mask = torch.zeros(future.shape, dtype=dtype, device=future.device)
+    mask = mask.masked_fill_(future, torch.finfo(dtype).min)[None, None]
+    scale = problem.shape.size**-0.5
+    return problem.make_pass(lambda *heads: eager_attention_forward(module, *heads, mask, scale)[0].transpose(1, 2))
 
 
 def _make_flex(problem: Problem) -> Pass:
@@ -168,10 +164,7 @@ def _make_flex(problem: Problem) -> Pass:
 
     tokens, device = problem.shape.tokens, problem.settings.device
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
-    function = torch.compile(flex_attention, dynamic=False)
-    return problem.attention(
-        lambda x: function(x["query"], x["keys"], x["values"], block_mask=mask), problem.make_operands()
-    )
+    return problem.make_pass(partial(torch.compile(flex_attention, dynamic=False), block_mask=mask))
 
 
 def _make(make: Callable[[Problem], Pass], settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:

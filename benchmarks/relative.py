@@ -63,8 +63,8 @@ def make_operands(shape: Shape, settings: Settings, form: str) -> dict[str, Tens
     count = shape.make_layout().distances if shape != shape.fill() else keys
     dims = ((*lead, shape.queries), (*lead, keys), (*lead, keys), (shape.heads, count), (shape.heads,), (shape.heads,))
     named = {}
-    for seed, (name, each) in enumerate(zip(OPERANDS, dims, strict=True)):
-        named[name] = settings.randn(*each, shape.size, seed=seed).to(settings.torch_dtype)
+    for seed, name in enumerate(OPERANDS):
+        named[name] = settings.randn(*dims[seed], shape.size, seed=seed).to(settings.torch_dtype)
     named |= make_mixing(settings, shape.heads, shape.size, form, seed=7)
     return {name: tensor.requires_grad_() for name, tensor in named.items()}
 

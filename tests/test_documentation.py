@@ -17,12 +17,10 @@ import torch
 
 import fullrank as fr
 from fullrank.kernels import native
-from research import combinations
+from research import combinations, scorers
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import scorers  # noqa: E402
 
 
 def read_page(name):
@@ -105,7 +103,7 @@ def test_the_table_of_scorers_is_that_of_the_results():
     found = json.loads(read_page("research/measured/scorers.json"))
     assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
     shown = read_page("docs/scoring.md").partition(scorers.MARKS[0])[2].partition(scorers.MARKS[1])[0]
-    assert shown == scorers.page_table(found)
+    assert shown == scorers.make_section(found)
 
 
 def test_our_own_evaluation_passes_again():

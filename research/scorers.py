@@ -1,6 +1,6 @@
 """Table of what public scoring loops count, by `check_scoring`: lm-eval, fairseq, transformers, nanoGPT and ours.
 
-    python benchmarks/scorers.py --json research/measured/scorers.json --page docs/scoring.md
+    python -m research.scorers --json research/measured/scorers.json --page docs/scoring.md
 
 lm-eval is the installed one; the others are our code after their documentation, on small random models.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.checking import Report
 from fullrank.checking.scoring import COUNTS, ONCE, SAME, SUM
+from research.markdown import make_table
 
 WINDOW, START = 8, 1
 WORDS = ["<unk>", "<bos>", *(f"w{i}" for i in range(3))]
@@ -100,9 +101,8 @@ def strided(weights: bool) -> Score:
             labels = ids[start:end].clone()
             labels[: len(labels) - (end - previous)] = -100
             with torch.no_grad():
-                loss = float(
-                    model(ids[None, start:end], labels=labels[None]).loss
-                )  # a mean; its first label is not used
+                # a mean; its first label is not used
+                loss = float(model(ids[None, start:end], labels=labels[None]).loss)
             scored = int((labels != -100).sum()) - 1
             total, tokens = total + loss * scored, tokens + scored
             means.append(loss)
@@ -184,56 +184,76 @@ def check(name: str, make: Callable[[], Score]) -> Report:
     return fr.check_scoring(make(), vocab_size=VOCABULARY, length=19, window=WINDOW)
 
 
-def rows() -> list[dict[str, Any]]:
+def make_rows() -> list[dict[str, Any]]:
     """A row of the table for each scorer."""
-    found = []
+    rows = []
     for name, make, counted, overlap, denominator in SCORERS:
         report = check(name, make)
         verdicts = {finding.check: finding.verdict for finding in report.findings}
-        first = {True: "scored", False: "not scored"} if verdicts[ONCE] == "passes" else {}
-        found.append({
-            "scorer": name, "counts": counted, "overlap": overlap, "denominator": denominator,
-            "first token": first.get(report.description["first_token_scored"], "not tested"
-                                     if verdicts[ONCE] == "not applicable" else "see below"),
-            "deterministic": verdicts[SAME], "sums to one": verdicts[SUM], "once": verdicts[ONCE],
+        remarks = [f"{finding.check}: {finding.remark}" for finding in report.findings if finding.remark]
+        row = {
+            "scorer": name,
+            "counts": counted,
+            "overlap": overlap,
+            "denominator": denominator,
+            "first token": describe_first(report, verdicts[ONCE]),
+            "deterministic": verdicts[SAME],
+            "sums to one": verdicts[SUM],
+            "once": verdicts[ONCE],
             "counts true": verdicts[COUNTS],
             "verdict": "passes" if report.passes else "fails",
-            "remarks": [f"{finding.check}: {finding.remark}" for finding in report.findings if finding.remark],
+            "remarks": remarks,
             "calls": report.description["calls"],
-        })  # fmt: skip
+        }
+        rows.append(row)
         print(f"{name}: {report.counts}")
-        for words in found[-1]["remarks"]:
+        for words in remarks:
             print(f"    {words}")
-    return found
+    return rows
+
+
+def describe_first(report: Report, once: str) -> str:
+    """Whether the first token is scored, where each token is scored once."""
+    if once == "not applicable":
+        return "not tested"
+    if once != "passes":
+        return "see below"
+    return "scored" if report.description["first_token_scored"] else "not scored"
 
 
 _WORDS = {"passes": "yes", "fails": "**no**", "not applicable": "not tested"}
-COLUMNS = ("counts", "first token", "overlap", "deterministic", "sums to one", "once", "denominator", "counts true")
+COLUMNS = {
+    "counts": "counts",
+    "first token": "first token",
+    "overlap": "overlap",
+    "deterministic": "deterministic",
+    "sums to one": "sums to one",
+    "each once": "once",
+    "divided by": "denominator",
+    "counts are true": "counts true",
+}
 
 
-def page_table(found: list[dict[str, Any]]) -> str:
+def make_section(rows: list[dict[str, Any]]) -> str:
     """The table of docs/scoring.md, and the remarks of those that fail or that have some."""
-    titles = ["scorer", *COLUMNS[:5], "each once", "divided by", "counts are true", "verdict"]
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
-    for row in found:
-        cells = [row["scorer"], *(_WORDS.get(row[key], row[key]) for key in COLUMNS), _verdict(row)]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    lines += [f"- *{row['scorer']}*: {'; '.join(row['remarks'])}." for row in found if row["remarks"]]
+    shown = []
+    for row in rows:
+        cells = {title: _WORDS.get(row[key], row[key]) for title, key in COLUMNS.items()}
+        verdict = "passes" if row["verdict"] == "passes" else "**fails**"
+        shown.append({"scorer": row["scorer"], **cells, "verdict": verdict})
+    lines = [make_table(shown), ""]
+    lines += [f"- *{row['scorer']}*: {'; '.join(row['remarks'])}." for row in rows if row["remarks"]]
     return "\n".join(lines)
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    return "passes" if row["verdict"] == "passes" else "**fails**"
+MARKS = "<!-- research/scorers.py -->\n", "\n<!-- end -->"
 
 
-MARKS = "<!-- benchmarks/scorers.py -->\n", "\n<!-- end -->"
-
-
-def write_page(page: Path, found: list[dict[str, Any]]) -> None:
+def write_section(page: Path, rows: list[dict[str, Any]]) -> None:
     """Put the table between its marks."""
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-    page.write_text(f"{before}{MARKS[0]}{page_table(found)}{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}{make_section(rows)}{MARKS[1]}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -241,11 +261,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
-    found = rows()
+    rows = make_rows()
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if given.page:
-        write_page(given.page, found)
+        write_section(given.page, rows)
 
 
 if __name__ == "__main__":
