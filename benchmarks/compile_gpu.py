@@ -38,7 +38,7 @@ from triton.compiler import ASTSource
 
 from fullrank.kernels.triton import launch
 from fullrank.kernels.triton.launch import KERNELS, Choice, list_choices
-from machine import write_json
+from machine import round_numbers, write_json
 from tables import print_table
 
 TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -346,7 +346,7 @@ def main() -> None:
                 print(f"{name}: {ratio:.2f} times flash attention 2", flush=True)
             results[title] = {"kernels": best, "tried": rows, "over_flash": over}
     what, timing = "Triton kernels compiled ahead of time", "arithmetic, not measured on a GPU"
-    write_json(given.json, {"what": what, "timing": timing, "results": results})
+    write_json(given.json, {"what": what, "timing": timing, "results": round_numbers(results)})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ token ids in the memory map) are not counted, because the system can drop them. 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -25,12 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from machine import describe_machine
+from machine import write_json
 
+ALL_TYPES = "words, all types"
 CASES: dict[str, dict[str, Any]] = {
     "words": {"tokens": "word", "max_vocabulary": 20_000},
     "bytes": {"tokens": "byte"},
-    "words, all types": {"tokens": "word"},  # is prepared only: a model of so many words is another question
+    ALL_TYPES: {"tokens": "word"},  # is prepared only: a model of so many words is another question
 }
 MODEL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 SPLITS = ("train", "valid", "test")
@@ -62,7 +64,7 @@ class Measured:
     processes: int
 
 
-def tree(root: int) -> list[int]:
+def find_tree(root: int) -> list[int]:
     """A process and all below it."""
     found = [root]
     for pid in found:
@@ -74,26 +76,27 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def memory_of(pid: int) -> dict[str, int]:
-    """kB of /proc/PID/smaps_rollup by name."""
-    try:
-        rows = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
-    except OSError:
-        return {}
-    return {name: int(value.split()[0]) for name, _, value in (row.partition(":") for row in rows)}
+def read_memory(pid: int) -> dict[str, int]:
+    """kB of /proc/PID/smaps_rollup by name; nothing of a process that has ended."""
+    memory = {}
+    with contextlib.suppress(OSError):
+        for row in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]:
+            name, _, value = row.partition(":")
+            memory[name] = int(value.split()[0])
+    return memory
 
 
-def measured(arguments: list[str], cores: set[int]) -> Measured:
+def run_measured(arguments: list[str], cores: set[int]) -> Measured:
     """Run `fullrank` with these arguments on these cores."""
     began = time.monotonic()
     command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-m", "fullrank", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         own = mapped = processes = 0
         while process.poll() is None:
-            each = [memory for pid in tree(process.pid) if (memory := memory_of(pid))]
-            own = max(own, sum(memory["Pss_Anon"] for memory in each))
-            mapped = max(mapped, sum(memory["Pss_File"] for memory in each))
-            processes = max(processes, len(each))
+            memories = [memory for memory in map(read_memory, find_tree(process.pid)) if memory]
+            own = max(own, sum(memory["Pss_Anon"] for memory in memories))
+            mapped = max(mapped, sum(memory["Pss_File"] for memory in memories))
+            processes = max(processes, len(memories))
             time.sleep(0.5)
         assert process.stdout is not None
         output = process.stdout.read()
@@ -102,39 +105,94 @@ def measured(arguments: list[str], cores: set[int]) -> Measured:
     return Measured(output, time.monotonic() - began, own / 1024, mapped / 1024, processes)
 
 
-def prepare(case: str, text: Path, cache: Path, cores: set[int]) -> dict[str, Any]:
-    settings = [f"data.{key}={value}" for key, value in CASES[case].items()]
-    files = [f"data.{split}={text / split}.txt" for split in SPLITS]
-    found = measured(["data", "prepare", "text", *files, *settings, "--to", str(cache), "--json"], cores)
+@dataclass(frozen=True)
+class Text:
+    """A text in `folder`: training on so many bytes, validation and test on a MiB each."""
+
+    folder: Path
+    size: int
+
+    @property
+    def megabytes(self) -> float:
+        return (self.size + 2 * MIB) / 1e6
+
+    def __str__(self) -> str:
+        return f"{self.megabytes:,.0f} MB"
+
+    def files(self) -> dict[str, str]:
+        return {split: str(self.folder / f"{split}.txt") for split in SPLITS}
+
+    def make(self, types: int) -> None:
+        self.folder.mkdir()
+        for seed, (split, path) in enumerate(self.files().items()):
+            make_text(Path(path), self.size if split == "train" else MIB, types, seed)
+
+
+def prepare(case: str, text: Text, cache: Path, cores: set[int]) -> dict[str, Any]:
+    settings = [f"data.{key}={value}" for key, value in {**text.files(), **CASES[case]}.items()]
+    found = run_measured(["data", "prepare", "text", *settings, "--to", str(cache), "--json"], cores)
     described = json.loads(found.output)
-    size = sum((text / f"{split}.txt").stat().st_size for split in SPLITS)
-    return {
-        "corpus": f"{size / 1e6:,.0f} MB",
+    row = {
+        "corpus": str(text),
         "cores": len(cores),
         "processes": found.processes,
         "seconds": round(found.seconds, 1),
-        "mb_per_second": round(size / 1e6 / found.seconds, 1),
+        "mb_per_second": round(text.megabytes / found.seconds, 1),
         "own_mib": round(found.own_mib),
         "tokens": described["tokens"]["train"],
         "vocabulary": described["vocabulary"],
     }
+    print(case, row, flush=True)
+    return row
 
 
-def train(case: str, text: Path, cache: Path, run: Path, steps: int, cores: set[int]) -> Measured:
-    """Train the model on shuffled blocks of the prepared text, whose memory map is read at random."""
+def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> tuple[Measured, float]:
+    """Train the model on shuffled blocks of the prepared text, whose memory map is read at random; tokens per second, too."""
     config = {
         "model": MODEL,
-        "data": {"name": "text", "cache": str(cache), **{split: str(text / f"{split}.txt") for split in SPLITS}}
-        | CASES[case],
+        "data": {"name": "text", "cache": str(cache), **text.files(), **CASES[case]},
         "train": {
-            "steps": steps, "batch_size": 16, "segment_length": 64, "order": "shuffled", "threads": 1, "warmup_steps": 10,
+            "steps": steps,
+            "batch_size": 16,
+            "segment_length": 64,
+            "order": "shuffled",
+            "threads": 1,
+            "warmup_steps": 10,
         },
         "eval": {"batch_size": 16, "max_tokens": 20_000},
-    }  # fmt: skip
-    path = run.with_suffix(".json")
+    }
+    path, run = text.folder / "config.json", text.folder / "run"
     path.write_text(json.dumps(config), encoding="utf-8")
     shutil.rmtree(run, ignore_errors=True)
-    return measured(["train", str(path), "--out", str(run), "--quiet"], cores)
+    found = run_measured(["train", str(path), "--out", str(run), "--quiet"], cores)
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    return found, result["tokens_per_second"]
+
+
+def train_in_turn(case: str, texts: list[Text], cache: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each text; the last is the small one."""
+    one = {min(os.sched_getaffinity(0))}
+    runs: list[list[tuple[Measured, float]]] = [[] for _ in texts]
+    for _ in range(rounds):
+        for of_text, text in zip(runs, texts, strict=True):
+            of_text.append(train(case, text, cache, steps, one))
+    small = [speed for _, speed in runs[-1]]
+    rows = []
+    for of_text, text in zip(runs, texts, strict=True):
+        speeds = [speed for _, speed in of_text]
+        ratios = [speed / of_small for speed, of_small in zip(speeds, small, strict=True)]
+        row = {
+            "corpus": str(text),
+            "own_mib": round(max(found.own_mib for found, _ in of_text)),
+            "mapped_mib": round(max(found.mapped_mib for found, _ in of_text)),
+            "tokens_per_second": round(statistics.median(speeds)),
+            "lowest": round(min(speeds)),
+            "highest": round(max(speeds)),
+            "over_small": round(statistics.median(ratios), 3),
+        }
+        print(case, row, flush=True)
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -151,70 +209,27 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
+    cores = os.sched_getaffinity(0)
     try:
-        for name, size in (("large", given.large), ("small", given.small)):
-            (given.folder / name).mkdir()
-            for split, part in (("train", int(size)), ("valid", 1 << 20), ("test", 1 << 20)):
-                make_text(given.folder / name / f"{split}.txt", part, given.types, seed=SPLITS.index(split))
+        large = Text(given.folder / "large", int(given.large))
+        small = Text(given.folder / "small", int(given.small))
+        for text in (large, small):
+            text.make(given.types)
         results: dict[str, Any] = {}
         for case in given.cases:
-            results[case] = one_case(case, given)
-            if given.json:
-                save(given, results)
+            again, cache = given.folder / "again", given.folder / "cache"
+            preparing = [prepare(case, small, again, {min(cores)})]
+            preparing += [prepare(case, text, cache, cores) for text in (large, small)]
+            training = []
+            if case != ALL_TYPES:
+                training = train_in_turn(case, [large, small], cache, given.steps, given.rounds)
+            results[case] = {"preparing": preparing, "training": training}
+            settings = {"types": given.types, "steps": given.steps, "rounds": given.rounds, "model": MODEL}
+            write_json(given.json, {"memory": "Pss_Anon of the process tree", **settings, "results": results})
+            for folder in (cache, again):
+                shutil.rmtree(folder)
     finally:
         shutil.rmtree(given.folder)
-
-
-def save(given: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Write what was measured so far, and how."""
-    settings = {key: getattr(given, key) for key in ("types", "steps", "rounds")}
-    whole = {
-        "what": (__doc__ or "").split("\n")[0],
-        "memory": "Pss_Anon of the process tree",
-        **settings,
-        "model": MODEL,
-    }
-    document = {**whole, "results": results, "environment": describe_machine()}
-    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def one_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one kind of tokens."""
-    all_cores = os.sched_getaffinity(0)
-    one = {min(all_cores)}
-    texts = {name: given.folder / name for name in ("large", "small")}
-    cache = given.folder / "cache"
-    preparing = [
-        prepare(case, texts["small"], given.folder / "again", one),
-        *(prepare(case, text, cache, all_cores) for text in texts.values()),
-    ]
-    for row in preparing:
-        print(case, row, flush=True)
-    training = []
-    if "all" not in case:
-        runs: dict[str, list[tuple[Measured, float]]] = {name: [] for name in texts}
-        for _ in range(given.rounds):
-            for name, text in texts.items():
-                run = given.folder / f"run-{name}"
-                found = train(case, text, cache, run, given.steps, one)
-                speed = json.loads((run / "result.json").read_text(encoding="utf-8"))["tokens_per_second"]
-                runs[name].append((found, speed))
-        for name, some in runs.items():
-            speeds = [speed for _, speed in some]
-            row = {
-                "corpus": preparing[1 if name == "large" else 2]["corpus"],
-                "own_mib": round(max(found.own_mib for found, _ in some)),
-                "mapped_mib": round(max(found.mapped_mib for found, _ in some)),
-                "tokens_per_second": round(statistics.median(speeds)),
-                "lowest": round(min(speeds)),
-                "highest": round(max(speeds)),
-            }
-            ratios = [a / b for (_, a), (_, b) in zip(some, runs["small"], strict=True)]
-            training.append(row | {"over_small": round(statistics.median(ratios), 3)})
-            print(case, training[-1], flush=True)
-    for folder in (cache, given.folder / "again"):
-        shutil.rmtree(folder)
-    return {"preparing": preparing, "training": training}
 
 
 if __name__ == "__main__":

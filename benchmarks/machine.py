@@ -38,7 +38,7 @@ def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {**content, "environment": describe_machine()}
-    path.write_text(json.dumps(round_numbers(whole), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def round_numbers(value: Any) -> Any:
@@ -47,7 +47,7 @@ def round_numbers(value: Any) -> Any:
         return float(f"{value:.4g}")
     if isinstance(value, Mapping):
         return {key: round_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [round_numbers(item) for item in value]
     return value
 

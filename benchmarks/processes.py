@@ -16,78 +16,105 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
+from machine import write_json
 
-KINDS = {"plain": "none", "Mixhead B": "position_wise"}
-WAYS = {"one": (1, "ddp"), "two trainings": (1, "ddp"), "DDP": (2, "ddp"), "FSDP2": (2, "fsdp")}
-BATCHES = {"16 x 256": (16, 256, 5), "8 x 128": (8, 128, 12)}  # texts, tokens of each, steps
-CASES = [("plain", "16 x 256"), ("Mixhead B", "16 x 256"), ("plain", "8 x 128")]
+WAYS = {"one": (1, "ddp"), "two trainings": (1, "ddp"), "DDP": (2, "ddp"), "FSDP2": (2, "fsdp")}  # processes, sharding
 
 
-def settings(kind: str, batch: str) -> dict[str, Any]:
-    """The configuration of a training whose evaluation takes no time."""
-    texts, tokens, steps = BATCHES[batch]
-    return {
-        "model": {
-            "hidden_size": 512,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "attention": {"mix": KINDS[kind]},
-        },
-        "data": {"name": "builtin", "tokens": "bpe"},
-        "train": {
-            "steps": steps,
-            "batch_size": texts,
-            "segment_length": tokens,
-            "threads": 1,
-            "log_every_steps": steps,
-        },
-        "eval": {"every_steps": steps, "max_tokens": 256},
-    }
+@dataclass(frozen=True)
+class Case:
+    """A model, and a batch of texts of so many tokens."""
+
+    model: str
+    mix: str
+    texts: int
+    tokens: int
+    steps: int
+
+    @property
+    def batch(self) -> str:
+        return f"{self.texts} x {self.tokens}"
+
+    def make_config(self) -> dict[str, Any]:
+        """A training whose evaluation takes no time."""
+        return {
+            "model": {
+                "hidden_size": 512,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "attention": {"mix": self.mix},
+            },
+            "data": {"name": "builtin", "tokens": "bpe"},
+            "train": {
+                "steps": self.steps,
+                "batch_size": self.texts,
+                "segment_length": self.tokens,
+                "threads": 1,
+                "log_every_steps": self.steps,
+            },
+            "eval": {"every_steps": self.steps, "max_tokens": 256},
+        }
 
 
-def started(config: Path, folder: Path, way: str, cores: list[int]) -> subprocess.Popen[str]:
+CASES = (
+    Case("plain", "none", 16, 256, 5),
+    Case("Mixhead B", "position_wise", 16, 256, 5),
+    Case("plain", "none", 8, 128, 12),
+)
+
+
+def start(config: Path, folder: Path, way: str, cores: list[int]) -> subprocess.Popen[str]:
     """A training in so many processes, on these cores."""
     processes, sharding = WAYS[way]
-    command = [sys.executable, "-m", "fullrank", "train", str(config), f"train.sharding={sharding}", "--out", str(folder),
-               "--procs", str(processes), "--quiet"]  # fmt: skip
+    on_cores = ["taskset", "-c", ",".join(map(str, cores))]
+    train = [sys.executable, "-m", "fullrank", "train", str(config), f"train.sharding={sharding}"]
+    options = ["--out", str(folder), "--procs", str(processes), "--quiet"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        ["taskset", "-c", ",".join(map(str, cores)), *command],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*on_cores, *train, *options],
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def tokens_per_second(config: Path, folder: Path, way: str, cores: list[int]) -> float:
+def measure_speed(config: Path, folder: Path, way: str, cores: list[int]) -> float:
     """Tokens per second of a training; of two trainings their sum."""
     apart = [[core] for core in cores] if way == "two trainings" else [cores[: WAYS[way][0]]]
-    running = [started(config, folder / str(number), way, own) for number, own in enumerate(apart)]
-    for one in running:
-        said = one.communicate()[1]
-        if one.returncode:
+    folders = [folder / str(number) for number in range(len(apart))]
+    running = [start(config, each, way, own) for each, own in zip(folders, apart, strict=True)]
+    for process in running:
+        _, said = process.communicate()
+        if process.returncode:
             sys.exit(said)
-    results = [json.loads((folder / str(number) / "result.json").read_text()) for number in range(len(apart))]
+    results = [json.loads((each / "result.json").read_text()) for each in folders]
     return sum(float(result["tokens_per_second"]) for result in results)
 
 
-def compared(kind: str, batch: str, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
+def compare(case: Case, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
     """A row for each way: its tokens per second, and their ratio to those of one process in the same round."""
     rows = []
     for way in WAYS:
-        ratios = [one[way] / one["one"] for one in rounds]
-        speed, middle = statistics.median(one[way] for one in rounds), statistics.median(ratios)
+        speed = statistics.median(each[way] for each in rounds)
+        ratios = [each[way] / each["one"] for each in rounds]
+        middle = statistics.median(ratios)
         row = {
-            "model": kind,
-            "batch": batch,
+            "model": case.model,
+            "batch": case.batch,
             "rounds": len(rounds),
             "processes": way,
             "tokens_per_second": round(speed),
+            "over_one": round(middle, 3),
+            "lowest": round(min(ratios), 3),
+            "highest": round(max(ratios), 3),
         }
-        spread = {"over_one": middle, "lowest": min(ratios), "highest": max(ratios)}
-        rows.append(row | {name: round(ratio, 3) for name, ratio in spread.items()})
-        print(f"{kind}, {batch} tokens, {way}: {speed:,.0f} tokens/s, {middle:.2f} of one", flush=True)
+        rows.append(row)
+        print(f"{case.model}, {case.batch} tokens, {way}: {speed:,.0f} tokens/s, {middle:.2f} of one", flush=True)
     return rows
 
 
@@ -101,18 +128,17 @@ def main() -> None:
         sys.exit("two cores are needed")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="processes-") as place:
-        for kind, batch in CASES:
-            folder = Path(place) / f"{kind}-{batch}"
+        for number, case in enumerate(CASES):
+            folder = Path(place, str(number))
             folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(settings(kind, batch)))
-            rounds = [
-                {way: tokens_per_second(folder / "config.json", folder / f"{number}-{way}", way, cores) for way in WAYS}
-                for number in range(given.rounds)
-            ]
-            rows += compared(kind, batch, rounds)
-            if given.json is not None:
-                content = {"results": rows, "environment": describe_machine()}
-                given.json.write_text(json.dumps(content, indent=1) + "\n")
+            config = folder / "config.json"
+            config.write_text(json.dumps(case.make_config()))
+            rounds = []
+            for count in range(given.rounds):
+                speeds = {way: measure_speed(config, folder / f"{count}-{way}", way, cores) for way in WAYS}
+                rounds.append(speeds)
+            rows += compare(case, rounds)
+            write_json(given.json, {"results": rows})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from machine import describe_machine
+from fullrank.experiments.measure import EvaluationProtocol, passages
+from fullrank.experiments.run import corpus_of, evaluate
+from machine import write_json
 from train_step import GPT, Size
 
 BLOCK, BATCH = 64, 12
@@ -44,42 +46,49 @@ READINGS = {
 }
 
 
-def train_loop(
-    ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]
-) -> tuple[GPT, int, float]:
-    """The best weights of the evaluations, the steps, and the CPU seconds of training."""
+@dataclass
+class Loop:
+    """A trained loop: the best weights of the evaluations, the steps, and the CPU seconds of training."""
+
+    model: GPT
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]) -> Loop:
     torch.manual_seed(seed)
     model = GPT(replace(SIZE, vocabulary=vocabulary))
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    groups = [{"params": matrices}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
+    loop = Loop(model)
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-    spent, steps, best, kept, judged = 0.0, 0, math.inf, copy.deepcopy(model.state_dict()), 0
-    while spent < seconds:
+    best, kept, judged = math.inf, model.state_dict(), 0
+    while loop.seconds < seconds:
         begin = time.process_time()
-        steps += 1
-        low = LOWEST + (LEARNING_RATE - LOWEST) * (1 + math.cos(math.pi * spent / seconds)) / 2
+        loop.steps += 1
+        decayed = (LEARNING_RATE - LOWEST) * (1 + math.cos(math.pi * loop.seconds / seconds)) / 2
         for group in optimizer.param_groups:
-            group["lr"] = min(1.0, steps / WARMUP) * low
+            group["lr"] = min(1.0, loop.steps / WARMUP) * (LOWEST + decayed)
         starts = torch.randint(len(ids) - BLOCK, (BATCH,)).tolist()
         rows = torch.stack([ids[start : start + BLOCK + 1] for start in starts])
-        F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+        model.loss(rows[:, :-1], rows[:, 1:]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        spent += time.process_time() - begin
-        if spent >= seconds * (judged + 1) / 5:
-            judged, cost = judged + 1, measure(model)
+        loop.seconds += time.process_time() - begin
+        if loop.seconds >= seconds * (judged + 1) / 5:
+            judged += 1
+            cost = measure(model)
             if cost < best:
                 best, kept = cost, copy.deepcopy(model.state_dict())
     model.load_state_dict(kept)
-    return model, steps, spent
+    return loop
 
 
 @torch.no_grad()
-def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
+def measure_nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
     """Nats per token, every token scored once, in the very passages that `fullrank eval` reads."""
-    from fullrank.experiments.measure import EvaluationProtocol, passages
-
     protocol = EvaluationProtocol(kind="window" if "stride" in reading else "blocks", **reading)
     total = 0.0
     for passage in passages(ids, protocol, start_id):
@@ -90,13 +99,18 @@ def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) ->
     return total / len(ids)
 
 
+def say_nothing(line: str) -> None:
+    pass
+
+
+def measure_children() -> float:
+    """CPU seconds of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
-    """Both arms on one unit of text, one after the other."""
-    from fullrank.experiments.run import corpus_of, evaluate
-
-    def silent(line: str) -> None:
-        pass
-
+    """Both arms on one unit of text, at the same time."""
     yaml, run = folder / f"{unit}-{seed}.yaml", folder / f"{unit}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     fullrank = [sys.executable, "-m", "fullrank"]
@@ -104,42 +118,50 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     words = ["--tokens", unit, "--size", "small", "--minutes", f"{minutes:g}", "--out", str(yaml), "--force"]
     subprocess.run([*fullrank, "init", str(text), *words], env=variables, check=True, stdout=subprocess.DEVNULL)
     command = [*fullrank, "train", str(yaml), f"train.seed={seed}", "--out", str(run), "--quiet"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = measure_children()
     training = subprocess.Popen(command, env=variables)
     while not (run / "config.yaml").exists() and training.poll() is None:
         time.sleep(1)
-    corpus = corpus_of(run, "valid", silent)
-    start, ids = corpus.tokenizer.start_id, {split: corpus.ids(split) for split in ("train", "valid", "test")}
+    corpus = corpus_of(run, "valid", say_nothing)
+    start = corpus.tokenizer.start_id
+    ids = {split: corpus.ids(split) for split in ("train", "valid", "test")}
 
     def measure(model: GPT) -> float:
-        return nats(model, ids["valid"], start, READINGS["blocks of 64"])
+        return measure_nats(model, ids["valid"], start, READINGS["blocks of 64"])
 
     train_ids = torch.from_numpy(np.asarray(ids["train"], dtype=np.int64))
-    model, steps, spent = train_loop(train_ids, len(corpus.tokenizer), 1.1 * 60 * minutes, seed, measure)
+    loop = train_loop(train_ids, len(corpus.tokenizer), 1.1 * 60 * minutes, seed, measure)
     if training.wait():
         raise SystemExit(f"{' '.join(command)}: ended with {training.returncode}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ours = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    spent = measure_children() - before
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    per_byte = {split: corpus.splits[split]["tokens"] / corpus.splits[split]["bytes"] for split in ("valid", "test")}
-    arms: list[dict[str, Any]] = [
-        {"arm": "fullrank init", "parameters": result["parameters"]["total"], "tokens_read": result["tokens_seen"],
-         "cpu_seconds": round(ours, 1)},
-        {"arm": "nanoGPT-style loop", "parameters": sum(p.numel() for p in model.parameters()),
-         "tokens_read": steps * BATCH * BLOCK, "cpu_seconds": round(spent, 1)},
-    ]  # fmt: skip
+    ours: dict[str, Any] = {
+        "arm": "fullrank init",
+        "parameters": result["parameters"]["total"],
+        "tokens_read": result["tokens_seen"],
+        "cpu_seconds": round(spent, 1),
+    }
+    theirs: dict[str, Any] = {
+        "arm": "nanoGPT-style loop",
+        "parameters": sum(parameter.numel() for parameter in loop.model.parameters()),
+        "tokens_read": loop.steps * BATCH * BLOCK,
+        "cpu_seconds": round(loop.seconds, 1),
+    }
     for name, reading in READINGS.items():
         for split in ("valid", "test"):
-            mine = evaluate(run, split, **reading, say=silent)["nll"]
-            values = [mine, nats(model, ids[split], start, reading)]
-            for arm, value in zip(arms, values, strict=True):
-                arm[f"{split}, {name}"] = round(value, 4)
+            ours[f"{split}, {name}"] = evaluate(run, split, **reading, say=say_nothing)["nll"]
+            theirs[f"{split}, {name}"] = measure_nats(loop.model, ids[split], start, reading)
+            size = corpus.splits[split]
+            for arm in (ours, theirs):
+                nats = arm[f"{split}, {name}"]
+                arm[f"{split}, {name}"] = round(nats, 4)
                 if unit != "word":
-                    arm[f"{split}, {name}, bits per byte"] = round(value * per_byte[split] / math.log(2), 4)
-    for arm in arms:
+                    bits = nats * size["tokens"] / size["bytes"] / math.log(2)
+                    arm[f"{split}, {name}, bits per byte"] = round(bits, 4)
+    for arm in (ours, theirs):
         print(unit, seed, json.dumps(arm), flush=True)
-    return {"unit": unit, "seed": seed, "vocabulary": len(corpus.tokenizer), "arms": arms,
-            "tokens": {split: len(each) for split, each in ids.items()}}  # fmt: skip
+    tokens = {split: len(each) for split, each in ids.items()}
+    return {"unit": unit, "seed": seed, "vocabulary": len(corpus.tokenizer), "arms": [ours, theirs], "tokens": tokens}
 
 
 def main() -> None:
@@ -152,13 +174,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    text = {"name": given.text.name, "bytes": given.text.stat().st_size}
     results = []
     for seed in given.seeds:
         for unit in given.units:
             results.append(compare(given.text, unit, seed, given.minutes, given.runs))
-            document = {"text": {"name": given.text.name, "bytes": given.text.stat().st_size}, "minutes": given.minutes,
-                        "results": results, "environment": describe_machine()}  # fmt: skip
-            given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            write_json(given.json, {"text": text, "minutes": given.minutes, "results": results})
 
 
 if __name__ == "__main__":
