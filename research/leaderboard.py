@@ -1,4 +1,4 @@
-"""Leaderboard: rows of the ledger measured on one text by one protocol, the best first, with their curves and commands."""
+"""Leaderboard: rows of the ledger measured on one text by one protocol, the best first, with their commands."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from research import ngrams
 from research.ledger import Row, figures_of, group_by_setting
 
 MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
-WIDTH, HEIGHT, MARGIN = 120, 32, 3  # of a curve
 INTRODUCTION = (
     "Test figures of the ledger, means over seeds, the best first; a table is one text read by one protocol. Figures of few "
-    "seeds or of unequal numbers of tokens are shown and not judged: [the verdicts](README.md) are. A curve is the "
-    "validation perplexity of each seed while training; runs that were added before the ledger kept it have none."
+    "seeds or of unequal numbers of tokens are shown and not judged: [the verdicts](README.md) are."
 )
 Board = list[list[Row]]
 Texts = Mapping[tuple[str, str], Mapping[str, str]]  # the lines of ngrams.csv by checksums of test text and vocabulary
@@ -78,7 +76,6 @@ def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
         "parameters": md.show_count([first["parameters"]]),
         "tokens": md.show_count(row["tokens_seen"] for row in group),
         "commit": ", ".join(sorted(commits)),
-        "curve": f"![validation curves]({curve_name(group)})" if any(row["curve"] for row in group) else md.MISSING,
         "command": md.code(make_command(group)) if is_shipped else md.MISSING,
     }
 
@@ -92,34 +89,3 @@ def make_command(group: Sequence[Row]) -> str:
     words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     return shlex.join([*words, "train.parts.distill.run=TEACHER"] if first["teacher"] else words)
-
-
-def curve_name(group: Sequence[Row]) -> str:
-    return f"curves/{group[0]['run']}.svg"
-
-
-def draw_curves(rows: Sequence[Row]) -> dict[str, str]:
-    """Drawings of the validation curves that the page shows, by the name of the file."""
-    drawings = {}
-    for board in find_boards(rows).values():
-        for group in board:
-            if curves := [row["curve"] for row in group if row["curve"]]:
-                drawings[curve_name(group)] = draw(curves)
-    return drawings
-
-
-def draw(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
-    """An SVG with steps to the right and the logarithm of perplexity upwards."""
-    logs = [math.log(perplexity) for curve in curves for _, perplexity in curve]
-    last_step = max(step for curve in curves for step, _ in curve)
-    low, span = min(logs), max(logs) - min(logs) or 1.0
-    lines = []
-    for curve in curves:
-        points = []
-        for step, perplexity in curve:
-            x = MARGIN + (WIDTH - 2 * MARGIN) * step / last_step
-            y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (math.log(perplexity) - low) / span
-            points.append(f"{x:.1f},{y:.1f}")
-        lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="#2563eb" stroke-width="1.5"/>')
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(lines)}</svg>\n'

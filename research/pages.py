@@ -38,7 +38,7 @@ the 95 % interval lies within 0.5 %. Figures compare in size with a paper's at s
 
 
 def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, str]:
-    """Make every page and every curve, by the name of its file."""
+    """Make every page, by the name of its file."""
     rows = book.read_ledger(ledger)
     lines = ngrams.read_lines(research / "ngrams.csv")
     pages: dict[str, Iterator[str] | list[str]] = {}
@@ -64,7 +64,7 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
     pages["other_runs.md"] = ["# Other runs", text, *describe_runs(others)]
     pages["leaderboard.md"] = leaderboard.make_page(rows, ngrams.read_values(research / "ngrams.csv"))
     links = [
-        "- [Leaderboard](leaderboard.md): the best rows on each text, with their curves and commands",
+        "- [Leaderboard](leaderboard.md): the best rows on each text, with their commands",
         f"- [Other runs](other_runs.md): {len(others)}",
     ]
     if (research / "benchmarks.yaml").exists():
@@ -75,7 +75,7 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
         pages["census.md"] = census.make_page(checked, read_yaml(research / "census_notes.yaml"))
         links.append(f"- [Census](census.md): the check of {len(checked)} classes of transformers")
     pages["README.md"] = ["# Results", INTRODUCTION, "## Claims", md.make_table(index), "## Others", "\n".join(links)]
-    further = leaderboard.draw_curves(rows)
+    further: dict[str, str] = {}
     if (research / "which.yaml").exists():
         further |= which.make_pages(research, cited)
         pages[which.PAGE] = [further.pop(which.PAGE)]
@@ -89,24 +89,20 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
 
 
 def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bool = False) -> list[str]:
-    """Write pages that changed, and delete curves that no page shows. Returns their names.
+    """Write pages that changed. Returns their names.
 
     check: write nothing, and raise InputError if a page would change.
     """
     pages = make_pages(results / "ledger.csv", research)
     existing = {name: (results / name).read_text(encoding="utf-8") for name in pages if (results / name).exists()}
     changed = [name for name, page in pages.items() if existing.get(name) != page]
-    curves = [path.relative_to(results).as_posix() for path in results.glob("curves/*.svg")]
-    unused = [name for name in curves if name not in pages]
-    if check and (changed or unused):
-        names = ", ".join([*changed, *unused])
-        raise InputError(f"{names}: not what the ledger and the claims say; run `python -m research.pages`")
-    (results / "curves").mkdir(exist_ok=True)
+    if check and changed:
+        raise InputError(
+            f"{', '.join(changed)}: not what the ledger and the claims say; run `python -m research.pages`"
+        )
     for name in changed:
         write_text(results / name, pages[name])
-    for name in unused:
-        (results / name).unlink()
-    return changed + unused
+    return changed
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------
