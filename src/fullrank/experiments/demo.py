@@ -31,10 +31,8 @@ _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 
 
-def run_demo(
-    minutes: float, out: Path, seed: int, rows: Sequence[str] | None = None, *, aside: bool = False
-) -> Entries:
-    """Train the rows of the demo (None: all) in `out`, print the table and write `out/report.html`; its content as JSON.
+def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> Entries:
+    """Train the rows of the demo in `out`, print the table and write `out/report.html`; its content as JSON.
 
     A demo that was stopped is resumed; a finished one shows its table again. aside: all goes to stderr, the table, too.
     Raises InputError if `out` holds another demo.
@@ -48,7 +46,7 @@ def run_demo(
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     started = time.monotonic()
     console, remarks = Console(stderr=aside), Console(stderr=True, highlight=False)
-    rows = list(rows or load(RECIPE).rows)
+    rows = list(load(RECIPE).rows)
     steps = _plan(minutes, out, seed, rows, remarks, started)
     folders = [out / row for row in rows]
     waiting = [folder for folder in folders if not (folder / "result.json").is_file()]
