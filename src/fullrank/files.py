@@ -33,7 +33,6 @@ from fullrank.core.errors import InputError, RunError, one_line
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
 _HALVES = re.compile("[\ud800-\udfff]")
-_CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
 
 
 def silent(text: str) -> None:
@@ -147,11 +146,6 @@ def mended(content: Any) -> Any:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def visible(text: str) -> str:
-    """`text` with control characters and half surrogates written out: a name must not send commands to the terminal."""
-    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def python_command(words: Iterable[str]) -> list[str]:

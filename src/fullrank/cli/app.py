@@ -29,7 +29,7 @@ from typer import Argument, Option
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Section, hints_of
-from fullrank.files import as_json, no_room, out_of_memory, visible
+from fullrank.files import as_json, no_room, out_of_memory
 from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def name_option(key: str) -> str:
 def explain(error: Exception) -> str:
     """An error in a line or two."""
     if isinstance(error, FullRankError):
-        return "\n".join(f"fullrank: {visible(line[:_LONGEST])}" for line in str(error).splitlines())
+        return "\n".join(f"fullrank: {line[:_LONGEST]}" for line in str(error).splitlines())
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "fullrank"
-        return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
+        return f"{command}: {error.format_message() or 'a verb is missing'} ({command} --help)"
     if no_room(error):
         return "fullrank: no space left on the disk"
-    words = visible(" ".join(str(error).split())[:300])
+    words = " ".join(str(error).split())[:300]
     if out_of_memory(error):
         return (
             "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size), the length of what is read at "
@@ -71,7 +71,7 @@ def explain(error: Exception) -> str:
 
 def say(text: str) -> None:
     """A remark for the person at the terminal."""
-    print(visible(text), file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_json(content: Any) -> None:
@@ -109,7 +109,7 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
         if isinstance(line, Grid):
             print_grid(line)
         else:
-            print(visible(str(line)))
+            print(line)
 
 
 def show_report(

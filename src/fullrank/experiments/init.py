@@ -17,7 +17,7 @@ from fullrank.config.load import merge
 from fullrank.config.run import SIZES, DataConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import files_of
-from fullrank.files import format_yaml, open_text, visible, write_text
+from fullrank.files import format_yaml, open_text, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.run import Trial
@@ -122,7 +122,7 @@ def write_configuration(
     rules = list(choose_values(data, size, replace(amounts, steps=steps), prepared))
     duration = _STARTUP + steps * trial.step + trial.judging
     lines = [
-        f"# Written by `fullrank init {visible(' '.join(texts))}`: {trial.parameters:,} parameters, {have:,} tokens to "
+        f"# Written by `fullrank init {' '.join(texts)}`: {trial.parameters:,} parameters, {have:,} tokens to "
         "train on.",
         f"# Takes about {duration / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
         "evaluation included:",

@@ -45,7 +45,7 @@ from fullrank.experiments.run_folder import (
     start_from_run,
 )
 from fullrank.experiments.task import Parts, Say, Task, TextTask
-from fullrank.files import Entries, sha256_of, silent, visible, write_json
+from fullrank.files import Entries, sha256_of, silent, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
@@ -164,7 +164,7 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
             bits = None
             if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
-            label = visible(str(identity["name"]))
+            label = str(identity["name"])
             observers = make_observers(
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
             )

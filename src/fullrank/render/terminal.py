@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fullrank.files import visible
 from fullrank.render.blocks import Block, Cell, Code, Facts, Grid, Group, Heading, Page, Paragraph
 
 _HEADING_WIDTH = 15  # columns of a heading, which then goes on in the next line
@@ -22,7 +21,7 @@ _WIDEST = 1000  # columns of a table that is printed at its own width
 def print_page(page: Page, console: Console | None = None) -> None:
     """Print the headline, the summary and every section that is not for the page alone."""
     console = console or Console(highlight=False)
-    console.print(Text(visible(page.headline), "bold"))
+    console.print(Text(page.headline, "bold"))
     print_blocks(page.summary, console)
     for section in page.sections:
         if section.page_only:
@@ -46,7 +45,7 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
                 style = _STYLES.get(block.kind, "")
                 print_line(text, console, style)
             case Code():
-                console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
+                console.print(Text(f"  {block.text}"), soft_wrap=True)
             case Facts() if block.kind != "tiles":
                 for term, text in block.items:
                     print_line(f"{term}: {text}" if term else text, console)
@@ -57,7 +56,7 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
 def print_line(text: str, console: Console, style: str = "") -> None:
     """Print a paragraph; a file takes lines of any length."""
     is_file = not console.is_terminal
-    console.print(Text(visible(text), style), soft_wrap=is_file)
+    console.print(Text(text, style), soft_wrap=is_file)
 
 
 def print_grid(grid: Grid, console: Console | None = None) -> None:
@@ -88,7 +87,7 @@ def _measure_width(table: Table, console: Console) -> int:
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
     title = None
     if grid.title:
-        title = Text(visible(grid.title))
+        title = Text(grid.title)
     table = Table(
         title=title,
         title_justify="left",
@@ -122,6 +121,5 @@ def _write_cell(cell: Cell) -> Text:
     text = cell.text
     if cell.badge:
         text += f" ({cell.badge})"
-    lines = [visible(line) for line in (text, *cell.lines)]
     style = "bold" if cell.strong else ""
-    return Text("\n".join(lines), style)
+    return Text("\n".join([text, *cell.lines]), style)
