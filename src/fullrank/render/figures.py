@@ -28,8 +28,7 @@ MUTED = "#5c616b"
 LINE = "#dfe0e3"
 SURFACE = "#fefefe"
 SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")
-HOVER = "hover:"  # begins the gid of a point; what follows is shown on hover
-_MOST_LABELLED = 24  # points of a line that show their values
+_MOST_MARKED = 24  # points of a line that are drawn as dots, too
 _MOST_TICKS = 40  # names of cells on an axis; of more, every second, third ...
 _WIDTH, _HEIGHT = 6.4, 4.0  # inches
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -40,7 +39,6 @@ Slots = Mapping[str, int]  # colour slots of series by name
 _STYLE = f"{__package__}.figure"  # figure.mplstyle
 _THEME = {INK: "--ink", MUTED: "--muted", LINE: "--line", SURFACE: "--surface"}
 _THEME |= {color: f"--series-{slot}" for slot, color in enumerate(SERIES)}
-_HOVER = re.compile(f'<g id="{HOVER}([^"]*)">'.encode())
 _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|title)_?[\d-]*"')
 
 
@@ -125,9 +123,6 @@ def _to_bytes(figure: Figure, kind: str) -> bytes:
             facecolor=background,
             metadata=metadata,
         )
-    # the text of a point inside its group, which browsers show on hover
-    if kind == "svg":
-        return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue())
     return buffer.getvalue()
 
 
@@ -242,7 +237,15 @@ def _set_scales(axes: Axes, plot: Lines) -> None:
 
 def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str) -> None:
     x, mean, deviation = _average(points, plot.x, plot.band)
-    axes.plot(x, mean, color=color, label=name or None)
+    marker = "o" if len(x) <= _MOST_MARKED else ""
+    axes.plot(
+        x,
+        mean,
+        color=color,
+        marker=marker,
+        markersize=4,
+        label=name or None,
+    )
     if deviation.any():
         axes.fill_between(
             x,
@@ -251,18 +254,6 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
             color=color,
             alpha=0.16,
             linewidth=0,
-        )
-    if len(x) > _MOST_LABELLED:
-        return
-    for place, value in zip(x, mean, strict=True):
-        text = f"{name} {format_value(place)}: {format_value(value)}"
-        axes.plot(
-            [place],
-            [value],
-            "o",
-            color=color,
-            markersize=4,
-            gid=HOVER + text.strip(),
         )
 
 
