@@ -250,8 +250,6 @@ def parse_yaml(text: str, origin: str) -> Any:
     """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
     try:
         return yaml.load(text, _UniqueKeys)
-    except RecursionError:
-        raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
         raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 

@@ -82,7 +82,7 @@ def test_report_shows_table_and_plot_without_the_module(run, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     analyses = page[page.index('id="analyses"') :]
     assert "confidence" in analyses
-    assert analyses.count("<title>") >= 4  # of the points of the plot
+    assert "<svg" in analyses
     (run / "analysis" / "confidence.json").unlink()
 
 

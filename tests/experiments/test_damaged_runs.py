@@ -2,14 +2,12 @@
 
 import json
 import random
-import re
 import shutil
 
 import pytest
 import yaml
 
 import fullrank as fr
-from fullrank.cli import main
 from fullrank.comparison.runs import read_run
 from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
@@ -108,11 +106,3 @@ def test_changed_text_is_refused_by_a_resume_and_may_go(run):
     (run / "tokenizer.json").unlink()  # which is written again
     resume(unfinished(run), quiet=True, say=silent)
     assert nll(run) > 0
-
-
-@pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])
-def test_a_damaged_result_is_named(content, run, capsys):
-    (run / "result.json").write_text(content, encoding="utf-8")
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", str(run), "--quiet"])
-    assert re.search(r"result\.json: damaged.* delete it, and `fullrank train", capsys.readouterr().err)

@@ -59,11 +59,6 @@ def test_lines_without_a_positive_value_have_no_logarithms():
     assert draw_plot(Lines("layer", "change", y_scale="log"), CHANGES[1:2]).axes[0].get_yscale() == "linear"
 
 
-def test_a_format_of_no_number_is_refused():
-    with pytest.raises(InputError, match="formats no number"):
-        build_grid(Table("layer", format=".2z"), CHANGES)
-
-
 def test_lines_over_text_name_the_label():
     with pytest.raises(InputError, match="'row' of a record is 'plain'"):
         draw_plot(Lines(x="row", y="perplexity"), CURVES)

@@ -153,7 +153,6 @@ def train(
         context.params |= {"config": choice.config}
         _train_together(context)
     from fullrank.comparison.page import write_report
-    from fullrank.comparison.runs import read_run
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
 
@@ -164,10 +163,6 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
-    if read_run(folder).result is None:
-        raise InputError(
-            f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
-        )
     page = folder / "report.html"
     if json and not isinstance(config, FinetuneConfig):
         write_report([folder], page)

@@ -32,7 +32,6 @@ from fullrank.comparison.runs import (
     read_run,
 )
 from fullrank.config.load import flatten
-from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import compute_paired_interval, welch_interval
 from fullrank.records import Record
 
@@ -220,11 +219,9 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     The first row is the one that others are compared with.
     table: the table of several recipes that they belong to; rows are compared within each recipe, and in fine-tuning
     within each task.
-    Raises InputError for no folder at all and for one that is no run. A run that is unfinished or damaged is listed, never an
+    Raises InputError for a folder that is no run. A run that is unfinished or damaged is listed, never an
     error.
     """
-    if not folders:
-        raise InputError("no run folders given; name at least one, for example runs/demo/plain")
     unique = {Path(folder).resolve(): Path(folder) for folder in folders}
     runs = [read_run(folder) for folder in unique.values()]
     same_task = [run for run in runs if run.kind == runs[0].kind]

@@ -280,7 +280,7 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
         yield Paragraph(f"{name}: {shown['text']}, segments of {shown['segment_length']} tokens.")
         try:
             yield from build_blocks(shown["tables"], shown["plots"], shown["records"], slots)
-        except InputError as error:  # of a table or plot that does not fit its records
+        except ValueError as error:  # of a table or plot that does not fit its records
             yield Paragraph(f"{name} cannot be shown: {error}", "warning")
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from fullrank.core.errors import InputError
 from fullrank.records import Column, Label, Record, Table, is_finite
 
 MINUS = "\N{MINUS SIGN}"
@@ -278,10 +277,7 @@ def format_value(value: float | None, spec: str = "") -> str:
     if not spec:
         is_whole = float(value).is_integer() and abs(value) < 1e15
         spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"
-    try:
-        text = f"{value:{spec}}"
-    except ValueError:
-        raise InputError(f"format: '{spec}' formats no number; give one such as .2f or ,d") from None
+    text = f"{value:{spec}}"
     if spec[-1] in "eg":
         return text
     return text.replace("-", MINUS)
