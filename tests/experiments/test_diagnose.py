@@ -72,7 +72,7 @@ def examined(name, folder, train, valid, fourgrams=200.0):
         for place, perplexity in enumerate(curve, start=1)
     ]
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text("data: {name: builtin}")
+    (folder / "config.yaml").write_text("{data: {name: builtin}, train: {optimizer: muon}}")
     (folder / "run.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     final = {"test": {"perplexity": 100.0}}
@@ -90,6 +90,8 @@ def test_a_run_that_learned_its_text_by_heart(tmp_path, last, valid, verdict):
     finding = examined("overfits", tmp_path, [300.0] * 18 + [last, last], [500.0, valid])
     assert finding.verdict == verdict
     assert finding.figures["ratio"] == pytest.approx(valid / last)
+    if verdict != "no bottleneck":
+        assert finding.advice[0].endswith(f"yaml train.weight_decay=1.0 --out {tmp_path}-weight_decay-1.0")
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,7 @@ _QUOTES = 4  # measurements that are quoted for an advice
 Verdict = Literal["bottleneck", "perhaps", "no bottleneck", "not measured"]
 _MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 4}
 _LATENT_MIXTURE = [*(f"model.output.{key}={value}" for key, value in _MIXTURE.items()), "model.output.latent=residual"]
-_LITTLE_DATA = (
-    ["train.weight_decay=1.0", "train.optimizer=adamw"],
-    ["train.partial_shuffle=true"],
-    ["model.dropout.words=0.2"],
-)
+_COUPLED = ("sgd", "nag", "adam")  # optimizers that add weight decay to the gradient
 _BADGES = {"bottleneck": "bad", "perhaps": "open", "no bottleneck": "good", "not measured": "quiet"}
 
 
@@ -86,8 +82,9 @@ class Subject:
             return []
         if changed == resolve(str(path)).config:
             return []
-        change = overrides[0].rpartition(".")[2].replace("=", "-")
-        return [shlex.join(["fullrank", "train", str(path), *overrides, "--out", f"{self.run.folder}-{change}"])]
+        key, _, value = overrides[0].partition("=")
+        out = f"{self.run.folder}-{key.rpartition('.')[2]}-{value}"
+        return [shlex.join(["fullrank", "train", str(path), *overrides, "--out", out])]
 
 
 @dataclass(frozen=True)
@@ -301,7 +298,11 @@ def measure_overfitting(subject: Subject) -> Finding:
     last = valid[max(valid)]
     ratio = math.exp(last - late)
     words = [f"The last validation loss is {last:.3f}, that of training {late:.3f}: {ratio:.2f} of its perplexity."]
-    return Finding(ratio, words, {"train_nll": late, "valid_nll": last, "ratio": ratio}, trainings=_LITTLE_DATA)
+    decay = ["train.weight_decay=1.0"]
+    if subject.run.settings.get("train.optimizer") in _COUPLED:
+        decay.append("train.optimizer=adamw")
+    trainings = (decay, ["train.partial_shuffle=true"], ["model.dropout.words=0.2"])
+    return Finding(ratio, words, {"train_nll": late, "valid_nll": last, "ratio": ratio}, trainings=trainings)
 
 
 def measure_attention(subject: Subject) -> Finding:
