@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fullrank.core.errors import InputError
-from fullrank.records import HeatMap, Lines, Record, Table
+from fullrank.records import Column, HeatMap, Lines, Record, Table
 from fullrank.render.blocks import (
     Code,
     Details,
@@ -39,6 +39,14 @@ def test_grid_with_a_label_as_columns():
     grid = build_grid(Table(rows="layer", columns="head", format="+.1f"), CHANGES)
     assert [heading.text for heading in grid.headings] == ["layer", "head 0", "head 1"]
     assert texts_of(grid)[2] == ["2", "+2.0", "+1.0"]
+
+
+@pytest.mark.parametrize(("group", "line"), [("test bits/byte", ""), ("test", "bits per byte")])
+def test_a_unit_that_the_group_names_is_not_said_again(group, line):
+    grid = build_grid(
+        Table("row", (Column("bits", group=group),)), [Record({"row": "a"}, "bits", 1.5, "bits per byte")]
+    )
+    assert grid.headings[-1].line == line
 
 
 @pytest.mark.parametrize(("value", "spec", "text"), [

@@ -224,7 +224,7 @@ def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -
     text = column.heading or column.measure.replace("_", " ")
     units = {record.unit for record in records if record.unit}
     unit = units.pop() if with_unit and len(units) == 1 else ""
-    if unit in text or column.format.endswith("%"):
+    if unit in f"{column.group} {text}".replace("/", " per ") or column.format.endswith("%"):
         unit = ""
     return Heading(text, unit, group=column.group, page_only=column.page_only)
 
