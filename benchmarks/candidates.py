@@ -155,43 +155,49 @@ class TrainingStep:
 class Candidate:
     """One way to compute something.
 
-    make: makes it of a size. It is given to other processes, so it is a function of a module, or a partial of one.
+    make: makes it of the settings, with or without a backward pass, and a size. It is given to other processes, so it is a
+    function of a module, or a partial of one.
     computes: candidates with the same word give the same values, and are compared before they are timed.
     against: the names of the peers it is measured against; empty for a peer.
     absent: why it cannot run here; empty if it can.
     takes: bytes that it needs at least, where that may be too many.
     compiled: its first call compiles it for its size.
     gflop: matrix products of a call, 10^9 multiplications and additions.
+    settings: those of the run, in its own dtype.
     """
 
     name: str
-    make: Callable[[Any], Measured]
+    make: Callable[[Settings, bool, Any], Measured]
     computes: str
     against: tuple[str, ...] = ()
     absent: str = ""
     takes: float = 0
     compiled: bool = False
     gflop: float | None = None
-    dtype: str = "fp32"
+    settings: Settings = Settings()
 
     @property
     def ours(self) -> bool:
         return bool(self.against)
 
+    def make_pass(self, what: str, size: Any) -> Measured:
+        return self.make(self.settings, what == BOTH, size)
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Candidates of one size and pass.
+    """Candidates of one size.
 
     tiny: the size of a first call, which allocates what is allocated once and for all.
-    length: what growth is measured over. tokens: those of a call, where tokens per second say something.
+    length: what growth is measured over. passes: what is measured, one after another.
+    tokens: those of a call, where tokens per second say something.
     """
 
     size: Any
     tiny: Any
     length: int
-    what: str
     candidates: Sequence[Candidate]
+    passes: tuple[str, ...] = (FORWARD, BOTH)
     tokens: int | None = None
 
 

@@ -35,7 +35,7 @@ class Call:
         return torch.randint(self.model.vocabulary, (self.model.batch, self.prompt), generator=generator)
 
 
-def _make_ours(settings: Settings, mix: str, call: Call) -> Pass:
+def _make_ours(mix: str, settings: Settings, backward: bool, call: Call) -> Pass:
     torch.manual_seed(0)
     model = make_model(call.model, mix, **GPT2).eval().to(settings.torch_device)
     prompts = call.draw_prompts().to(settings.torch_device)
@@ -45,10 +45,10 @@ def _make_ours(settings: Settings, mix: str, call: Call) -> Pass:
         with settings.autocast():
             return model.generate(prompts, max_new_tokens=call.new, **options)
 
-    return Pass(generate, {}, None, backward=False)
+    return Pass(generate, {}, None, backward)
 
 
-def _make_peer(settings: Settings, call: Call) -> Pass:
+def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
     import transformers
 
     size = call.model
@@ -83,7 +83,7 @@ def _make_peer(settings: Settings, call: Call) -> Pass:
             out: Tensor = run()
         return out
 
-    return Pass(generate, {}, None, backward=False)
+    return Pass(generate, {}, None, backward)
 
 
 MODEL = Size(6, 384, 6, 1, 512, 5000, 4 * 384)
@@ -94,11 +94,11 @@ def compare(settings: Settings) -> list[Comparison]:
     comparisons = []
     for call in CALLS:
         candidates = [
-            Candidate("plain", partial(_make_ours, settings, "none"), "plain", (PEER,)),
-            Candidate("Mixhead B", partial(_make_ours, settings, MIXES["B"]), "Mixhead B", (PEER,)),
-            Candidate(PEER, partial(_make_peer, settings), PEER, absent=explain_missing("transformers")),
+            Candidate("plain", partial(_make_ours, "none"), "plain", (PEER,)),
+            Candidate("Mixhead B", partial(_make_ours, MIXES["B"]), "Mixhead B", (PEER,)),
+            Candidate(PEER, _make_peer, PEER, absent=explain_missing("transformers")),
         ]
         tiny = replace(call, model=replace(call.model, layers=1, vocabulary=60), prompt=4, new=4)
         tokens = call.model.batch * call.new
-        comparisons.append(Comparison(call, tiny, call.new, FORWARD, candidates, tokens))
+        comparisons.append(Comparison(call, tiny, call.new, candidates, (FORWARD,), tokens))
     return comparisons

@@ -56,7 +56,7 @@ def _make_model(layer: Layer, implementation: str) -> Any:
 
 
 def _make(
-    settings: Settings, backward: bool, implementation: str, injected: dict[str, Any] | None, layer: Layer
+    implementation: str, injected: dict[str, Any] | None, settings: Settings, backward: bool, layer: Layer
 ) -> Pass:
     model = _make_model(layer, implementation)
     if injected is not None:
@@ -73,21 +73,19 @@ def _make(
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """One layer of each kind, forward, and forward and backward."""
+    """One layer of each kind."""
     absent = explain_missing("transformers")
     comparisons = []
     for kind in _VISIBLE:
         layer = Layer(settings.batch or 1, settings.heads, length, settings.head_dim, kind)
-        tiny = dataclasses.replace(layer, tokens=13)
         for what in (FORWARD, BOTH):
-            given = (settings, what == BOTH)
             candidates = []
             for name, arguments in INJECTED.items():
                 # a permutation of heads is drawn while training: then it computes something else
                 computes = name if "cross_head" in arguments and what == BOTH else _SAME
-                make = partial(_make, *given, "sdpa", arguments)
-                candidates.append(Candidate(name, make, computes, (EAGER, SDPA), absent))
+                candidates.append(Candidate(name, partial(_make, "sdpa", arguments), computes, (EAGER, SDPA), absent))
             for name, implementation in ((EAGER, "eager"), (SDPA, "sdpa")):
-                candidates.append(Candidate(name, partial(_make, *given, implementation, None), _SAME, absent=absent))
-            comparisons.append(Comparison(layer, tiny, length, what, candidates))
+                candidates.append(Candidate(name, partial(_make, implementation, None), _SAME, absent=absent))
+            tiny = dataclasses.replace(layer, tokens=13)
+            comparisons.append(Comparison(layer, tiny, length, candidates, (what,)))
     return comparisons

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from candidates import (
-    BOTH,
-    FORWARD,
     Candidate,
     Comparison,
     Pass,
@@ -49,7 +47,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "dynamic": {"mix_scores": "dynamic", "mix": "dynamic"},
 }
 _PEERS = {"talking heads": X_TRANSFORMERS, "differential": AUTHORS}
-_KEPT = {FORWARD: 4, BOTH: 12}  # tensors of all weights that x-transformers holds at once
+_KEPT = 12  # tensors of all weights that x-transformers holds at once
 
 
 def make_pass(
@@ -108,7 +106,7 @@ class Layer(nn.Module):
         return merged
 
 
-def _make_layer(settings: Settings, backward: bool, mix: str, shape: Shape) -> Pass:
+def _make_layer(mix: str, settings: Settings, backward: bool, shape: Shape) -> Pass:
     module = make_attention(settings, {"mix": mix}).to(settings.torch_device)
     return make_pass(settings, backward, module, module, shape)
 
@@ -127,20 +125,16 @@ def _make_peer(settings: Settings, backward: bool, shape: Shape) -> Pass:
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
     """Mixhead A and B, which start as plain attention, so that all of them compute the same."""
-    comparisons = []
-    for what in (FORWARD, BOTH):
-        given = (settings, what == BOTH)
-        candidates = []
-        for form, mix in MIXES.items():
-            candidates.append(Candidate(f"Mixhead {form}", partial(_make_layer, *given, mix), "attention", (PEER,)))
-        candidates.append(Candidate(PEER, partial(_make_peer, *given), "attention"))
-        comparisons.append(_make_comparison(settings, length, what, candidates))
-    return comparisons
+    candidates = []
+    for form, mix in MIXES.items():
+        candidates.append(Candidate(f"Mixhead {form}", partial(_make_layer, mix), "attention", (PEER,)))
+    candidates.append(Candidate(PEER, _make_peer, "attention"))
+    return [_make_comparison(settings, length, candidates)]
 
 
-def _make_comparison(settings: Settings, length: int, what: str, candidates: list[Candidate]) -> Comparison:
+def _make_comparison(settings: Settings, length: int, candidates: list[Candidate]) -> Comparison:
     shape = Shape(settings.batch or 1, settings.heads, length, settings.head_dim)
-    return Comparison(shape, dataclasses.replace(shape, tokens=13), length, what, candidates)
+    return Comparison(shape, dataclasses.replace(shape, tokens=13), length, candidates)
 
 
 # -- with each mixer ---------------------------------------------------------------------------------------------------
@@ -187,7 +181,7 @@ _ATTENDS: dict[str, Callable[[Any, Heads], Tensor]] = {
 }
 
 
-def _make_mixer(settings: Settings, backward: bool, name: str, kernel: str, peer: str, shape: Shape) -> Pass:
+def _make_mixer(name: str, kernel: str, peer: str, settings: Settings, backward: bool, shape: Shape) -> Pass:
     """A layer with the mixer `name`, whose heads are attended to by the code of a peer if one is given."""
     module = make_attention(settings, {"bias": False, **MIXERS.get(name, {})}).to(settings.torch_device)
     if peer:
@@ -203,22 +197,18 @@ def _make_mixer(settings: Settings, backward: bool, name: str, kernel: str, peer
 
 def compare_mixers(settings: Settings, length: int) -> list[Comparison]:
     """Every mixer against no mixer, and peers of two of them."""
-    weights = 4 * (settings.batch or 1) * settings.heads * length**2
+
+    def candidate(mixer: str, kernel: str = "auto", peer: str = "", **options: Any) -> Candidate:
+        return Candidate(peer or mixer, partial(_make_mixer, mixer, kernel, peer), mixer, **options)
+
+    candidates = [candidate(SDPA, "sdpa")]
+    for mixer in MIXERS:
+        against = (SDPA, _PEERS[mixer]) if mixer in _PEERS else (SDPA,)
+        candidates.append(candidate(mixer, against=against))
+    takes = 4 * _KEPT * (settings.batch or 1) * settings.heads * length**2
     absent = explain_missing("x_transformers")
-    comparisons = []
-    for what in (FORWARD, BOTH):
-
-        def candidate(mixer: str, kernel: str = "auto", peer: str = "", what: str = what, **options: Any) -> Candidate:
-            make = partial(_make_mixer, settings, what == BOTH, mixer, kernel, peer)
-            return Candidate(peer or mixer, make, mixer, **options)
-
-        candidates = [candidate(SDPA, "sdpa")]
-        for mixer in MIXERS:
-            against = (SDPA, _PEERS[mixer]) if mixer in _PEERS else (SDPA,)
-            candidates.append(candidate(mixer, against=against))
-        candidates += [
-            candidate("talking heads", peer=X_TRANSFORMERS, takes=_KEPT[what] * weights, absent=absent),
-            candidate("differential", peer=AUTHORS),
-        ]
-        comparisons.append(_make_comparison(settings, length, what, candidates))
-    return comparisons
+    candidates += [
+        candidate("talking heads", peer=X_TRANSFORMERS, takes=takes, absent=absent),
+        candidate("differential", peer=AUTHORS),
+    ]
+    return [_make_comparison(settings, length, candidates)]

@@ -151,14 +151,15 @@ def measure(
     outcome = Outcome(suite, settings, dtypes, rounds)
     begin = time.monotonic()
     for comparison in list_comparisons(suite, settings, dtypes, lengths):
-        place = f"{comparison.size}, {comparison.what}"
-        if time.monotonic() - begin > 60 * minutes:
-            outcome.skipped[place] = f"left out, {minutes:g} minutes are over"
-            continue
-        say(f"{suite.name}: {place}")
-        outcome.rows.append(_measure_row(comparison, outcome))
-        if any(candidate.compiled for candidate in comparison.candidates):
-            torch.compiler.reset()  # else its limit of sizes is reached, and later ones run uncompiled
+        for what in comparison.passes:
+            place = f"{comparison.size}, {what}"
+            if time.monotonic() - begin > 60 * minutes:
+                outcome.skipped[place] = f"left out, {minutes:g} minutes are over"
+                continue
+            say(f"{suite.name}: {place}")
+            outcome.rows.append(_measure_row(comparison, what, outcome))
+            if any(candidate.compiled for candidate in comparison.candidates):
+                torch.compiler.reset()  # else its limit of sizes is reached, and later ones run uncompiled
     return outcome
 
 
@@ -174,28 +175,30 @@ def list_comparisons(
         except ValueError as error:
             raise InputError(f"{suite.name}, length {', '.join(map(str, words))}: {error}") from error
         for of_each_dtype in zip(*made, strict=True):
-            yield combine(of_each_dtype, dtypes)
+            yield combine(of_each_dtype, narrowed)
 
 
-def combine(comparisons: Sequence[Comparison], dtypes: Sequence[str]) -> Comparison:
+def combine(comparisons: Sequence[Comparison], narrowed: Sequence[Settings]) -> Comparison:
     """One comparison of the candidates of several dtypes; ours is then also measured against itself in the first."""
     candidates = []
-    for dtype, comparison in zip(dtypes, comparisons, strict=True):
+    first = narrowed[0].dtype
+    for settings, comparison in zip(narrowed, comparisons, strict=True):
+        dtype = settings.dtype
         for one in comparison.candidates:
-            named = dataclasses.replace(one, dtype=dtype)
-            if len(dtypes) > 1:
+            named = dataclasses.replace(one, settings=settings)
+            if len(narrowed) > 1:
                 against = [f"{peer} {dtype}" for peer in one.against]
-                if one.ours and dtype != dtypes[0]:
-                    against.append(f"{one.name} {dtypes[0]}")
+                if one.ours and dtype != first:
+                    against.append(f"{one.name} {first}")
                 words = {"name": f"{one.name} {dtype}", "computes": f"{one.computes} {dtype}"}
                 named = dataclasses.replace(named, against=tuple(against), **words)
             candidates.append(named)
     return dataclasses.replace(comparisons[0], candidates=candidates)
 
 
-def _measure_row(comparison: Comparison, outcome: Outcome) -> Row:
+def _measure_row(comparison: Comparison, what: str, outcome: Outcome) -> Row:
     device = outcome.settings.torch_device
-    made, kernels = make_and_compare(comparison, device, outcome.skipped)
+    made, kernels = make_and_compare(comparison, what, outcome.skipped)
     runs: dict[str, Callable[[], Any]] = dict(made)
     has_work = any(candidate.gflop for candidate in comparison.candidates)
     peaks = {dtype: f"peak {dtype}" for dtype in outcome.dtypes} if has_work and device.type == "cpu" else {}
@@ -210,7 +213,7 @@ def _measure_row(comparison: Comparison, outcome: Outcome) -> Row:
         name = candidate.name
         if name not in made:
             continue
-        mib = measure_memory(candidate, comparison, device, made[name])
+        mib = measure_memory(candidate, comparison, what, made[name])
         speed = candidate.gflop / seconds[name] if candidate.gflop else None
         figures[name] = Figure(
             name,
@@ -220,7 +223,7 @@ def _measure_row(comparison: Comparison, outcome: Outcome) -> Row:
             kernels[name],
             comparison.tokens / seconds[name] if comparison.tokens else None,
             speed,
-            speed / peak[candidate.dtype] if speed and peak else None,
+            speed / peak[candidate.settings.dtype] if speed and peak else None,
         )
     against = []
     for candidate in comparison.candidates:
@@ -229,8 +232,7 @@ def _measure_row(comparison: Comparison, outcome: Outcome) -> Row:
                 ratio = Ratio.of(times[candidate.name], times[peer])
                 memory = _divide(figures[candidate.name].memory_mib, figures[peer].memory_mib)
                 against.append(Against(candidate.name, peer, ratio, memory))
-    shape = str(comparison.size)
-    return Row(shape, comparison.length, comparison.what, tuple(figures.values()), tuple(against), peak)
+    return Row(str(comparison.size), comparison.length, what, tuple(figures.values()), tuple(against), peak)
 
 
 def _divide(own: float | None, other: float | None) -> float | None:
@@ -240,7 +242,7 @@ def _divide(own: float | None, other: float | None) -> float | None:
 
 
 def make_and_compare(
-    comparison: Comparison, device: torch.device, skipped: dict[str, str]
+    comparison: Comparison, what: str, skipped: dict[str, str]
 ) -> tuple[dict[str, Measured], dict[str, tuple[str, ...]]]:
     """The candidates that can run, each called once, and the kernels that each took.
 
@@ -250,11 +252,11 @@ def make_and_compare(
     kernels: dict[str, tuple[str, ...]] = {}
     first: dict[str, tuple[str, dict[str, Tensor]]] = {}
     for candidate in comparison.candidates:
-        reason = candidate.absent or _explain_too_large(candidate, device)
+        reason = candidate.absent or _explain_too_large(candidate)
         values: dict[str, Tensor] = {}
         if not reason:
             try:
-                measured = candidate.make(comparison.size)
+                measured = candidate.make_pass(what, comparison.size)
                 with chosen() as names:
                     values = measured.values()
                 made[candidate.name] = measured
@@ -262,21 +264,21 @@ def make_and_compare(
             except Exception as error:
                 reason = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 if candidate.ours:
-                    place = f"{candidate.name} at {comparison.size}, {comparison.what}"
+                    place = f"{candidate.name} at {comparison.size}, {what}"
                     raise RunError(f"{place}: {reason}") from error
         if reason:
             skipped.setdefault(candidate.name, reason)
             continue
         other, expected = first.setdefault(candidate.computes, (candidate.name, values))
-        who = f"{candidate.name} and {other}, {comparison.size}, {comparison.what}"
-        check_agreement(who, values, expected, candidate.dtype)
+        who = f"{candidate.name} and {other}, {comparison.size}, {what}"
+        check_agreement(who, values, expected, candidate.settings.dtype)
     for measured in made.values():
         measured.clear()
     return made, kernels
 
 
-def _explain_too_large(candidate: Candidate, device: torch.device) -> str:
-    free = read_free_bytes(device)
+def _explain_too_large(candidate: Candidate) -> str:
+    free = read_free_bytes(candidate.settings.torch_device)
     if free is None or candidate.takes < 0.8 * free:
         return ""
     return f"needs at least {candidate.takes / 2**30:,.1f} GiB, {free / 2**30:,.1f} are free"
@@ -294,8 +296,9 @@ def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Ten
 # -- peak memory of a candidate: each in a process of its own, so that nothing is left over from another ----------------
 
 
-def measure_memory(candidate: Candidate, comparison: Comparison, device: torch.device, made: Measured) -> float | None:
+def measure_memory(candidate: Candidate, comparison: Comparison, what: str, made: Measured) -> float | None:
     """Peak memory of one call; on a GPU, of `made` itself. None where the system does not say, or the process was killed."""
+    device = candidate.settings.torch_device
     if device.type == "cuda":
         made.clear()
         return measure_cuda_growth_mib(made, device)
@@ -304,7 +307,7 @@ def measure_memory(candidate: Candidate, comparison: Comparison, device: torch.d
     context: Any = multiprocessing.get_context("forkserver")  # imports are made once
     context.set_forkserver_preload(_PRELOADED)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, candidate, comparison.size, comparison.tiny, torch.get_num_threads())
+    arguments = (sender, candidate, what, comparison.size, comparison.tiny, torch.get_num_threads())
     process = context.Process(target=_send_memory, args=arguments, daemon=False)
     process.start()
     sender.close()
@@ -317,13 +320,13 @@ def measure_memory(candidate: Candidate, comparison: Comparison, device: torch.d
     return mib
 
 
-def _send_memory(sender: Connection, candidate: Candidate, size: Any, tiny: Any, threads: int) -> None:
+def _send_memory(sender: Connection, candidate: Candidate, what: str, size: Any, tiny: Any, threads: int) -> None:
     """Send the MiB of one call; runs in a fresh process."""
     torch.set_num_threads(threads)
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LIMIT)
-    first = candidate.make(size if candidate.compiled else tiny)
+    first = candidate.make_pass(what, size if candidate.compiled else tiny)
     first()
     first.clear()
-    made = first if candidate.compiled else candidate.make(size)
+    made = first if candidate.compiled else candidate.make_pass(what, size)
     sender.send(measure_growth_mib(made))
     sender.close()

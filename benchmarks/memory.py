@@ -137,7 +137,9 @@ def read_as_it_is(model: fr.LanguageModel, kernel: str, recompute: bool) -> Read
 class Reader:
     """Reads a random text segment by segment; its memory is full, and each call reads the next segment."""
 
-    def __init__(self, settings: Settings, make: Callable[[fr.LanguageModel], Read], size: Size) -> None:
+    def __init__(
+        self, make: Callable[[fr.LanguageModel], Read], settings: Settings, backward: bool, size: Size
+    ) -> None:
         self.settings = settings
         self.size = size
         self.read_segment = make(size.make_model(settings).eval())
@@ -187,10 +189,10 @@ def compare_evaluation(settings: Settings) -> list[Comparison]:
         candidates = []
         for name, make in (ours | peers).items():
             against = tuple(peers) if name in ours else ()
-            candidates.append(Candidate(name, partial(Reader, settings, make), "losses", against))
+            candidates.append(Candidate(name, partial(Reader, make), "losses", against))
         tiny = replace(size, layers=1, segment=8, memory=16)
         tokens = size.batch * size.segment
-        comparisons.append(Comparison(size, tiny, size.segment, FORWARD, candidates, tokens))
+        comparisons.append(Comparison(size, tiny, size.segment, candidates, (FORWARD,), tokens))
     return comparisons
 
 
@@ -230,7 +232,7 @@ def draw_skipped(layers: int) -> list[frozenset[int]]:
     return [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
 
 
-def _make_steps(settings: Settings, kind: str, size: Size) -> SkippingSteps:
+def _make_steps(kind: str, settings: Settings, backward: bool, size: Size) -> SkippingSteps:
     if kind == SKIPPED:
         return SkippingSteps(settings, size, draw_skipped(size.layers))
     skipped = frozenset(range(size.layers)) if kind == RESTING else frozenset[int]()
@@ -243,12 +245,13 @@ SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
 def compare_skipping(settings: Settings) -> list[Comparison]:
     """A step with the schedule should take the share of layers that run, of what layers cost, and all of the rest."""
     candidates = [
-        Candidate(SKIPPED, partial(_make_steps, settings, SKIPPED), SKIPPED, (KEPT, RESTING)),
-        Candidate(RESTING, partial(_make_steps, settings, RESTING), RESTING, (KEPT,)),
-        Candidate(KEPT, partial(_make_steps, settings, KEPT), KEPT),
+        Candidate(SKIPPED, partial(_make_steps, SKIPPED), SKIPPED, (KEPT, RESTING)),
+        Candidate(RESTING, partial(_make_steps, RESTING), RESTING, (KEPT,)),
+        Candidate(KEPT, partial(_make_steps, KEPT), KEPT),
     ]
     skipped = sum(map(len, draw_skipped(SKIP.layers)))
     runs = 1 - skipped / (STEPS * SKIP.layers)
     what = f"{STEPS} training steps, {runs:.3f} of the layers run"
     tokens = STEPS * SKIP.batch * SKIP.segment
-    return [Comparison(SKIP, replace(SKIP, batch=1, segment=8, memory=8), SKIP.segment, what, candidates, tokens)]
+    tiny = replace(SKIP, batch=1, segment=8, memory=8)
+    return [Comparison(SKIP, tiny, SKIP.segment, candidates, (what,), tokens)]

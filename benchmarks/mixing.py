@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from candidates import (
     BOTH,
-    FORWARD,
     Candidate,
     Comparison,
     Pass,
@@ -41,7 +40,7 @@ from fullrank.core.stages import Heads, HeadSize
 SDPA, TALKING, EAGER, FLEX = "plain SDPA", "x-transformers", "transformers, eager", "FlexAttention"
 MIXES = {"A": "position_independent", "B": "position_wise"}
 HEADS = ("query", "keys", "values")
-_KEPT = {FORWARD: 3, BOTH: 5}  # tensors of all weights that the formula holds at once
+_KEPT = 5  # tensors of all weights that the formula holds at once
 Operands = dict[str, Tensor]
 Attend = Callable[..., Tensor]  # of query, keys and values
 
@@ -167,24 +166,23 @@ def _make_flex(problem: Problem) -> Pass:
     return problem.make_pass(partial(torch.compile(flex_attention, dynamic=False), block_mask=mask))
 
 
-def _make(make: Callable[[Problem], Pass], settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+def _make(make: Callable[[Problem], Pass], form: str, settings: Settings, backward: bool, shape: Shape) -> Pass:
     return make(Problem(settings, backward, form, shape))
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """Forward alone, and with backward: ours and all peers."""
-    shape = Shape(settings.batch or 1, settings.heads, length, settings.head_dim)
-    return [_compare(settings, shape, what) for what in (FORWARD, BOTH)]
+    """Ours and all peers."""
+    return [_compare(settings, Shape(settings.batch or 1, settings.heads, length, settings.head_dim))]
 
 
-def _compare(settings: Settings, shape: Shape, what: str) -> Comparison:
-    takes = _KEPT[what] * shape.batch * shape.heads * shape.tokens**2 * settings.torch_dtype.itemsize
+def _compare(settings: Settings, shape: Shape) -> Comparison:
+    takes = _KEPT * shape.batch * shape.heads * shape.tokens**2 * settings.torch_dtype.itemsize
     uncompiled = explain_uncompiled(settings)
     no_flex = "" if settings.torch_device.type == "cuda" else "has no backward pass on a CPU; --device cuda measures it"
 
     def candidate(name: str, make: Callable[[Problem], Pass], form: str = "", **options: Any) -> Candidate:
         computes = f"Mixhead {form}" if form else "plain"
-        return Candidate(name, partial(_make, make, settings, what == BOTH, form), computes, **options)
+        return Candidate(name, partial(_make, make, form), computes, **options)
 
     candidates = []
     for form in MIXES:
@@ -200,15 +198,15 @@ def _compare(settings: Settings, shape: Shape, what: str) -> Comparison:
         candidate(EAGER, _make_eager, absent=explain_missing("transformers"), takes=takes),
         candidate(FLEX, _make_flex, absent=no_flex or uncompiled, compiled=True),
     ]
-    return Comparison(shape, dataclasses.replace(shape, tokens=13), shape.tokens, what, candidates)
+    return Comparison(shape, dataclasses.replace(shape, tokens=13), shape.tokens, candidates)
 
 
 def compare_growth(settings: Settings, length: int) -> list[Comparison]:
     """Forward and backward of A and B beside plain attention: what grows with the square of the length, and what does not."""
-    _, both = compare(settings, length)
-    candidates = [dataclasses.replace(one, against=(SDPA,)) for one in both.candidates if one.ours]
-    candidates += [one for one in both.candidates if one.name == SDPA]
-    return [dataclasses.replace(both, candidates=candidates)]
+    (whole,) = compare(settings, length)
+    candidates = [dataclasses.replace(one, against=(SDPA,)) for one in whole.candidates if one.ours]
+    candidates += [one for one in whole.candidates if one.name == SDPA]
+    return [dataclasses.replace(whole, candidates=candidates, passes=(BOTH,))]
 
 
 # heads, size of a head, tokens of a text
@@ -225,8 +223,6 @@ def compare_on_gpu(settings: Settings) -> list[Comparison]:
         raise InputError("bench mixing-gpu: needs a CUDA device; give --device cuda")
     comparisons = []
     for heads, size, length in GPU_SHAPES:
-        compiled = settings.compile and (heads, size) == (8, 64)
-        shape = Shape(GPU_TOKENS // length, heads, length, size)
-        own = dataclasses.replace(settings, compile=compiled)
-        comparisons += [_compare(own, shape, what) for what in (FORWARD, BOTH)]
+        own = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
+        comparisons.append(_compare(own, Shape(GPU_TOKENS // length, heads, length, size)))
     return comparisons

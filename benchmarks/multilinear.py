@@ -88,7 +88,11 @@ def _make_leaves(size: Size) -> tuple[dict[str, Tensor], Tensor, torch.Generator
 
 
 def _make_pass(
-    settings: Settings, leaves: dict[str, Tensor], cotangent: Tensor, compute: Callable[[dict[str, Tensor]], Tensor]
+    settings: Settings,
+    backward: bool,
+    leaves: dict[str, Tensor],
+    cotangent: Tensor,
+    compute: Callable[[dict[str, Tensor]], Tensor],
 ) -> Pass:
     leaves = {name: leaf.to(settings.torch_device).requires_grad_() for name, leaf in leaves.items()}
 
@@ -96,13 +100,13 @@ def _make_pass(
         with settings.autocast():
             return compute(leaves)
 
-    return Pass(forward, leaves, cotangent.to(settings.torch_device), True)
+    return Pass(forward, leaves, cotangent.to(settings.torch_device), backward)
 
 
-def make_pass(settings: Settings, function: Callable[[Operands], Tensor], size: Size) -> Pass:
+def make_pass(function: Callable[[Operands], Tensor], settings: Settings, backward: bool, size: Size) -> Pass:
     leaves, cotangent, generator = _make_leaves(size)
     leaves["weight"] = torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens
-    return _make_pass(settings, leaves, cotangent, lambda named: function(Operands(**named)))
+    return _make_pass(settings, backward, leaves, cotangent, lambda named: function(Operands(**named)))
 
 
 def compute_length_free(leaves: dict[str, Tensor]) -> Tensor:
@@ -114,12 +118,12 @@ def compute_length_free(leaves: dict[str, Tensor]) -> Tensor:
     return (query[:, :, None] * a * b).flatten(2) @ leaves["weight"].flatten(0, 1)
 
 
-def make_length_free(settings: Settings, size: Size) -> Pass:
+def make_length_free(settings: Settings, backward: bool, size: Size) -> Pass:
     leaves, cotangent, generator = _make_leaves(size)
     leaves["to_keys"] = torch.linspace(-2, -0.01, SCALES)
     leaves["to_values"] = torch.linspace(-2, -0.01, SCALES)
     leaves["weight"] = torch.randn(SCALES, size.rank, size.width, generator=generator)
-    return _make_pass(settings, leaves, cotangent, compute_length_free)
+    return _make_pass(settings, backward, leaves, cotangent, compute_length_free)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
@@ -130,13 +134,13 @@ def compare(settings: Settings, length: int) -> list[Comparison]:
     naive_gflop = 6 * cube * (size.rank + size.width) / 1e9
 
     def candidate(name: str, function: Callable[[Operands], Tensor], **options: Any) -> Candidate:
-        return Candidate(name, partial(make_pass, settings, function), "pairs", **options)
+        return Candidate(name, partial(make_pass, function), "pairs", **options)
 
     peers = ("naive", "einsum")
     candidates = [
         candidate("multilinear", ours, against=peers, gflop=2 * engine.multiply_adds(call).training / 1e9),
-        Candidate("length-free", partial(make_length_free, settings), "decays", peers),
+        Candidate("length-free", make_length_free, "decays", peers),
         candidate("naive", naive, takes=12 * cube, gflop=naive_gflop),
         candidate("einsum", einsum, takes=12 * cube, gflop=naive_gflop),
     ]
-    return [Comparison(size, dataclasses.replace(size, tokens=8), length, BOTH, candidates)]
+    return [Comparison(size, dataclasses.replace(size, tokens=8), length, candidates, (BOTH,))]

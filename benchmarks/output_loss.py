@@ -104,7 +104,7 @@ def ours(operands: Operands) -> Tensor:
     return vocabulary_loss(components, operands.targets, scale, 0.0)[0]
 
 
-def make_pass(settings: Settings, loss: Loss, size: Size) -> Pass:
+def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pass:
     """One forward and backward pass of `loss`, under autocast where the dtype is narrow."""
     if loss is stock:  # its operands hold one component, so that its backward pass fills no zeros for others
         size = dataclasses.replace(size, mixtures=1)
@@ -124,10 +124,10 @@ def make_pass(settings: Settings, loss: Loss, size: Size) -> Pass:
         with settings.autocast():
             return loss(operands)
 
-    return Pass(forward, leaves, None, True)
+    return Pass(forward, leaves, None, backward)
 
 
-def make_layer(settings: Settings, size: Size) -> Pass:
+def make_layer(settings: Settings, backward: bool, size: Size) -> Pass:
     """`fr.MixtureOfSoftmaxes`, its loss and the gradients of everything."""
     torch.manual_seed(0)
     config = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=size.mixtures)
@@ -140,12 +140,12 @@ def make_layer(settings: Settings, size: Size) -> Pass:
         with settings.autocast():
             return module.loss(hidden, targets)[0]
 
-    return Pass(forward, {"hidden": hidden, **dict(module.named_parameters())}, None, True)
+    return Pass(forward, {"hidden": hidden, **dict(module.named_parameters())}, None, backward)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
     """`length` tokens, V = 10,000, d = 200: one softmax, and ten."""
-    return [_compare(settings, Size(length, mixtures, 10_000, 200)) for mixtures in (1, 10)]
+    return [_compare(Size(length, mixtures, 10_000, 200)) for mixtures in (1, 10)]
 
 
 SIZES = (
@@ -158,10 +158,10 @@ SIZES = (
 
 
 def compare_sizes(settings: Settings) -> list[Comparison]:
-    return [_compare(settings, size) for size in SIZES]
+    return [_compare(size) for size in SIZES]
 
 
-def _compare(settings: Settings, size: Size) -> Comparison:
+def _compare(size: Size) -> Comparison:
     gflop = 6 * size.logits * size.width / 1e9
 
     def candidate(name: str, loss: Loss, kept: int = 0, **options: Any) -> Candidate:
@@ -169,8 +169,7 @@ def _compare(settings: Settings, size: Size) -> Comparison:
         single = loss is stock or size.mixtures == 1
         computes = "one softmax" if single else "mixture"
         work = gflop / size.mixtures if loss is stock else gflop
-        make = partial(make_pass, settings, loss)
-        return Candidate(name, make, computes, takes=4 * kept * size.logits, gflop=work, **options)
+        return Candidate(name, partial(make_pass, loss), computes, takes=4 * kept * size.logits, gflop=work, **options)
 
     absent = "" if hasattr(F, "linear_cross_entropy") else f"not in torch {torch.__version__}"
     linear = "linear_cross_entropy"
@@ -186,12 +185,11 @@ def _compare(settings: Settings, size: Size) -> Comparison:
         candidates = [candidate("softmax loss", ours, against=names), *stocks]
     else:
         peers = (names[1], names[2], "probabilities", "logarithms", STOCK)
-        layer = partial(make_layer, settings)
         candidates = [
             candidate(f"mixture of {size.mixtures} softmaxes", ours, against=peers),
-            Candidate("the whole layer", layer, "layer", (STOCK,)),
+            Candidate("the whole layer", make_layer, "layer", (STOCK,)),
             candidate("probabilities", probabilities, kept=2),
             candidate("logarithms", logarithms, kept=3),
             *stocks,
         ]
-    return Comparison(size, Size(8, size.mixtures, 64, 16), size.tokens, BOTH, candidates)
+    return Comparison(size, Size(8, size.mixtures, 64, 16), size.tokens, candidates, (BOTH,))

@@ -26,7 +26,7 @@ from mixing import MIXES, compute_matrix, make_mixing, set_mixing
 
 PUBLISHED, OURS = "published formula", "relative"
 OPERANDS = ("query", "keys", "values", "distances", "u", "v")
-_KEPT = {FORWARD: 4, BOTH: 7}  # tensors of all scores that the formula holds at once
+_KEPT = 7  # tensors of all scores that the formula holds at once
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,13 @@ def _make_pass(settings: Settings, forward: Callable[[], Tensor], operands: dict
 
 
 def make_ours(
-    settings: Settings, backward: bool, form: str, shape: Shape, *, kernel: str = "auto", normalize: str = "softmax"
+    settings: Settings,
+    backward: bool,
+    shape: Shape,
+    *,
+    form: str = "",
+    kernel: str = "auto",
+    normalize: str = "softmax",
 ) -> Pass:
     """The attention of this package; u and v, and the parameters of mixing, are leaves of the comparison."""
     operands = make_operands(shape, settings, form)
@@ -122,7 +128,7 @@ def make_ours(
     return _make_pass(settings, run, operands, backward)
 
 
-def make_published(settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+def make_published(settings: Settings, backward: bool, shape: Shape, form: str = "") -> Pass:
     """The formula; of a shape with a gap or a window, on contiguous text of the same size."""
     operands = make_operands(shape.fill(), settings, form)
     read = {name: operands[name] for name in OPERANDS}
@@ -133,32 +139,29 @@ def make_published(settings: Settings, backward: bool, form: str, shape: Shape) 
     return _make_pass(settings, run, operands, backward)
 
 
-def make_contiguous(settings: Settings, backward: bool, form: str, shape: Shape) -> Pass:
+def make_contiguous(settings: Settings, backward: bool, shape: Shape) -> Pass:
     """Ours without the gap or the window."""
-    return make_ours(settings, backward, form, shape.fill())
+    return make_ours(settings, backward, shape.fill())
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
     """`length` queries over as many earlier keys and themselves."""
-    shape = Shape(settings.batch or 1, settings.heads, length, length, settings.head_dim)
-    return [_compare(settings, shape, what) for what in (FORWARD, BOTH)]
+    return [_compare(settings, Shape(settings.batch or 1, settings.heads, length, length, settings.head_dim))]
 
 
-def _compare(settings: Settings, shape: Shape, what: str) -> Comparison:
+def _compare(settings: Settings, shape: Shape) -> Comparison:
     scores = shape.batch * shape.heads * shape.queries * (shape.queries + shape.earlier)
-    takes = _KEPT[what] * scores * settings.torch_dtype.itemsize
-    contiguous = shape == shape.fill()
+    takes = _KEPT * scores * settings.torch_dtype.itemsize
     candidates = []
     for form in ("", *MIXES):
         suffix = f", Mixhead {form}" if form else ""
         peer = PUBLISHED + suffix
-        given = (settings, what == BOTH, form)
         against = (OURS, peer) if form else (peer,)
-        candidates.append(Candidate(OURS + suffix, partial(make_ours, *given), suffix, against))
-        computes = suffix if contiguous else f"{suffix}, contiguous"
-        candidates.append(Candidate(peer, partial(make_published, *given), computes, takes=takes))
+        candidates.append(Candidate(OURS + suffix, partial(make_ours, form=form), suffix, against))
+        computes = suffix if shape == shape.fill() else f"{suffix}, contiguous"
+        candidates.append(Candidate(peer, partial(make_published, form=form), computes, takes=takes))
     tiny = dataclasses.replace(shape, queries=13, earlier=12, gap=min(shape.gap, 4), window=min(shape.window, 8))
-    return Comparison(shape, tiny, shape.queries, what, candidates)
+    return Comparison(shape, tiny, shape.queries, candidates)
 
 
 TRAINING = (
@@ -183,20 +186,15 @@ EVALUATION = (
 
 def compare_shapes(settings: Settings) -> list[Comparison]:
     """Also our reference, sigsoftmax, and ours on contiguous text beside a gap or a window."""
-    pairs = [(shape, BOTH) for shape in TRAINING] + [(shape, FORWARD) for shape in EVALUATION]
     comparisons = []
-    for shape, what in pairs:
-        made = _compare(settings, shape, what)
-        plain = (settings, what == BOTH, "")
-        reference = partial(make_ours, *plain, kernel="reference")
-        sigsoftmax = partial(make_ours, *plain, normalize="sigsoftmax")
+    for shape, what in [(shape, BOTH) for shape in TRAINING] + [(shape, FORWARD) for shape in EVALUATION]:
+        whole = _compare(settings, shape)
         candidates = [
-            *made.candidates,
-            Candidate("reference", reference, "", (PUBLISHED,)),
-            Candidate("relative, sigsoftmax", sigsoftmax, "sigsoftmax", (PUBLISHED,)),
+            *whole.candidates,
+            Candidate("reference", partial(make_ours, kernel="reference"), "", (PUBLISHED,)),
+            Candidate("relative, sigsoftmax", partial(make_ours, normalize="sigsoftmax"), "sigsoftmax", (PUBLISHED,)),
         ]
         if shape != shape.fill():
-            contiguous = partial(make_contiguous, *plain)
-            candidates.append(Candidate("relative, contiguous", contiguous, ", contiguous", (PUBLISHED,)))
-        comparisons.append(dataclasses.replace(made, candidates=candidates))
+            candidates.append(Candidate("relative, contiguous", make_contiguous, ", contiguous", (PUBLISHED,)))
+        comparisons.append(dataclasses.replace(whole, candidates=candidates, passes=(what,)))
     return comparisons

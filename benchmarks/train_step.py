@@ -70,7 +70,12 @@ def make_model(size: Size, mix: str = "none", **config: Any) -> fr.LanguageModel
 
 
 def _make_step(
-    settings: Settings, make: Callable[[Size], Any], optimizer: Callable[..., Any], max_norm: float, size: Size
+    make: Callable[[Size], Any],
+    optimizer: Callable[..., Any],
+    max_norm: float,
+    settings: Settings,
+    backward: bool,
+    size: Size,
 ) -> TrainingStep:
     """A step of a model with a `loss`, on random tokens."""
     with torch.random.fork_rng(devices=[]):
@@ -88,9 +93,9 @@ def _make_step(
     return TrainingStep(model, loss, optimizer(model.parameters()), max_norm)
 
 
-def _compare(settings: Settings, size: Size, candidates: list[Candidate]) -> Comparison:
+def _compare(size: Size, candidates: list[Candidate]) -> Comparison:
     tiny = replace(size, layers=2, batch=2, length=5, vocabulary=50)
-    return Comparison(size, tiny, size.length, STEP, candidates, tokens=size.batch * size.length)
+    return Comparison(size, tiny, size.length, candidates, (STEP,), size.batch * size.length)
 
 
 # -- against nn.TransformerEncoder -------------------------------------------------------------------------------------
@@ -151,24 +156,24 @@ def make_encoder(size: Size) -> Encoder:
 SGD = partial(torch.optim.SGD, lr=1e-3, fused=True)
 
 
-def _compare_with_encoder(settings: Settings, size: Size, mixes: dict[str, str]) -> Comparison:
+def _compare_with_encoder(size: Size, mixes: dict[str, str]) -> Comparison:
     def candidate(name: str, make: Callable[[Size], Any], against: tuple[str, ...] = ()) -> Candidate:
         # mixing starts as plain attention, so that all of them compute the same; dropout is drawn differently
         computes = name if size.dropout else "the same model"
-        step = partial(_make_step, settings, make, SGD, 0.5)
+        step = partial(_make_step, make, SGD, 0.5)
         return Candidate(name, step, computes, against, gflop=size.gflop)
 
     candidates = [candidate(PLAIN, make_model, (ENCODER,))]
     for form, mix in mixes.items():
         candidates.append(candidate(f"Mixhead {form}", partial(make_model, mix=mix), (PLAIN, ENCODER)))
     candidates.append(candidate(ENCODER, make_encoder))
-    return _compare(settings, size, candidates)
+    return _compare(size, candidates)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
     """A language model of 6 layers, width 512 and vocabulary 10,000, of segments of `length` tokens."""
     size = Size(6, settings.width, settings.heads, settings.batch or 2, length, 10_000, 2048)
-    return [_compare_with_encoder(settings, size, MIXES)]
+    return [_compare_with_encoder(size, MIXES)]
 
 
 SIZES = (Size(4, 200, 4, 20, 35, 10_000, 200), Size(6, 512, 8, 4, 256, 10_000, 2048))
@@ -178,7 +183,7 @@ def compare_sizes(settings: Settings) -> list[Comparison]:
     comparisons = []
     for size in SIZES:
         for dropout in (0.0, 0.2):
-            comparisons.append(_compare_with_encoder(settings, replace(size, dropout=dropout), {}))
+            comparisons.append(_compare_with_encoder(replace(size, dropout=dropout), {}))
     return comparisons
 
 
@@ -255,9 +260,9 @@ def compare_small(settings: Settings) -> list[Comparison]:
     for size in SMALL:
         candidates = []
         for name, make in makes.items():
-            step = partial(_make_step, settings, make, ADAMW, 1.0)
+            step = partial(_make_step, make, ADAMW, 1.0)
             candidates.append(Candidate(name, step, name, (NANO_GPT,), gflop=size.gflop))
-        step = partial(_make_step, settings, GPT, ADAMW, 1.0)
+        step = partial(_make_step, GPT, ADAMW, 1.0)
         candidates.append(Candidate(NANO_GPT, step, NANO_GPT, gflop=size.gflop))
-        comparisons.append(_compare(settings, size, candidates))
+        comparisons.append(_compare(size, candidates))
     return comparisons

@@ -12,27 +12,27 @@ from fullrank.core.errors import RunError
 from suites import SUITES
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
-CPU = torch.device("cpu")
 NAMES = [name for name in SUITES if name != "mixing-gpu"]
 
 
 def shrink(name, dtypes=("fp32",)):
-    """The comparisons of a benchmark at their tiny sizes, each once."""
+    """The comparisons of a benchmark at their tiny sizes, each once, and their passes."""
     found = {}
     for one in measure.list_comparisons(SUITES[name], TINY, dtypes, [16]):
-        found.setdefault((one.tiny, one.what), dataclasses.replace(one, size=one.tiny))
+        for what in one.passes:
+            found.setdefault((one.tiny, what), (dataclasses.replace(one, size=one.tiny), what))
     return list(found.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_candidates_that_compute_the_same_agree(name):
     compared = 0
-    for comparison in shrink(name):
+    for comparison, what in shrink(name):
         found = {}
         for candidate in comparison.candidates:
             if not candidate.absent:
                 found.setdefault(candidate.computes, []).append(
-                    (candidate.name, candidate.make(comparison.size).values())
+                    (candidate.name, candidate.make_pass(what, comparison.size).values())
                 )
         for (first, expected), *others in found.values():
             for other, values in others:
@@ -45,22 +45,21 @@ def test_candidates_that_compute_the_same_agree(name):
 
 def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
     pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
-    comparison = shrink("mixing")[1]
-    made, _ = measure.make_and_compare(comparison, CPU, {})
+    made, _ = measure.make_and_compare(*shrink("mixing")[1], {})
     ours, theirs = made["Mixhead A"].values(), made["x-transformers"].values()
     torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_narrow_dtypes_agree_within_their_tolerance(name):
-    for found in shrink(name, ["bf16"]):
+    for found, what in shrink(name, ["bf16"]):
         skipped = {}
-        made, _ = measure.make_and_compare(found, CPU, skipped)
+        made, _ = measure.make_and_compare(found, what, skipped)
         assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
 
 
 def test_candidates_of_two_dtypes_stand_in_one_comparison():
-    found = {one.name: one for one in shrink("layer", ["fp32", "bf16"])[0].candidates}
+    found = {one.name: one for one in shrink("layer", ["fp32", "bf16"])[0][0].candidates}
     assert found["Mixhead A fp32"].against == ("SDPA layer fp32",)
     assert found["Mixhead A bf16"].against == ("SDPA layer bf16", "Mixhead A fp32")
     assert found["Mixhead A bf16"].computes != found["Mixhead A fp32"].computes
@@ -85,8 +84,8 @@ def test_peers_agree_with_a_loop_over_queries():
 
 
 def test_the_train_step_updates_and_its_values_do_not():
-    (comparison,) = shrink("step")
-    ours = comparison.candidates[0].make(comparison.size)
+    ((comparison, what),) = shrink("step")
+    ours = comparison.candidates[0].make_pass(what, comparison.size)
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
     first = ours.values()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
@@ -99,21 +98,21 @@ def test_the_train_step_updates_and_its_values_do_not():
 
 
 def passing(scale=1.0):
-    def make(size):
+    def make(settings, backward, size):
         leaf = torch.arange(1.0, 4.0, requires_grad=True)
         return Pass(lambda: scale * leaf**2, {"leaf": leaf}, torch.ones(3), True)
 
     return make
 
 
-def failing(size):
+def failing(settings, backward, size):
     raise NotImplementedError("no such thing\nhere")
 
 
 def made(*candidates):
     skipped = {}
-    comparison = Comparison("shape", "tiny", 3, BOTH, candidates)
-    return list(measure.make_and_compare(comparison, CPU, skipped)[0]), skipped
+    comparison = Comparison("shape", "tiny", 3, candidates)
+    return list(measure.make_and_compare(comparison, BOTH, skipped)[0]), skipped
 
 
 OURS = Candidate("ours", passing(), "square", ("peer",))
