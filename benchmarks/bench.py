@@ -79,6 +79,10 @@ def bench(
     suites = [suite for suite in SUITES.values() if suite.quick] if name is None else [find_suite(name)]
     sizes = {"lengths": chosen_lengths, "heads": heads, "head_dim": head_dim, "batch": batch}
     _refuse_without_effect(name, suites[0], sizes)
+    if plot is not None and not suites[0].lengths:
+        raise InputError(
+            f"--plot: the benchmark '{name}' has sizes of its own and no lengths to draw it over; leave it out"
+        )
     where = choose_device(device, "--device")
     if "fp16" in dtypes and where.type == "cpu":
         raise InputError("--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda")

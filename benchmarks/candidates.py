@@ -1,8 +1,6 @@
 """The parts of a benchmark: passes and training steps, candidates that make them, comparisons of candidates, suites."""
 
 import importlib.util
-import shutil
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,18 +226,6 @@ def explain_missing(module: str) -> str:
     if importlib.util.find_spec(module):
         return ""
     return f"not installed; {pip_install('bench')}"
-
-
-def explain_uncompiled(settings: Settings) -> str:
-    """Why `torch.compile` cannot run: empty if it can."""
-    if not settings.compile:
-        return "left out; --compile measures it too"
-    if settings.torch_device.type == "cuda":
-        return "" if importlib.util.find_spec("triton") else "torch.compile needs triton on a GPU"
-    compilers = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
-    if any(map(shutil.which, compilers)):
-        return ""
-    return f"torch.compile needs a C++ compiler ({' or '.join(compilers)})"
 
 
 def import_talking_heads() -> Any:

@@ -1,6 +1,6 @@
 """Drawing of benchmarks: time and peak memory against length, both axes in logarithms; ours in thick lines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from fullrank.render.figures import INK, MUTED, SERIES, write_png
 from measure import Line, Outcome
 
 _WIDTH, _HEIGHT = 11.6, 3.7  # inches of a pass
-_RANGE = 4.0  # an axis spans at least this factor, so that noise does not look like growth
 _DASHES = ("dashed", "dotted", "dashdot")
 _MARKERS = "osD^vPX"
 
@@ -32,9 +31,8 @@ def _draw_figure(outcomes: Sequence[Outcome]) -> Figure:
     figure = Figure(figsize=(_WIDTH, _HEIGHT * max(1, len(panels))))
     grid: Any = figure.subplots(len(panels), 2, squeeze=False) if panels else []
     for (time, memory), (outcome, what, lines, looks) in zip(grid, panels, strict=True):
-        _draw_lines(time, lines, looks, "ms", [[1000 * one.seconds for _, one in line.points] for line in lines])
-        mib = [[one.memory_mib for _, one in line.points] for line in lines]
-        _draw_lines(memory, lines, looks, "peak memory, MiB", mib)
+        _draw_lines(time, lines, looks, "ms", lambda figure: 1000 * figure.seconds)
+        _draw_lines(memory, lines, looks, "peak memory, MiB", lambda figure: figure.memory_mib or 0.0)
         time.set_title(f"{outcome.suite.name}: {what}", color=INK, fontweight="bold", fontsize=13, loc="left")
         measured = f"{', '.join(outcome.dtypes)}, {outcome.settings.device}, median of {outcome.rounds} rounds"
         memory.set_title(f"{measured}; up to {outcome.rows[-1].shape}", color=MUTED, loc="left")
@@ -60,32 +58,20 @@ def _choose_looks(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
 def _draw_lines(
     axes: Axes,
     lines: Sequence[Line],
-    looks: dict[str, dict[str, Any]],
+    looks: Mapping[str, dict[str, Any]],
     unit: str,
-    columns: Sequence[Sequence[float | None]],
+    read: Callable[[Any], float],
 ) -> None:
     axes.grid(True, axis="y", linewidth=0.8)
     axes.set_xlabel("length (tokens)")
     axes.set_ylabel(unit)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    drawn = []
-    for line, column in zip(lines, columns, strict=True):
-        known = [(n, y) for (n, _), y in zip(line.points, column, strict=True) if y is not None and y > 0]
-        if known:
-            axes.plot(*zip(*known, strict=True), label=line.name, **looks[line.name])
-            drawn += [y for _, y in known]
-    lengths = sorted({length for line in lines for length, _ in line.points})
-    axes.xaxis.set_major_locator(FixedLocator(lengths))
+    for line in lines:
+        points = [(length, read(figure)) for length, figure in line.points if read(figure) > 0]
+        axes.plot(*zip(*points, strict=True) if points else ([], []), label=line.name, **looks[line.name])
+    axes.xaxis.set_major_locator(FixedLocator(sorted({length for line in lines for length, _ in line.points})))
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-    if not drawn:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED)
-        axes.yaxis.set_major_locator(NullLocator())
-        return
-    margin = max(1.25, (_RANGE * min(drawn) / max(drawn)) ** 0.5)
-    low, high = min(drawn) / margin, max(drawn) * margin
-    axes.set_ylim(low, high)
-    steps = (1.0,) if high > 1000 * low else (1.0, 2.0, 5.0)
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=20))

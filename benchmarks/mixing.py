@@ -28,7 +28,6 @@ from candidates import (
     Settings,
     Shape,
     explain_missing,
-    explain_uncompiled,
     import_talking_heads,
 )
 from fullrank.core.attention import WeightedValues
@@ -177,7 +176,7 @@ def compare(settings: Settings, length: int) -> list[Comparison]:
 
 def _compare(settings: Settings, shape: Shape) -> Comparison:
     takes = _KEPT * shape.batch * shape.heads * shape.tokens**2 * settings.torch_dtype.itemsize
-    uncompiled = explain_uncompiled(settings)
+    uncompiled = "" if settings.compile else "left out; --compile measures it too"
     no_flex = "" if settings.torch_device.type == "cuda" else "has no backward pass on a CPU; --device cuda measures it"
 
     def candidate(name: str, make: Callable[[Problem], Pass], form: str = "", **options: Any) -> Candidate:

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,17 +38,6 @@ class Size:
         return f"B {self.batch}, N {self.tokens}, R {self.rank}, E {self.width}"
 
 
-@dataclass(frozen=True)
-class Operands:
-    """query, keys, values (B, N, R), cores (2, R), weight (N, N, E)."""
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    cores: Tensor
-    weight: Tensor
-
-
 @functools.lru_cache(maxsize=1)  # ours keeps its masks, too
 def _make_mask(tokens: int, device: torch.device) -> Tensor:
     """True where the later of both keys is no later than the query, (N, N, N)."""
@@ -57,73 +45,57 @@ def _make_mask(tokens: int, device: torch.device) -> Tensor:
     return torch.maximum(index[:, None], index) <= index[:, None, None]
 
 
-def naive(operands: Operands) -> Tensor:
-    batch, tokens, _ = operands.query.shape
-    pairs = (operands.query * operands.cores.mean(0))[:, :, None] * operands.keys[:, None]  # (B, N, N, R)
-    products = (pairs.flatten(1, 2) @ operands.values.transpose(1, 2)).view(batch, tokens, tokens, tokens)
-    return (products * _make_mask(tokens, products.device)).flatten(2) @ operands.weight.flatten(0, 1)
+# query, keys, values (B, N, R), cores (2, R), weight (N, N, E)
 
 
-def einsum(operands: Operands) -> Tensor:
-    query = operands.query * operands.cores.mean(0)
-    products = torch.einsum("bir,bjr,bmr->bijm", query, operands.keys, operands.values)
+def naive(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    batch, tokens, _ = query.shape
+    pairs = (query * cores.mean(0))[:, :, None] * keys[:, None]  # (B, N, N, R)
+    products = (pairs.flatten(1, 2) @ values.transpose(1, 2)).view(batch, tokens, tokens, tokens)
+    return (products * _make_mask(tokens, products.device)).flatten(2) @ weight.flatten(0, 1)
+
+
+def einsum(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    products = torch.einsum("bir,bjr,bmr->bijm", query * cores.mean(0), keys, values)
     visible = _make_mask(query.shape[1], products.device)
-    return torch.einsum("bijm,jme->bie", products * visible, operands.weight)
+    return torch.einsum("bijm,jme->bie", products * visible, weight)
 
 
-def ours(operands: Operands) -> Tensor:
-    query = operands.query * operands.cores.mean(0)
-    return multilinear(Pairs(query, operands.keys, operands.values, operands.weight, causal=True))
+def ours(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    return multilinear(Pairs(query * cores.mean(0), keys, values, weight, causal=True))
 
 
-def _make_leaves(size: Size) -> tuple[dict[str, Tensor], Tensor, torch.Generator]:
-    """query, keys, values and cores; a cotangent; the generator, which then draws the weight."""
+def length_free(
+    query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, to_keys: Tensor, to_values: Tensor, weight: Tensor
+) -> Tensor:
+    """sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
+    query, layout = query * cores.mean(0), Layout.of(query.shape[1])
+    with torch.autocast(query.device.type, enabled=False):
+        a = compute_decayed_sums(keys, to_keys, layout)
+        b = compute_decayed_sums(values, to_values, layout)
+    return (query[:, :, None] * a * b).flatten(2) @ weight.flatten(0, 1)
+
+
+def make_pass(function: Callable[..., Tensor], settings: Settings, backward: bool, size: Size) -> Pass:
     generator = torch.Generator().manual_seed(0)
     leaves = {}
     for name in ("query", "keys", "values"):
         leaves[name] = torch.randn(size.batch, size.tokens, size.rank, generator=generator) * size.rank**-0.5
     cotangent = torch.randn(size.batch, size.tokens, size.width, generator=generator) * size.width**-0.5
     leaves["cores"] = torch.rand(CORES, size.rank, generator=generator)
-    return leaves, cotangent, generator
-
-
-def _make_pass(
-    settings: Settings,
-    backward: bool,
-    leaves: dict[str, Tensor],
-    cotangent: Tensor,
-    compute: Callable[[dict[str, Tensor]], Tensor],
-) -> Pass:
+    if function is length_free:
+        leaves["to_keys"] = torch.linspace(-2, -0.01, SCALES)
+        leaves["to_values"] = torch.linspace(-2, -0.01, SCALES)
+        leaves["weight"] = torch.randn(SCALES, size.rank, size.width, generator=generator)
+    else:
+        leaves["weight"] = torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens
     leaves = {name: leaf.to(settings.torch_device).requires_grad_() for name, leaf in leaves.items()}
 
     def forward() -> Tensor:
         with settings.autocast():
-            return compute(leaves)
+            return function(**leaves)
 
     return Pass(forward, leaves, cotangent.to(settings.torch_device), backward)
-
-
-def make_pass(function: Callable[[Operands], Tensor], settings: Settings, backward: bool, size: Size) -> Pass:
-    leaves, cotangent, generator = _make_leaves(size)
-    leaves["weight"] = torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens
-    return _make_pass(settings, backward, leaves, cotangent, lambda named: function(Operands(**named)))
-
-
-def compute_length_free(leaves: dict[str, Tensor]) -> Tensor:
-    """sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
-    query, layout = leaves["query"] * leaves["cores"].mean(0), Layout.of(leaves["query"].shape[1])
-    with torch.autocast(query.device.type, enabled=False):
-        a = compute_decayed_sums(leaves["keys"], leaves["to_keys"], layout)
-        b = compute_decayed_sums(leaves["values"], leaves["to_values"], layout)
-    return (query[:, :, None] * a * b).flatten(2) @ leaves["weight"].flatten(0, 1)
-
-
-def make_length_free(settings: Settings, backward: bool, size: Size) -> Pass:
-    leaves, cotangent, generator = _make_leaves(size)
-    leaves["to_keys"] = torch.linspace(-2, -0.01, SCALES)
-    leaves["to_values"] = torch.linspace(-2, -0.01, SCALES)
-    leaves["weight"] = torch.randn(SCALES, size.rank, size.width, generator=generator)
-    return _make_pass(settings, backward, leaves, cotangent, compute_length_free)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
@@ -133,14 +105,13 @@ def compare(settings: Settings, length: int) -> list[Comparison]:
     call = engine.Size(size.batch, size.tokens, size.tokens, size.rank, size.width, causal=True, half=half)
     naive_gflop = 6 * cube * (size.rank + size.width) / 1e9
 
-    def candidate(name: str, function: Callable[[Operands], Tensor], **options: Any) -> Candidate:
-        return Candidate(name, partial(make_pass, function), "pairs", **options)
-
     peers = ("naive", "einsum")
     candidates = [
-        candidate("multilinear", ours, against=peers, gflop=2 * engine.multiply_adds(call).training / 1e9),
-        Candidate("length-free", make_length_free, "decays", peers),
-        candidate("naive", naive, takes=12 * cube, gflop=naive_gflop),
-        candidate("einsum", einsum, takes=12 * cube, gflop=naive_gflop),
+        Candidate(
+            "multilinear", partial(make_pass, ours), "pairs", peers, gflop=2 * engine.multiply_adds(call).training / 1e9
+        ),
+        Candidate("length-free", partial(make_pass, length_free), "decays", peers),
+        Candidate("naive", partial(make_pass, naive), "pairs", takes=12 * cube, gflop=naive_gflop),
+        Candidate("einsum", partial(make_pass, einsum), "pairs", takes=12 * cube, gflop=naive_gflop),
     ]
     return [Comparison(size, dataclasses.replace(size, tokens=8), length, candidates, (BOTH,))]

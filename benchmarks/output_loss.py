@@ -52,56 +52,46 @@ class Size:
         return self.tokens * self.mixtures * self.vocabulary
 
 
-@dataclass(frozen=True)
-class Operands:
-    """hidden (T, K, d), log_prior (T, K), weight (V, d), bias (V,), targets (T,)."""
-
-    hidden: Tensor
-    log_prior: Tensor
-    weight: Tensor
-    bias: Tensor
-    targets: Tensor
+# hidden (T, K, d), log_prior (T, K), weight (V, d), bias (V,), targets (T,)
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-Loss = Callable[[Operands], Tensor]
-
-
-def stock(operands: Operands) -> Tensor:
+def stock(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """One softmax of the first component, whatever K is."""
-    return F.cross_entropy(F.linear(operands.hidden[:, 0], operands.weight, operands.bias), operands.targets)
+    return F.cross_entropy(F.linear(hidden[:, 0], weight, bias), targets)
 
 
-def probabilities(operands: Operands) -> Tensor:
-    each = F.linear(operands.hidden, operands.weight, operands.bias).softmax(-1)
-    mixed = (each * operands.log_prior.exp()[:, :, None]).sum(1)
-    return F.nll_loss((mixed + 1e-8).log(), operands.targets)
+def probabilities(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    each = F.linear(hidden, weight, bias).softmax(-1)
+    mixed = (each * log_prior.exp()[:, :, None]).sum(1)
+    return F.nll_loss((mixed + 1e-8).log(), targets)
 
 
-def logarithms(operands: Operands) -> Tensor:
-    each = F.linear(operands.hidden, operands.weight, operands.bias).log_softmax(-1)
-    return F.nll_loss(torch.logsumexp(each + operands.log_prior[:, :, None], 1), operands.targets)
+def logarithms(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    each = F.linear(hidden, weight, bias).log_softmax(-1)
+    return F.nll_loss(torch.logsumexp(each + log_prior[:, :, None], 1), targets)
 
 
-def chunked(rows: int | None, operands: Operands) -> Tensor:
+def chunked(
+    rows: int | None, hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
+) -> Tensor:
     """F.linear_cross_entropy with `rows` a chunk; None: as torch chooses."""
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
-    tokens, mixtures = operands.log_prior.shape
-    hidden = operands.hidden.flatten(0, 1)
-    targets = operands.targets.repeat_interleave(mixtures)
-    compute = partial(_FUNCTIONAL.linear_cross_entropy, linear_bias=operands.bias, options=options)
+    tokens, mixtures = log_prior.shape
+    flat, repeated = hidden.flatten(0, 1), targets.repeat_interleave(mixtures)
+    compute = partial(_FUNCTIONAL.linear_cross_entropy, flat, weight, repeated, linear_bias=bias, options=options)
     if mixtures == 1:
-        loss: Tensor = compute(hidden, operands.weight, targets)
+        loss: Tensor = compute()
         return loss
-    each = compute(hidden, operands.weight, targets, reduction="none")
-    return -torch.logsumexp(operands.log_prior - each.view(tokens, mixtures), 1).mean()
+    each = compute(reduction="none")
+    return -torch.logsumexp(log_prior - each.view(tokens, mixtures), 1).mean()
 
 
-def ours(operands: Operands) -> Tensor:
-    tokens, mixtures = operands.log_prior.shape
-    scale = torch.full((tokens,), 1 / tokens, device=operands.hidden.device)
-    log_prior = None if mixtures == 1 else operands.log_prior
-    components = Components(operands.hidden, log_prior, (Cluster(operands.weight, operands.bias),))
-    return vocabulary_loss(components, operands.targets, scale, 0.0)[0]
+def ours(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    tokens, mixtures = log_prior.shape
+    scale = torch.full((tokens,), 1 / tokens, device=hidden.device)
+    components = Components(hidden, None if mixtures == 1 else log_prior, (Cluster(weight, bias),))
+    return vocabulary_loss(components, targets, scale, 0.0)[0]
 
 
 def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pass:
@@ -118,11 +108,10 @@ def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pas
     }
     leaves = {name: leaf.to(settings.torch_device).requires_grad_() for name, leaf in leaves.items()}
     targets = torch.randint(size.vocabulary, (size.tokens,), generator=generator).to(settings.torch_device)
-    operands = Operands(**leaves, targets=targets)
 
     def forward() -> Tensor:
         with settings.autocast():
-            return loss(operands)
+            return loss(*leaves.values(), targets)
 
     return Pass(forward, leaves, None, backward)
 
