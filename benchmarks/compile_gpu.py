@@ -219,9 +219,9 @@ def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str
     instructions, loops, registers, spilled = read_machine_code(compiled.asm["cubin"])
     shared = compiled.metadata.shared
     threads = 32 * warps
-    held = 65_536 // (-(-registers // 8) * 8 * threads)
+    held = 65_536 // (8 * triton.cdiv(registers, 8) * threads)
     blocks = min(held, card.bytes // (shared + 1024), card.threads // threads)
-    groups = -(-call.heads // sizes.get("G", 1)) * -(-call.heads // sizes.get("GJ", call.heads))
+    groups = launch.count_groups(call.heads, sizes)
     # of a thread in one round, as if nothing were done twice
     scores = call.heads * sizes["BM"] * sizes["BN"] / threads / groups
     # without a loop: unrolled, or a form of branch that is not known
