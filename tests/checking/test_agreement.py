@@ -56,19 +56,15 @@ class WrongCache(fr.LanguageModel):
         return out if cache is None or cache.length == 0 else scaled(out, 1.001)
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys", "remark"),
-    [
-        (WrongCache, {}, "worst: "), (WrongCache, XL, "worst: "),
-        (WrongCache, {"position": "none", "attention": fr.AttentionConfig(kind="multilinear", rank=6, output_map="decayed")},
-         "worst: "),
-    ],
-)  # fmt: skip
-def test_a_wrong_cache(kind, keys, remark):
+DECAYED = {"position": "none", "attention": fr.AttentionConfig(kind="multilinear", rank=6, output_map="decayed")}
+
+
+@pytest.mark.parametrize("keys", [{}, XL, DECAYED])
+def test_a_wrong_cache(keys):
     assert agreement.decoding(ours(**keys)).verdict == "passes"
-    finding = agreement.decoding(ours(kind, **keys))
+    finding = agreement.decoding(ours(WrongCache, **keys))
     assert off(finding)
-    assert remark in finding.remark
+    assert "worst: " in finding.remark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +147,13 @@ def test_a_faint_leak_across_rows_of_a_model_with_parts_in_float32():
     assert off(finding)
     assert finding.difference < 1e-5
     assert finding.layers == ("model.layers.0.mlp",)
+
+
+def test_the_layer_that_sees_padding_is_named():
+    """And no other one, though a mask stands among what layers are given where a text is padded."""
+    model = tiny.llama()
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + 0.1 * out.roll(-1, 1))
+    assert agreement.padding(open_subject(model)).layers == ("model.layers.0.mlp",)
 
 
 def test_a_part_that_stays_in_float32_may_round():

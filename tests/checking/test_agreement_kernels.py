@@ -118,20 +118,18 @@ def test_the_mixing_of_each_layer_is_seen():
     assert kernels(ours(layers=[first, mixed]), torch.float64).verdict == "passes"
 
 
-@pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
+PLACES = {
+    "encoder": lambda attention: {"encoder": fr.EncoderConfig(vocab_size=23, attention=attention)},
+    "decoder": lambda attention: {"decoder": fr.DecoderConfig(attention=attention)},
+    "cross": lambda attention: {"decoder": fr.DecoderConfig(cross=attention)},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_the_mixing_of_each_place_is_seen(place):
-    verdicts = {}
-    for mix in ("position_wise", "average"):
-        attention = fr.AttentionConfig(mix=mix)
-        key = "cross" if place == "cross" else "attention"
-        side = (
-            fr.EncoderConfig(vocab_size=23, attention=attention)
-            if place == "encoder"
-            else fr.DecoderConfig(**{key: attention})
-        )
-        subject = translating(encoder=side) if place == "encoder" else translating(decoder=side)
-        verdicts[mix] = check_plain_start(subject).verdict
-    assert verdicts == {"position_wise": "passes", "average": "not applicable"}
+    for mix, verdict in (("position_wise", "passes"), ("average", "not applicable")):
+        subject = translating(**PLACES[place](fr.AttentionConfig(mix=mix)))
+        assert check_plain_start(subject).verdict == verdict
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call, CannotRun, Run, running
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
-from fullrank.checking.layers import Part, Place, find_layer_by_compiler, find_layers, find_layers_by_gradient, observe
+from fullrank.checking.layers import (
+    Part,
+    Place,
+    Tensors,
+    find_layer_by_compiler,
+    find_layers,
+    find_layers_by_gradient,
+    observe,
+)
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import SHORT, Subject, equals
 from fullrank.core.errors import one_line
@@ -213,9 +221,9 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
         return finding
 
 
-def view_alone(place: Place, tensors: list[Tensor]) -> list[Tensor] | None:
+def view_alone(place: Place, tensors: Tensors) -> Tensors | None:
     """Views of what a module is given, whose gradients are those of what it makes of them."""
-    return [tensor.view_as(tensor) for tensor in tensors] if place[-1] == "in" else None
+    return {i: tensor.view_as(tensor) for i, tensor in tensors.items()} if place[-1] == "in" else None
 
 
 def check_on_random_tokens(subject: Subject) -> Finding:

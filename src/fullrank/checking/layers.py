@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,8 @@ OWN_FORWARD = "the model's own forward"
 ModuleCall = tuple[str, int]  # a module's name, and which of its calls
 Side = Literal["in", "out"]
 Place = tuple[str, int, Side]  # what a call of a module is given, or gives
-Edit = Callable[[Place, list[Tensor]], list[Tensor] | None]
+Tensors = dict[int, Tensor]  # by their number among all arguments, or all outputs
+Edit = Callable[[Place, Tensors], Tensors | None]
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ class Reading:
 
 @dataclass
 class Trace:
-    """Tensors that the modules of a model are given and give in one run, by place and in order, and the logits."""
+    """Tensors that the modules of a model are given and give in one run, by place, and the logits."""
 
-    tensors: dict[Place, list[Tensor]] = field(default_factory=dict)
+    tensors: dict[Place, Tensors] = field(default_factory=dict)
     callers: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -111,7 +113,8 @@ class Trace:
         """Outputs (B, N, E) of the innermost modules that are given ids (B, N), or turned ones."""
         embeddings = dict[ModuleCall, Tensor]()
         for call in self.callers:
-            for read, output in zip(self.tensors[*call, "in"][:1], self.tensors[*call, "out"], strict=False):
+            inputs, outputs = (list(self.tensors[*call, side].values()) for side in ("in", "out"))
+            for read, output in zip(inputs[:1], outputs, strict=False):
                 is_text = torch.equal(read, ids) or torch.equal(read, ids.mT)
                 if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == read.shape:
                     embeddings[call] = output
@@ -129,15 +132,15 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
 
     def note(place: Place, value: Any) -> Any:
         leaves, tree = _pytree.tree_flatten(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         edited = edit(place, tensors)
         recorded = tensors if edited is None else edited
-        # a residual may be added in place
-        trace.tensors[place] = recorded if torch.is_grad_enabled() else [tensor.clone() for tensor in recorded]
+        if not torch.is_grad_enabled():  # a residual may be added in place
+            recorded = {i: tensor.clone() for i, tensor in recorded.items()}
+        trace.tensors[place] = recorded
         if edited is None:
             return None
-        others = iter(edited)
-        return _pytree.tree_unflatten([next(others) if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree)
+        return _pytree.tree_unflatten([edited.get(i, leaf) for i, leaf in enumerate(leaves)], tree)
 
     def enter(name: str, module: nn.Module, args: Any, options: Any) -> Any:
         call = (name, counts[name])
@@ -185,16 +188,17 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
     expected = right.observe(model)
     divide = divide_by_size(right.logits)
 
-    def mend(among: list[Place] | None, apart: list[Place], place: Place, tensors: list[Tensor]) -> list[Tensor] | None:
+    def mend(among: list[Place] | None, apart: list[Place], place: Place, tensors: Tensors) -> Tensors | None:
         """Replace tensors of a place by those of `right`, and note in `apart` that they differed; None where they did not.
 
         among: the places that are replaced; None: all.
         """
         if among is not None and place not in among:
             return None
-        mended = list(tensors)
-        for i, other in enumerate(expected.tensors.get(place, [])[: len(tensors)]):
-            source = right.part.view(other)
+        mended = dict(tensors)
+        others = expected.tensors.get(place, {})
+        for i in tensors.keys() & others.keys():
+            source = right.part.view(others[i])
             copied = tensors[i].clone()  # not made contiguous: dropout follows the order in memory
             into = wrong.part.view(copied)
             if into is not None and source is not None and are_apart(into, source):
@@ -228,7 +232,8 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
 
 def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
     """Innermost modules whose later inputs have a gradient of a number, though their later outputs have none."""
-    tensors = [tensor for values in trace.tensors.values() for tensor in values if tensor.requires_grad]
+    traced = itertools.chain.from_iterable(values.values() for values in trace.tensors.values())
+    tensors = [tensor for tensor in traced if tensor.requires_grad]
     reached = set[int]()
     for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
@@ -236,7 +241,7 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: flo
             reached.add(id(tensor))
 
     def is_reached(call: ModuleCall, side: Side) -> bool:
-        return not reached.isdisjoint(map(id, trace.tensors[*call, side]))
+        return not reached.isdisjoint(map(id, trace.tensors[*call, side].values()))
 
     guilty = [call for call in trace.callers if is_reached(call, "in") and not is_reached(call, "out")]
     names = [name for name, _ in select_innermost(guilty)]
