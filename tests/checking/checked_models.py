@@ -1,9 +1,12 @@
 """Tiny models of ours for the checks, and what is made of them to see that a check notices."""
 
+import functools
+
 import torch
 
 import fullrank as fr
-from fullrank.checking import run_guarded
+from fullrank.checking import Check, run_guarded
+from fullrank.checking.calls import PLAIN
 from fullrank.checking.subject import open_subject
 
 SIZES = {
@@ -36,6 +39,11 @@ def off(finding):
     return finding.verdict == "fails"
 
 
-def run(check, subject, *args, **options):
+def find(check, subject, call=PLAIN[0], **options):
+    """The finding of a check."""
+    return Check(call, functools.partial(check, **options))(subject)
+
+
+def run(check, subject, call=PLAIN[0]):
     """The finding of a check, also of one that does not apply."""
-    return run_guarded(lambda subject: check(subject, *args, **options), subject)
+    return run_guarded(Check(call, check), subject)

@@ -8,12 +8,13 @@ import leaky_models as leaky
 import numpy as np
 import pytest
 import torch
-from checked_models import XL, off, ours, run, translating
+from checked_models import XL, find, off, ours, run, translating
 from torch import nn
 
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import agreement, definition
+from fullrank.checking.calls import CERTAIN
 from fullrank.checking.subject import open_subject
 
 
@@ -23,10 +24,10 @@ def scaled(out, factor):
 
 
 def test_padding():
-    assert agreement.padding(ours()).verdict == "passes"
-    assert agreement.padding(open_subject(leaky.Padded())).verdict == "passes"
-    assert off(agreement.padding(open_subject(leaky.Padded(instead=1))))
-    assert agreement.padding(open_subject(leaky.Model())).verdict == "not applicable"
+    assert find(agreement.padding, ours()).verdict == "passes"
+    assert find(agreement.padding, open_subject(leaky.Padded())).verdict == "passes"
+    assert off(find(agreement.padding, open_subject(leaky.Padded(instead=1))))
+    assert find(agreement.padding, open_subject(leaky.Model())).verdict == "not applicable"
 
 
 class Unmasked(fr.LanguageModel):
@@ -43,7 +44,7 @@ class UnmaskedTarget(fr.Translator):
 
 def test_a_mask_that_is_not_used():
     for subject, side in ((ours(Unmasked), "padding: left"), (translating(UnmaskedTarget), "padding: left")):
-        finding = agreement.padding(subject)
+        finding = find(agreement.padding, subject)
         assert off(finding)
         assert side in finding.remark
 
@@ -61,8 +62,8 @@ DECAYED = {"position": "none", "attention": fr.AttentionConfig(kind="multilinear
 
 @pytest.mark.parametrize("keys", [{}, XL, DECAYED])
 def test_a_wrong_cache(keys):
-    assert agreement.decoding(ours(**keys)).verdict == "passes"
-    finding = agreement.decoding(ours(WrongCache, **keys))
+    assert find(agreement.decoding, ours(**keys)).verdict == "passes"
+    finding = find(agreement.decoding, ours(WrongCache, **keys))
     assert off(finding)
     assert "worst: " in finding.remark
 
@@ -93,8 +94,8 @@ class MisorderedBeams(fr.Translator):
 
 
 def test_wrong_decoding_of_translations():
-    assert agreement.decoding(translating()).verdict == "passes"
-    finding = agreement.decoding(translating(MisorderedBeams))
+    assert find(agreement.decoding, translating()).verdict == "passes"
+    finding = find(agreement.decoding, translating(MisorderedBeams))
     assert off(finding)
     assert "worst: as beams" in finding.remark
 
@@ -102,7 +103,7 @@ def test_wrong_decoding_of_translations():
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
 def test_released_decoding_is_found(mix):
     released = fr.DecoderConfig(released_decoding=True)
-    finding = agreement.decoding(translating(attention=fr.AttentionConfig(mix=mix), decoder=released))
+    finding = find(agreement.decoding, translating(attention=fr.AttentionConfig(mix=mix), decoder=released))
     if mix == "none":
         assert finding.verdict == "passes"
         return
@@ -126,34 +127,42 @@ class WrongWindow(WrongMemory):
 
 @pytest.mark.parametrize("options", [{}, {"same_length": True}, {"memory_start": "zeros"}])
 def test_a_wrong_memory(options):
-    assert definition.memory(ours(**XL, **options)).verdict == "passes"
-    assert off(definition.memory(ours(WrongMemory, **XL, **options)))
-    finding = definition.memory(ours(WrongWindow, **XL, **options))
+    assert find(definition.memory, ours(**XL, **options)).verdict == "passes"
+    assert off(find(definition.memory, ours(WrongMemory, **XL, **options)))
+    finding = find(definition.memory, ours(WrongWindow, **XL, **options))
     assert finding.verdict == ("fails" if "same_length" in options else "passes")
 
 
 def test_no_memory_no_cache():
-    assert "memory_length is 0" in definition.memory(ours()).reason
+    assert "memory_length is 0" in find(definition.memory, ours()).reason
     module = open_subject(leaky.Model())
-    assert definition.memory(module).verdict == run(agreement.decoding, module).verdict == "not applicable"
+    assert find(definition.memory, module).verdict == run(agreement.decoding, module).verdict == "not applicable"
 
 
 def test_a_faint_leak_across_rows_of_a_model_with_parts_in_float32():
     """Norms of Llama are computed in float32, whose rounding is larger than the leak."""
     model = tiny.llama()
-    assert agreement.compare_prefixes(open_subject(model), training=False).tolerance == 1e-10
+    assert find(agreement.compare_prefixes, open_subject(model), CERTAIN[0]).tolerance == 1e-10
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + 1e-7 * out.roll(1, 0))
-    finding = agreement.independent_rows(open_subject(model), training=False)
+    finding = find(agreement.change_rows, open_subject(model), CERTAIN[0])
     assert off(finding)
     assert finding.difference < 1e-5
     assert finding.layers == ("model.layers.0.mlp",)
+
+
+def test_a_number_of_rows_is_not_taken_for_a_length():
+    model = leaky.Model()
+    model.output.register_forward_hook(lambda module, args, out: out * len(out))
+    subject = open_subject(model)
+    assert find(agreement.compare_prefixes, subject, CERTAIN[0]).verdict == "passes"
+    assert "a row alone" in find(agreement.change_rows, subject, CERTAIN[0]).remark
 
 
 def test_the_layer_that_sees_padding_is_named():
     """And no other one, though a mask stands among what layers are given where a text is padded."""
     model = tiny.llama()
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + 0.1 * out.roll(-1, 1))
-    assert agreement.padding(open_subject(model)).layers == ("model.layers.0.mlp",)
+    assert find(agreement.padding, open_subject(model)).layers == ("model.layers.0.mlp",)
 
 
 def test_a_part_that_stays_in_float32_may_round():
@@ -162,7 +171,7 @@ def test_a_part_that_stays_in_float32_may_round():
             seen = np.tril(np.ones((x.shape[1], x.shape[1]), "float32"))
             return torch.from_numpy(seen @ x.numpy().astype("float32")).to(x.dtype)
 
-    finding = agreement.compare_prefixes(open_subject(leaky.Model({1: Rounds()})), training=False)
+    finding = find(agreement.compare_prefixes, open_subject(leaky.Model({1: Rounds()})), CERTAIN[0])
     assert (finding.verdict, finding.tolerance) == ("passes", 1e-4)
 
 
@@ -170,7 +179,7 @@ def test_a_wrong_cache_of_hugging_face(monkeypatch):
     from transformers.cache_utils import DynamicLayer
 
     subject = open_subject(tiny.llama())
-    assert agreement.decoding(subject).verdict == "passes"
+    assert find(agreement.decoding, subject).verdict == "passes"
     right = DynamicLayer.update
 
     def wrong(self, key, value, *args, **more):
@@ -178,5 +187,5 @@ def test_a_wrong_cache_of_hugging_face(monkeypatch):
         return keys, torch.cat((values[:, :, :-1] * 1.001, values[:, :, -1:]), dim=2) if key.shape[2] == 1 else values
 
     monkeypatch.setattr(DynamicLayer, "update", wrong)
-    finding = agreement.decoding(subject)
+    finding = find(agreement.decoding, subject)
     assert (finding.verdict, finding.remark) == ("fails", "worst: token by token")

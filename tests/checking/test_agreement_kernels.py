@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from checked_models import XL, off, ours, translating
+from checked_models import XL, find, off, ours, translating
 
 import fullrank as fr
 from fullrank.checking.definition import check_plain_start, kernels
@@ -52,7 +52,7 @@ MULTILINEAR = {"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank
 )  # fmt: skip
 def test_a_wrong_kernel(name, fault, precision):
     keys = MULTILINEAR if name == "multilinear" else {} if name == "sdpa" else XL
-    finding = kernels(ours(wrong_by(name, fault), **keys), precision)
+    finding = find(kernels, ours(wrong_by(name, fault), **keys), dtype=precision)
     assert off(finding)
     assert finding.remark.startswith("worst: gradient of " if fault == "gradients" else "worst: logits")
     assert finding.remark.endswith(f"({name})")
@@ -71,7 +71,7 @@ def test_a_wrong_vocabulary_kernel(method, monkeypatch):
         return (out[0] * (1 + 1e-4), *out[1:]) if isinstance(out, tuple) else out * (1 + 1e-4)
 
     monkeypatch.setattr(home, method, wrong)
-    assert off(kernels(subject, torch.float32))
+    assert off(find(kernels, subject, dtype=torch.float32))
 
 
 def test_a_wrong_kernel_across_the_source():
@@ -81,14 +81,14 @@ def test_a_wrong_kernel_across_the_source():
             return out if get_forced() == "reference" else out * (1 + 1e-4)
 
     for precision in (torch.float64, torch.float32):
-        assert off(kernels(translating(Wrong), precision))
+        assert off(find(kernels, translating(Wrong), dtype=precision))
 
 
 def test_the_report_says_which_kernels_ran():
-    relative = kernels(ours(**XL), torch.float64)
+    relative = find(kernels, ours(**XL), dtype=torch.float64)
     assert relative.verdict == "passes"
     assert relative.looked_at.startswith("auto, native beside reference")
-    synthesizer = kernels(ours(attention=fr.AttentionConfig(score="dense_synthesizer")), torch.float64)
+    synthesizer = find(kernels, ours(attention=fr.AttentionConfig(score="dense_synthesizer")), dtype=torch.float64)
     assert synthesizer.looked_at.startswith("auto beside reference")
 
 
@@ -103,19 +103,19 @@ class Scaled(fr.LanguageModel):
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
 def test_mixing_that_does_not_start_plain(mix):
     attention = fr.AttentionConfig(mix=mix)
-    assert check_plain_start(ours(attention=attention)).verdict == "passes"
-    assert off(check_plain_start(ours(Scaled, attention=attention)))
+    assert find(check_plain_start, ours(attention=attention)).verdict == "passes"
+    assert off(find(check_plain_start, ours(Scaled, attention=attention)))
 
 
 def test_the_mixing_of_each_layer_is_seen():
     mixed = {"at": [1], "attention": {"mix": "position_wise"}}
     first = {"at": [0], "attention": {"kind": "multilinear", "rank": 3}}
-    found = check_plain_start(ours(layers=[first, mixed]))
+    found = find(check_plain_start, ours(layers=[first, mixed]))
     assert found.verdict == "passes"
     assert "(mix: position_wise)" in found.looked_at
-    average = check_plain_start(ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
+    average = find(check_plain_start, ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
     assert average.reason == "'average' mixing does not start as plain attention, by its definition"
-    assert kernels(ours(layers=[first, mixed]), torch.float64).verdict == "passes"
+    assert find(kernels, ours(layers=[first, mixed]), dtype=torch.float64).verdict == "passes"
 
 
 PLACES = {
@@ -129,7 +129,7 @@ PLACES = {
 def test_the_mixing_of_each_place_is_seen(place):
     for mix, verdict in (("position_wise", "passes"), ("average", "not applicable")):
         subject = translating(**PLACES[place](fr.AttentionConfig(mix=mix)))
-        assert check_plain_start(subject).verdict == verdict
+        assert find(check_plain_start, subject).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -142,5 +142,5 @@ def test_the_mixing_of_each_place_is_seen(place):
     ],
 )
 def test_mixing_that_need_not_start_plain(mix, reason):
-    finding = check_plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
+    finding = find(check_plain_start, ours(attention=fr.AttentionConfig(mix=mix)))
     assert (finding.verdict, reason in finding.reason) == ("not applicable", True)

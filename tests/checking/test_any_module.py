@@ -361,12 +361,10 @@ class ManyWords(nn.Module):
     def forward(self, ids):
         x = self.words(ids)
         hidden = x.cumsum(1) + (x.roll(-1, 1) if self.ahead and ids.shape[1] == 128 else 0.0)
-        if self.out is None:
-            return (
-                hidden @ self.words.weight.T
-                if self.how == "product"
-                else nn.functional.linear(hidden, self.words.weight)
-            )
+        if self.how == "product":
+            return hidden @ self.words.weight.T
+        if self.how == "tied":
+            return nn.functional.linear(hidden, self.words.weight)
         logits = self.out(hidden)
         return logits.log_softmax(-1) if self.how == "normalised" else logits
 

@@ -13,10 +13,8 @@ from fullrank.core.errors import InputError
 
 V, WINDOW = 5, 8
 _generator = torch.Generator().manual_seed(3)
-LOGITS = 1.5 * torch.randn(
-    V + 1, V, generator=_generator, dtype=torch.float64
-)  # after a token; the last row: at the start
-LOG_PROBS = LOGITS.log_softmax(-1)
+LOGITS = torch.randn(V + 1, V, generator=_generator, dtype=torch.float64)  # after a token; the last row: at the start
+LOG_PROBS = (1.5 * LOGITS).log_softmax(-1)
 
 
 def nll(ids, start=V):
@@ -38,10 +36,6 @@ def remark(score, name, **options):
 
 
 # -- right ones -------------------------------------------------------------------------------------------------------
-
-
-def per_token(ids):
-    return nll(ids)
 
 
 def total(ids):
@@ -96,7 +90,7 @@ def last_window_reads_back(ids):
     return sums
 
 
-@pytest.mark.parametrize("score", [per_token, total, windows, means, shifted, shifted_total, ngrams])
+@pytest.mark.parametrize("score", [nll, total, windows, means, shifted, shifted_total, ngrams])
 def test_right_scorers_pass(score):
     report = fr.check_scoring(score, vocab_size=V, length=19, calls=2000)
     assert report.failures == ()
@@ -263,9 +257,6 @@ def test_wrong_denominators(change, says):
 def test_first_token_counted_though_it_is_not_scored():
     assert failed(lambda ids: {"nll": nll(ids)[1:], "tokens": len(ids)}) == {COUNTS}
     assert failed(lambda ids: {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids)}) == {COUNTS}
-
-
-# -- texts and memory ---------------------------------------------------------------------------------------------------
 
 
 def test_texts_that_are_cut_by_their_length_add_up():

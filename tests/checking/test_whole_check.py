@@ -5,7 +5,7 @@ import itertools
 import leaky_models as leaky
 import pytest
 import torch
-from checked_models import SIZES, language_model, off, run, translating, translator
+from checked_models import SIZES, find, language_model, off, run, translating, translator
 from torch import nn
 
 import fullrank as fr
@@ -103,7 +103,7 @@ def test_memory_of_a_model_with_a_large_vocabulary_is_compared(same_length):
     sizes = {"vocab_size": 4_500, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = fr.ModelConfig(**sizes, memory_length=6, same_length=same_length)
     subject = open_subject(fr.LanguageModel(config), length=11)
-    assert definition.memory(subject).verdict == "passes"
+    assert find(definition.memory, subject).verdict == "passes"
 
 
 TRANSLATORS = {
@@ -199,7 +199,7 @@ def test_an_injected_mixing_that_does_not_start_plain(monkeypatch):
         self.mixing.data.mul_(1.01)
 
     monkeypatch.setattr(PositionIndependentMixing, "__init__", started_off)
-    finding = definition.check_plain_start(open_subject(fr.inject(tiny.llama(), mix="position_independent")))
+    finding = find(definition.check_plain_start, open_subject(fr.inject(tiny.llama(), mix="position_independent")))
     assert finding.verdict == "fails"
 
 
@@ -237,8 +237,8 @@ def test_a_layer_of_hugging_face_that_leaks_is_named():
     model.model.layers[1].self_attn = Blind(model.model.layers[1].self_attn)
     subject = open_subject(model)
     for training in (False, True):
-        assert search_by_gradient(subject, training=training).verdict == "fails"
-        finding = search_by_perturbation(subject, PLAIN[training])
+        assert find(search_by_gradient, subject, PLAIN[training]).verdict == "fails"
+        finding = find(search_by_perturbation, subject, PLAIN[training])
         assert finding.verdict == "fails"
         assert len(finding.layers) == 1
         assert finding.layers[0].startswith("model.layers.1.self_attn.layer")
@@ -294,14 +294,14 @@ def test_a_decoder_as_published_is_named():
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED)
     decoder = translating(decoder=fr.DecoderConfig(attention=attention))
     assert decoder.sees_future == "model.decoder.attention.causal: as_published"
-    finding = run(search_by_perturbation, decoder, PLAIN[0])
+    finding = run(search_by_perturbation, decoder)
     assert off(finding)
     assert finding.remark.endswith("model.decoder.attention.causal: as_published leaves the mask out")
     assert run(agreement.decoding, decoder).verdict == "not applicable"
-    assert agreement.padding(decoder).verdict == "passes"
+    assert find(agreement.padding, decoder).verdict == "passes"
     attention = fr.AttentionConfig(**MULTILINEAR, causal="as_published")
     encoder = translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention))
-    assert (encoder.sees_future, search_by_perturbation(encoder, PLAIN[0]).verdict) == ("", "passes")
+    assert (encoder.sees_future, find(search_by_perturbation, encoder).verdict) == ("", "passes")
 
 
 def test_a_check_that_cannot_be_run_fails_and_the_others_go_on():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fullrank.checking.agreement import compare_prefixes, decoding, independent_rows, packing, padding
-from fullrank.checking.calls import CannotRun, list_calls
+from fullrank.checking.agreement import call_after_another, change_rows, compare_prefixes, decoding, packing, padding
+from fullrank.checking.calls import CERTAIN, PLAIN, Call, CannotRun, Run, list_calls, running
 from fullrank.checking.causality import check_on_random_tokens, search_by_gradient, search_by_perturbation
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
@@ -27,33 +27,46 @@ _SOURCES = {
 }
 _DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
 _SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
-Check = Callable[[Subject], Finding]
-# checks that read texts of other lengths
-_OTHER_LENGTHS = ("padding", "incremental decoding", "future, after training", "future, prefix")
+
+
+class Check(NamedTuple):
+    """A row of the table of checks. call: how the model is run; find: what is looked at in such a run.
+
+    reads_other_lengths: it reads texts of other lengths than those of the subject.
+    """
+
+    call: Call
+    find: Callable[[Run], Finding]
+    reads_other_lengths: bool = False
+
+    def __call__(self, subject: Subject) -> Finding:
+        with running(subject, self.call) as run:
+            return self.find(run)
 
 
 def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
     """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
-    checks: dict[str, Check] = {}
-    for call in list_calls(subject, quick=quick):
-        checks[f"future, by perturbation, {call.name}"] = partial(search_by_perturbation, call=call)
-    checks["future, prefix = whole"] = partial(compare_prefixes, training=False)
+    calls = {f"future, by perturbation, {call.name}": call for call in list_calls(subject, quick=quick)}
+    checks = {name: Check(call, search_by_perturbation) for name, call in calls.items()}
+    evaluation, training = CERTAIN
+    checks["future, prefix = whole"] = Check(evaluation, compare_prefixes, True)
     if not quick:
-        checks["future, prefix = whole, training"] = partial(compare_prefixes, training=True)
-    for when, training in (("evaluation", False), ("training", True)):
-        checks[f"future, by gradient, {when}"] = partial(search_by_gradient, training=training)
-    for more, training in (("", False), (", training", True)):
-        checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
-    checks["padding changes nothing"] = padding
+        checks["future, prefix = whole, training"] = Check(training, compare_prefixes, True)
+    for call in PLAIN:
+        checks[f"future, by gradient, {call.name}"] = Check(call, search_by_gradient)
+    checks["rows of a batch are independent"] = Check(evaluation, change_rows)
+    checks["rows of a batch are independent, training"] = Check(training, change_rows)
+    checks["the same call after another gives the same logits"] = Check(evaluation, call_after_another)
+    checks["padding changes nothing"] = Check(PLAIN[0], padding, True)
     if not subject.ours:
-        checks["packed documents are independent"] = partial(packing, quick=quick)
-    checks["incremental decoding = one pass"] = decoding
+        checks["packed documents are independent"] = Check(PLAIN[0], partial(packing, quick=quick))
+    checks["incremental decoding = one pass"] = Check(PLAIN[0], decoding, True)
     if not quick and (subject.core.ours or subject.injected):
         from fullrank.checking.definition import CHECKS  # it imports a compiler
 
-        checks |= CHECKS
+        checks |= {name: Check(PLAIN[0], find) for name, find in CHECKS.items()}
     if not quick:
-        checks["future, after training on random tokens"] = check_on_random_tokens
+        checks["future, after training on random tokens"] = Check(PLAIN[0], check_on_random_tokens, True)
     return checks
 
 
@@ -104,30 +117,32 @@ def check(
     if subject.sees_future:
         about["sees_future"] = subject.sees_future
     findings = []
-    for title, run in checks.items():
+    for title, row in checks.items():
         if title.startswith(wanted or ""):
-            findings.append(replace(run_guarded(run, subject, title), check=title))
+            findings.append(replace(run_guarded(row, subject), check=title))
             say(f"{title}: {findings[-1].verdict}")
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 
-def run_guarded(run: Check, subject: Subject, title: str = "") -> Finding:
+def run_guarded(row: Check, subject: Subject) -> Finding:
     """The finding of a check in fp64; in fp32 what cannot be computed so, or shows a leak there, which has to show twice.
 
-    A model that cannot be run as the check runs it fails the check; the others go on.
+    A model that cannot be run as everybody runs it fails the check; the others go on.
     """
     try:
-        finding = run(subject)
+        finding = row(subject)
+    except CannotRun as error:
+        return inapplicable(str(error))
     except Exception as error:
         if subject.single is not None:
-            return run_guarded(run, subject.single, title)
-        if isinstance(error, CannotRun):
-            return inapplicable(str(error))
+            return run_guarded(row, subject.single)
         remark = f"{type(error).__name__}: {one_line(error, 240)}"
-        if subject.has_example and title.startswith(_OTHER_LENGTHS):
+        if not row.call.is_plain:
+            return inapplicable(f"it cannot be run so: {remark}")
+        if subject.has_example and row.reads_other_lengths:
             return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)
     if (finding.difference or 0.0) <= _SHOWS or subject.single is None:
         return finding
-    other = run_guarded(run, subject.single, title)
+    other = run_guarded(row, subject.single)
     return replace(other, remark=_DOUBLE_ONLY) if other.verdict == "passes" else finding

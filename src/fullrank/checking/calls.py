@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import duplicate, find_dtype, mode, move_copy
+from fullrank.checking.copies import WithoutDropout, build_without_chance, duplicate, find_dtype, mode, move_copy
 from fullrank.checking.layers import Part, Reading
+from fullrank.checking.report import allow
 from fullrank.checking.subject import ROWS, Subject, fit_rows
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, find_cache, logits_in, read_arguments, stand_in
@@ -42,7 +44,7 @@ class Call:
     repeated ones. dtype: of the parameters, where it is another one than that of the check; autocast: that of products.
     mask: the side of the padding, or ones. attention: an implementation of attention of Hugging Face. cache, scaled, compiled:
     a text in two pieces, larger parameters, compiled code. gradients: they are wanted. seed: of the random numbers.
-    cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
+    is_certain: dropout changes nothing. cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
     """
 
     name: str
@@ -59,14 +61,21 @@ class Call:
     compiled: bool = False
     gradients: bool = False
     seed: int = 1
+    is_certain: bool = False
     cuts: int = ALL
     rare: bool = False
 
     def in_training(self) -> Call:
         return replace(self, training=True, name=f"{self.name}, training")
 
+    @property
+    def is_plain(self) -> bool:
+        """As everybody calls a model: every model has to offer it."""
+        return self.name in ("evaluation", "training")
 
-PLAIN = (Call("evaluation"), Call("training", training=True))  # as everybody does it, which every model has to offer
+
+PLAIN = (Call("evaluation"), Call("training", training=True))
+CERTAIN = tuple(replace(call, is_certain=True) for call in PLAIN)
 
 
 def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
@@ -132,20 +141,33 @@ def attend_by(model: Any, name: str) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
+@dataclass(frozen=True)
 class Run:
     """Runs a model by a call: ids (B, N) to logits (B, N, V), 0 at padding.
 
-    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call.
+    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. places: those of
+    tokens in their document, where they are given.
     """
 
-    def __init__(self, subject: Subject, call: Call, model: Any) -> None:
-        self.subject, self.call, self.model = subject, call, model
-        self.mask, self.positions = None, None
-        if call.mask:
-            self.mask = subject.masks()[call.mask]
-            if not bool(self.mask.all()):
-                self.positions = (self.mask.cumsum(1) - 1).clamp_min(0)
-        self.step = CacheStep(subject, model) if call.cache else None
+    subject: Subject
+    call: Call
+    model: Any
+    places: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.call.dtype or self.call.autocast or self.subject.dtype
+
+    def allow(self) -> tuple[float, str]:
+        """Largest error that rounding may cause, and the reason in words."""
+        limit, reason = allow(self.dtype)
+        return (
+            (10 * limit, f"ten times {reason}: it grows with the parameters") if self.call.scaled else (limit, reason)
+        )
+
+    @functools.cached_property
+    def step(self) -> CacheStep:
+        return CacheStep(self.subject, self.model)
 
     def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
         """The logits of texts, of some of their positions, and how to read them again. part: what is looked at."""
@@ -156,35 +178,49 @@ class Run:
         return Reading(read_again(), part or Part(len(ids), ids.shape[1]), read_again)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        call, subject, parts = self.call, self.subject, list[Tensor]()
+        call, subject = self.call, self.subject
         with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
-            if self.step is not None:
-                return torch.cat(read_pieces(ids, [0, subject.length // 2, subject.length], self.step)[0], 1)
-            for rows in ids.split(1 if call.rows == 1 else len(ids)):
-                options = {}
-                if self.positions is not None and subject.first_position is not None:  # which it does not count itself
-                    options["position_ids"] = self.positions + subject.first_position
-                logits = subject.logits(rows, self.mask, model=self.model, **options).detach()
-                if self.mask is not None:
-                    hidden = fit_rows(self.mask, len(rows), subject.dtype) == 0
-                    logits = logits.masked_fill(hidden[..., None], 0.0)
-                parts.append(logits)
-        return torch.cat(parts)
+            if call.cache:
+                return torch.cat(read_pieces(ids, (0, subject.length // 2, subject.length), self.step)[0], 1)
+            return torch.cat([self.read_rows(rows) for rows in ids.split(1 if call.rows == 1 else len(ids))])
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        subject, options, places = self.subject, dict[str, Tensor](), self.places
+        mask = subject.masks()[self.call.mask] if self.call.mask else None
+        if mask is not None and not bool(mask.all()):
+            places = (mask.cumsum(1) - 1).clamp_min(0)
+        if places is not None and subject.first_position is not None:  # which it does not count itself
+            options["position_ids"] = places + subject.first_position
+        logits = subject.logits(ids, mask, model=self.model, **options).detach()
+        if mask is None:
+            return logits
+        hidden = fit_rows(mask, len(ids), subject.dtype) == 0
+        return logits.masked_fill(hidden[..., None], 0.0)
 
 
 @contextmanager
 def running(subject: Subject, call: Call) -> Iterator[Run]:
     """A run of the model by the call; CannotRun where the model does not offer it."""
-    model = subject.model
     if call.training and not subject.has_modes:
         raise CannotRun(NO_MODES)
     if call.mask and subject.mask_form is None:
         raise CannotRun(subject.without_mask)
     if call.cache and subject.has_state:
         raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
+    if call.length:
+        subject = subject.with_length(call.length)
+    if call.special:
+        subject = subject.with_special_tokens()
+    if call.compiled or call.attention:  # a compiler may not see which words are selected
+        subject = replace(subject, selects=False)
+    model = subject.model
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        if call.is_certain:
+            stack.enter_context(WithoutDropout())
+            if call.training and subject.ours:  # whose kernels draw, too
+                model = build_without_chance(model)
         if call.attention:
             stack.enter_context(attend_by(model, call.attention))
             if call.attention == FLEX:  # the same masks, without a compiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -11,20 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call, CannotRun, Run, running
+from fullrank.checking.agreement import Comparison, measure
+from fullrank.checking.calls import NOTHING_MOVES, SEEDS, Call, Run
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
-from fullrank.checking.layers import (
-    Part,
-    Place,
-    Tensors,
-    find_layer_by_compiler,
-    find_layers,
-    find_layers_by_gradient,
-    observe,
-)
-from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
+from fullrank.checking.layers import Part, Place, Reading, Tensors, find_layers_by_gradient, observe
+from fullrank.checking.report import Finding, allow, inapplicable, judge, rank_differences
 from fullrank.checking.subject import SHORT, Subject, equals
-from fullrank.core.errors import one_line
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
 _WORD = 100  # parameters that a word of the vocabulary is worth
@@ -46,128 +39,108 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
     return spread(subject.length, min(max(least, affordable), most))
 
 
-def search_by_perturbation(subject: Subject, call: Call) -> Finding:
+def search_by_perturbation(run: Run) -> Finding:
     """From a cut on, every token is changed; no logits before the cut may change."""
+    subject, call = run.subject, run.call
     if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
-    try:
-        if call.compiled or call.attention:  # a compiler may not see which words are selected
-            subject = replace(subject, selects=False)
-        if call.length:
-            subject = subject.with_length(call.length)
-        if call.special:
-            subject = subject.with_special_tokens()
-        if not call.gradients:
-            return find_leak(subject, call, choose_cuts(subject, call.cuts, 6 if call in PLAIN else 3))
-        for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
-            finding = find_leak(subject, replace(call, seed=seed), [cut])
-            if finding.verdict == "fails":
-                break
-        return finding
-    except Exception as error:
-        if call in PLAIN or isinstance(error, CannotRun):
-            raise
-        raise CannotRun(f"it cannot be run so: {type(error).__name__}: {one_line(error)}") from error
+    if not call.gradients:
+        return find_leak(run, choose_cuts(subject, call.cuts, 6 if call.is_plain else 3))
+    for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
+        finding = find_leak(replace(run, call=replace(call, seed=seed)), [cut])
+        if finding.verdict == "fails":
+            break
+    return finding
 
 
-def find_leak(subject: Subject, call: Call, cuts: list[int]) -> Finding:
+def find_leak(run: Run, cuts: list[int]) -> Finding:
     """`search_by_perturbation` with one seed. cuts: positions from which on tokens are changed."""
+    subject, call = run.subject, run.call
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     count = f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
-    dtype = call.dtype or call.autocast or subject.dtype
-    limit, reason = allow(dtype)
-    if call.scaled:
-        limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
-    with running(subject, call) as run:
-        rows = len(subject.ids)
-        texts = torch.cat([subject.ids] * (1 if call.compiled else math.ceil(len(cuts) / rows)))
-        search = Search(subject, run, texts)
-        shares = dict[int, float]()
-        for start in range(0, len(cuts), len(texts)):
-            cuts_of_batch = cuts[start : start + len(texts)]
-            shares |= zip(cuts_of_batch, search.move(cuts_of_batch), strict=True)
-        if not search.is_moved:
-            return inapplicable(NOTHING_MOVES)
-        worst = rank_differences(shares)
-        cut = worst[0]
-        if dtype.itemsize == 2:  # one rounding may choose another expert: a leak is seen from several cuts
-            cut = worst[:3][-1]
-        if not math.isfinite(shares[cut]) and call not in PLAIN:
-            return inapplicable(f"{call.name}: logits are not finite")
-        if not shares[cut] <= limit:
-            repeated = largest(search.read(texts), search.logits)
-            if repeated > limit:
-                remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-                return judge(looked_at, repeated, limit, reason, remark=remark, path=call.name)
-            if not (call.training or call.mask):
-                noise = largest(search.logits.roll(rows, 0), search.logits)  # each text stands in several rows
-                if noise > limit:
-                    limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
-        finding = judge(looked_at, shares[cut], limit, reason, path=call.name)
-        if finding.verdict == "passes" or not math.isfinite(shares[cut]):
-            return finding
-        if call in PLAIN or call.cache or call.training not in subject.leaking:
-            if not (call.mask or subject.fixed or call.compiled):
-                cut = search.find_cut_of_a_text(cut, limit)
-            if not cut:
-                remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
-                return replace(finding, verdict="passes", difference=0.0, remark=remark)
-            with suppress(Exception):  # a leak is a leak, even one that nobody can explain
-                finding = replace(finding, layers=search.name_layers(cut, limit))
-    if call in PLAIN:
+    copies = 1 if call.compiled else math.ceil(len(cuts) / len(subject.ids))
+    texts = torch.cat([subject.ids] * copies)
+    base = run.read(texts)
+    if bool(base.all_logits.isnan().any()):
+        raise FloatingPointError("logits are NaN")
+    comparisons = list(compare_cuts(run, texts, base, cuts))
+    if all(torch.equal(comparison.reading.all_logits, base.all_logits) for comparison in comparisons):
+        return inapplicable(NOTHING_MOVES)
+    shares = measure(comparisons)
+    # one rounding in half precision may choose another expert: a leak is seen from several cuts
+    worst = rank_differences(shares)[: 3 if run.dtype.itemsize == 2 else 1][-1]
+    difference, cut = shares[worst], worst.expected.part.end or 0
+    if not math.isfinite(difference) and not call.is_plain:
+        return inapplicable(f"{call.name}: logits are not finite")
+    limit, reason = run.allow()
+    if not difference <= limit:
+        repeated = measure_one(base.repeat(), base)
+        if repeated > limit:
+            remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
+            return judge(looked_at, repeated, limit, reason, remark=remark, path=call.name)
+        if not (call.training or call.mask):  # each text stands in several rows
+            noise = measure_one(replace(base, all_logits=base.all_logits.roll(len(subject.ids), 0)), base)
+            if noise > limit:
+                limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
+    finding = judge(looked_at, difference, limit, reason, path=call.name)
+    if finding.verdict == "passes" or not math.isfinite(difference):
+        return finding
+    if call.is_plain or call.cache or call.training not in subject.leaking:
+        if not (call.mask or subject.fixed or call.compiled):
+            cut = find_cut_of_a_text(run, cut, limit)
+        if not cut:
+            remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
+            return replace(finding, verdict="passes", difference=0.0, remark=remark)
+        finding = replace(finding, layers=compare_in_all_rows(run, cut).name_layers(run, limit))
+    if call.is_plain:
         subject.leaking.add(call.training)
     leaks = describe_cut(subject, cut)
     return replace(finding, leaks=leaks, remark=leaks)
 
 
-class Search:
-    """A run whose logits of some texts are known, and how far they move with other tokens."""
+def measure_one(reading: Reading, expected: Reading) -> float:
+    (difference,) = measure([Comparison("", reading, expected)]).values()
+    return difference
 
-    def __init__(self, subject: Subject, run: Run, texts: Tensor) -> None:
-        logits = run(texts)
-        if bool(logits.isnan().any()):
-            raise FloatingPointError("logits are NaN")
-        self.subject, self.run, self.texts, self.is_moved = subject, run, texts, False
-        self.divide = divide_by_size(logits)
-        self.logits = self.divide(logits)
 
-    def read(self, texts: Tensor) -> Tensor:
-        return self.divide(self.run(texts))
+def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Iterator[Comparison]:
+    """Texts, each with every token from a cut on changed, beside the same texts as they are (`base`), before the cut."""
+    for start in range(0, len(cuts), len(texts)):
+        cuts_of_batch = cuts[start : start + len(texts)]
+        changed = run.read(run.subject.change_from(cuts_of_batch, texts))
+        for row, cut in enumerate(cuts_of_batch):
+            part = replace(base.part, end=cut, chosen=[row])
+            yield Comparison(f"cut {cut}", changed.with_part(part), base.with_part(part))
 
-    def move(self, cuts: list[int]) -> list[float]:
-        """The largest change of logits before the cut of each row, where tokens from there on are changed."""
-        changed = self.read(self.subject.change_from(cuts, self.texts))
-        self.is_moved = self.is_moved or not torch.equal(changed, self.logits)
-        return [largest(changed[row, :cut], self.logits[row, :cut]) for row, cut in enumerate(cuts)]
 
-    def find_cut_of_a_text(self, cut: int, least: float) -> int:
-        """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""
-        length = self.subject.length
-        # an expert drops entries in the order of its tokens, and so does its dropout
-        with WithoutDropout() if self.run.call.training else nullcontext():
-            alone = Search(self.subject, self.run, self.subject.ids)
-            for position in (cut, *spread(length, 6)):
-                for row in range(len(alone.texts)):
-                    if alone.move([length] * row + [position])[row] > least:
-                        return position
-        return 0
+def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
+    """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""
+    texts, length = run.subject.ids, run.subject.length
+    # an expert drops entries in the order of its tokens, and so does its dropout
+    with WithoutDropout() if run.call.training else nullcontext():
+        base = run.read(texts)
+        for position in (cut, *spread(length, 6)):
+            for row in range(len(texts)):
+                *_, last = compare_cuts(run, texts, base, [length] * row + [position])
+                if measure_one(last.reading, last.expected) > least:
+                    return position
+    return 0
 
-    def name_layers(self, cut: int, least: float) -> tuple[str, ...]:
-        """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
-        subject, run, call = self.subject, self.run, self.run.call
-        texts, start, stop = subject.ids, 0, subject.length
-        changed = subject.change_from([cut] * len(texts), texts)
-        if call.cache:
-            start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-            changed[:, stop:] = texts[:, stop:]
-        find, rows = find_layers, 1 if call.rows == 1 else len(texts)
-        if call.compiled:  # nobody looks into compiled code
-            find, run = find_layer_by_compiler, Run(subject, call, subject.model)
-        part = Part(rows, stop - start, 0, cut - start, past=start)
-        right, wrong = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
-        return find(run.model, right, wrong, least)
+
+def compare_in_all_rows(run: Run, cut: int) -> Comparison:
+    """All rows with other tokens from the cut on; of a text in two pieces those of the piece in which the cut lies."""
+    call, texts, start, stop = run.call, run.subject.ids, 0, run.subject.length
+    changed = run.subject.change_from([cut] * len(texts), texts)
+    if call.cache:
+        start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
+        changed[:, stop:] = texts[:, stop:]
+    if call.compiled:
+        run = replace(run, model=run.subject.model)
+    part = Part(1 if call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
+    expected, reading = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
+    return Comparison(f"cut {cut}", reading, expected)
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
@@ -176,10 +149,9 @@ def describe_cut(subject: Subject, cut: int) -> str:
     return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
 
 
-def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
+def search_by_gradient(run: Run) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
-    if training and not subject.has_modes:
-        return inapplicable(NO_MODES)
+    subject, training = run.subject, run.call.training
     model, ids = duplicate(subject.model), subject.ids
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -206,7 +178,7 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
         if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
         worst = rank_differences(after)[0]
-        path, leaks = PLAIN[training].name, describe_cut(subject, worst)
+        path, leaks = run.call.name, describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
         finding = judge(looked_at, after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path)
@@ -226,8 +198,9 @@ def view_alone(place: Place, tensors: Tensors) -> Tensors | None:
     return {i: tensor.view_as(tensor) for i, tensor in tensors.items()} if place[-1] == "in" else None
 
 
-def check_on_random_tokens(subject: Subject) -> Finding:
+def check_on_random_tokens(run: Run) -> Finding:
     """A copy is trained on fresh random tokens, where nothing can be learnt but to look ahead; then tokens are changed."""
+    subject = run.subject
     if subject.parameters > _MOST_PARAMETERS:
         return inapplicable(f"a model of {subject.parameters:,} parameters is not trained for it")
     if not subject.reads_tokens:
@@ -253,4 +226,4 @@ def check_on_random_tokens(subject: Subject) -> Finding:
             step += 1
     subject = replace(subject, model=model.eval(), dtype=torch.float32, selects=False)
     call = Call(f"after {step} steps of training on random tokens")
-    return find_leak(subject, call, choose_cuts(subject, call.cuts, 3))
+    return find_leak(Run(subject, call, subject.model), choose_cuts(subject, call.cuts, 3))

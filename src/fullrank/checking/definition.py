@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.agreement import Comparison, compare, compare_pieces
-from fullrank.checking.calls import PLAIN, running
+from fullrank.checking.calls import Run
 from fullrank.checking.copies import build_without_chance, change_attention, duplicate, mode, rebuild
 from fullrank.checking.report import Finding, inapplicable, judge, largest, rank_differences
 from fullrank.checking.subject import SHORT, Subject
@@ -22,9 +22,9 @@ from fullrank.core.stages import starts_plain
 from fullrank.kernels import NAMES, kernel
 
 
-def memory(subject: Subject) -> Finding:
+def memory(run: Run) -> Finding:
     """A text in segments, each after the memory of those before, as in one pass."""
-    subject = subject.core.with_length(min(SHORT, subject.length))
+    subject = run.subject.core.with_length(min(SHORT, run.subject.length))
     if subject.kind != "fullrank":
         return inapplicable("only the memory of fullrank's language models is known")
     if subject.sees_future:
@@ -44,20 +44,20 @@ def memory(subject: Subject) -> Finding:
         out = model(ids, memory)
         return subject.select(out.logits.detach()), out.memory
 
-    subject, comparisons = replace(subject, model=one_pass), list[Comparison]()
-    with running(subject, PLAIN[0]) as run, mode(model, training=False):
+    run, comparisons = Run(subject, run.call, one_pass), list[Comparison]()
+    with mode(model, training=False):
         expected = run.read(subject.ids)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
             name = f"cut at {cuts}{', keys cached' * cached}"
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
                 comparisons += compare_pieces(name, expected, subject.ids, (0, *cuts, length), step)
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
-    return compare(subject, model, comparisons, looked_at)
+    return compare(replace(run, model=model), comparisons, looked_at)
 
 
-def check_plain_start(subject: Subject) -> Finding:
+def check_plain_start(run: Run) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    subject = subject if subject.injected else subject.core
+    subject = run.subject if run.subject.injected else run.subject.core
     subject = subject.with_length(min(SHORT, subject.length))
     mixes, *models = build_injected(subject) if subject.injected else build_fresh(subject)
     if not mixes:
@@ -108,9 +108,9 @@ def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
 _TOLERANCES = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-6, 1e-5)}
 
 
-def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
+def kernels(run: Run, dtype: torch.dtype) -> Finding:
     """Every kernel that can compute the model beside the reference: logits, losses and gradients."""
-    subject = subject.core.with_length(min(SHORT, subject.length))
+    subject = run.subject.core.with_length(min(SHORT, run.subject.length))
     of_outputs, of_gradients = _TOLERANCES[dtype]
     if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
         if dtype.itemsize > subject.dtype.itemsize:
@@ -173,7 +173,7 @@ def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (computed | losses).items()}
 
 
-CHECKS: dict[str, Callable[[Subject], Finding]] = {  # of models that are made of our parts, or have some inside
+CHECKS: dict[str, Callable[[Run], Finding]] = {  # of models that are made of our parts, or have some inside
     "starts as plain attention": check_plain_start,
     "kernels = reference, fp64": partial(kernels, dtype=torch.float64),
     "kernels = reference, fp32": partial(kernels, dtype=torch.float32),

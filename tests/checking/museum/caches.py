@@ -161,29 +161,27 @@ def _after_a_cache(model, ids):
     return torch.cat(parts, dim=1)
 
 
+AFTER = future("perturbation, after a cache") | {"incremental decoding = one pass"}
+CHUNKS = [
+    ("nntrainer: a chunk after a cache", "https://github.com/nntrainer/nntrainer/issues/4333", Cached,
+     everything_after_a_cache),
+    ("a chunk after a cache, use_cache in **kwargs", "", CachedByKeyword, everything_after_a_cache),
+    ("a chunk after a cache, all of it in **kwargs", "", CachedAmongOthers, everything_after_a_cache),
+    ("a chunk after a cache, in a returned tuple", "", CachedInATuple, everything_after_a_cache),
+    ("tt-metal: a chunk after a long cache", "https://github.com/tenstorrent/tt-metal/issues/48899", Cached,
+     everything_after_a_long_cache),
+]  # fmt: skip
 EXHIBITS = [
-    Exhibit(
-        "nntrainer: a chunk after a cache",
-        "https://github.com/nntrainer/nntrainer/issues/4333",
-        lambda: Cached(everything_after_a_cache),
-        lambda: Cached(causal),
-        later(_after_a_cache),
-        future("perturbation, after a cache") | {"incremental decoding = one pass"},
-    ),
     *(
         Exhibit(
-            f"a chunk after a cache, {where}",
-            "",
-            lambda model=model: model(everything_after_a_cache),
+            name,
+            link,
+            lambda model=model, sees=sees: model(sees),
             lambda model=model: model(causal),
             later(_after_a_cache),
-            future("perturbation, after a cache") | {"incremental decoding = one pass"},
+            AFTER,
         )
-        for where, model in (
-            ("use_cache in **kwargs", CachedByKeyword),
-            ("all of it in **kwargs", CachedAmongOthers),
-            ("in a returned tuple", CachedInATuple),
-        )
+        for name, link, model, sees in CHUNKS
     ),
     *(
         Exhibit(
@@ -200,19 +198,11 @@ EXHIBITS = [
         )
     ),
     Exhibit(
-        "tt-metal: a chunk after a long cache",
-        "https://github.com/tenstorrent/tt-metal/issues/48899",
-        lambda: Cached(everything_after_a_long_cache),
-        lambda: Cached(causal),
-        later(_after_a_cache),
-        future("perturbation, after a cache") | {"incremental decoding = one pass"},
-    ),
-    Exhibit(
         "DeepSeek-V2 of mlxcel: step by step it is causal",
         "https://github.com/lablup/mlxcel/issues/991",
         lambda: Cached(masked_step_by_step),
         lambda: Cached(causal),
         later(),
-        EVERY_WAY | future("perturbation, after a cache") | {"incremental decoding = one pass"},
+        EVERY_WAY | AFTER,
     ),
 ]

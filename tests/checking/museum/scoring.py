@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SAME, SUM
+
 VOCABULARY, WINDOW = 5, 8
 TABLE = torch.randn(VOCABULARY + 1, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 START = VOCABULARY  # the row of the start mark
@@ -24,11 +26,6 @@ class Scored:
     control: Callable[[], Callable[..., Any]]
     fails: frozenset[str]
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
-SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
-COUNTS = "counts and means are what they say"
 
 
 def nll(text, axis=-1):
