@@ -112,22 +112,15 @@ def _shrink(name: str, value: Any) -> Any:
 
 
 def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with an entry for each layer, cut to the fewest layers in which every entry occurs, and their number."""
+    """Settings with an entry for each layer, cut to the first layer of each kind, and their number."""
     count = getattr(config, "num_hidden_layers", 0)
     lists = {name: value for name, value in values.items() if isinstance(value, list | tuple)}
     lists = {name: entries for name, entries in lists.items() if len(entries) == count > 1}
     if not lists:
         return {}
-    kinds = []  # of layers
-    for of_layer in zip(*lists.values(), strict=True):
-        kinds.append(set(zip(lists, map(str, of_layer), strict=True)))
-    missing = set().union(*kinds)
-    chosen: list[int] = []
-    while len(chosen) < min(count, _MOST_LAYERS) and (missing or len(chosen) < 2):
-        gains = {layer: len(kinds[layer] & missing) for layer in range(count) if layer not in chosen}
-        best = max(gains, key=gains.__getitem__)
-        chosen = sorted([*chosen, best])
-        missing -= kinds[best]
+    kinds = [str(of_layer) for of_layer in zip(*lists.values(), strict=True)]
+    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    chosen = firsts[:_MOST_LAYERS] if len(firsts) > 1 else [0, 1]
     cut: dict[str, Any] = {}
     for name, entries in lists.items():
         cut[name] = [_shrink(name, entries[layer]) for layer in chosen]
