@@ -123,11 +123,8 @@ def checkpoint_function(function: Callable[..., Any], *arguments: Any, **options
         return function(*arguments, **options)
     if torch.compiler.is_compiling():  # torch's generators draw there, and it knows of them
         return checkpoint(function, *arguments, use_reentrant=False, **options)
-    return checkpoint(function, *arguments, use_reentrant=False, context_fn=_contexts, **options)
-
-
-def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _Again(copy(current), copy_context())
+    again = _Again(copy(current), copy_context())
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **options)
 
 
 @dataclass

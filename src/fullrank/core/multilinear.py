@@ -192,10 +192,9 @@ class MultiLinear(Attend):
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        query, keys, values = _factors(heads)
         if self.decayed is None:
-            return self._with_bias(self._pairs(query, keys, values, layout))
-        out, _, _ = self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())
+            return self._with_bias(self._pairs(*_factors(heads), layout))
+        out, _, _ = self.decayed(*_factors(heads), self.cores().mean(0), layout, DecayedSums())
         return self._with_bias(out)
 
     def past(self) -> DecayedSums | None:

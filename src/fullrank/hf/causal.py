@@ -66,15 +66,12 @@ class Sizes(NamedTuple):
     sees_future: bool = False
 
 
-class KeyValueCache:
+class KeyValueCache(transformers.DynamicCache):
     """Keys and values of earlier tokens as transformers keeps them; it changes as it is read."""
-
-    def __init__(self) -> None:
-        self.content: Any = transformers.DynamicCache()
 
     def reorder(self, index: Tensor) -> KeyValueCache:
         """Select and repeat rows."""
-        self.content.reorder_cache(index)
+        self.reorder_cache(index)
         return self
 
 
@@ -104,13 +101,13 @@ class CausalModel(nn.Module):
         """Logits (B, N, V) of tokens (B, N). attention_mask covers all tokens so far, 1 for tokens and 0 for padding."""
         options: dict[str, Any] = {}
         if attention_mask is None:
-            tokens = input_ids.shape[1] + (0 if cache is None else cache.content.get_seq_length())
+            tokens = input_ids.shape[1] + (0 if cache is None else cache.get_seq_length())
             attention_mask = input_ids.new_ones(len(input_ids), tokens)
         else:
             positions = attention_mask.long().cumsum(1).sub(1).clamp(min=0)
             options["position_ids"] = positions[:, -input_ids.shape[1] :]
         if cache is not None:
-            options[cache_argument(read_arguments(self.model))] = cache.content
+            options[cache_argument(read_arguments(self.model))] = cache
         out = self.model(input_ids, attention_mask=attention_mask.long(), use_cache=cache is not None, **options)
         return Pass(out.logits, None, cache)
 
