@@ -35,14 +35,17 @@ class Buffer:
 
     def append(self, old: Tensor, new: Tensor) -> tuple[Tensor, Buffer]:
         """Seen tokens (B, H, M, D), then new ones (B, H, N, D), as a view (B, H, M + N, D), and its buffer."""
-        buffer, width = self, new.shape[3]
-        start = (old.storage_offset() - self.storage.storage_offset()) // max(1, self.storage.stride(2))
+        buffer = self
+        added, width = new.shape[2:]
+        numbers_before = old.storage_offset() - self.storage.storage_offset()
+        start = numbers_before // max(1, self.storage.stride(2))
+        seen = start + old.shape[2]
         # a tensor made in inference mode must not be written outside of it
         frozen = self.storage.is_inference() and not torch.is_inference_mode_enabled()
-        room = self.storage.shape[2] - start
-        if self.used != start + old.shape[2] or room < old.shape[2] + new.shape[2] or frozen:
-            buffer, start = self.copy(old, new.shape[2]), 0
-        end = start + old.shape[2] + new.shape[2]
+        if self.used != seen or self.storage.shape[2] < seen + added or frozen:
+            buffer = self.copy(old, added)
+            start, seen = 0, old.shape[2]
+        end = seen + added
         buffer.storage[:, :, buffer.used : end, :width] = new
         buffer.used = end
         return buffer.storage[:, :, start:end, :width], buffer
@@ -183,9 +186,11 @@ class Cache:
                 "output_map decayed keeps sums over all earlier tokens, which cannot be parted again; "
                 "read the text anew"
             )
-        layers = tuple(past.crop(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
-        mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
-        documents = None if self.documents is None or not length else self.documents[:, :length]
+        if length == 0:
+            return Cache((None,) * len(self.layers))
+        layers = tuple(past.crop(length) for past in self.layers if isinstance(past, KeyValues))
+        mask = None if self.key_mask is None else self.key_mask[:, :length]
+        documents = None if self.documents is None else self.documents[:, :length]
         return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def reorder(self, index: Tensor) -> Cache:

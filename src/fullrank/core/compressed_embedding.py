@@ -83,7 +83,7 @@ class AdaptiveInput(Input):
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         entries, widths = self.clusters.sizes, self.clusters.widths
-        self.weights = nn.ParameterList(torch.empty(size, width) for size, width in zip(entries, widths, strict=True))
+        self.weights = nn.ParameterList(map(torch.empty, zip(entries, widths, strict=True)))
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )
@@ -156,9 +156,8 @@ class TensorTrainInput(Input):
         ranks = [1, *[options.rank] * (options.cores - 1), 1]
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
-        self.cores = nn.ParameterList(
-            torch.empty(shape) for shape in zip(ranks[:-1], words, widths, ranks[1:], strict=True)
-        )
+        shapes = zip(ranks[:-1], words, widths, ranks[1:], strict=True)
+        self.cores = nn.ParameterList(map(torch.empty, shapes))
         self.start((2 / (vocab_size + hidden_size)) ** 0.5)
 
     def start(self, std: float) -> None:
@@ -172,7 +171,8 @@ class TensorTrainInput(Input):
         """X (V, E), the definition: slow, and as large as a plain table."""
         table = self.cores[0].new_ones(1, 1, 1)
         for core in self.cores:
-            table = torch.einsum("ijr,rves->ivjes", table, core).flatten(2, 3).flatten(0, 1)
+            longer = torch.einsum("ijr,rves->ivjes", table, core)
+            table = longer.flatten(2, 3).flatten(0, 1)
         return table[: self.vocab_size, :, 0]
 
     def forward(self, input_ids: Tensor) -> Tensor:

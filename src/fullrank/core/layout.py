@@ -64,8 +64,10 @@ class Layout:
         if causal and queries > keys:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
         positions = torch.arange(min(keys - queries, 0), keys, device=device)
-        last = positions.shape[0]
-        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask, ((0, keys),), True, window)
+        count = positions.shape[0]
+        of_queries = positions[count - queries :]
+        of_keys = positions[count - keys :]
+        return cls(of_queries, of_keys, causal, key_mask, ((0, keys),), True, window)
 
     @classmethod
     def from_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
@@ -140,7 +142,8 @@ class Layout:
             low = max(nearest, first - (start + size - 1))
             high = min(farthest, last - start)
             if spans and low <= spans[-1][1] + 1:
-                spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
+                lowest, highest = spans[-1]
+                spans[-1] = (lowest, max(high, highest))
             elif low <= high:
                 spans.append((low, high))
         return tuple(spans)
@@ -207,7 +210,9 @@ class Layout:
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
-        return seen | (index == query_index) if self.causal else seen | ~seen.any(-1, keepdim=True)
+        if self.causal:
+            return seen | (index == query_index)
+        return seen | ~seen.any(-1, keepdim=True)
 
 
 def measure_distances(query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -138,14 +138,14 @@ class Memory:
             runs = tensors.get(f"{i}.runs")
             layer = LayerMemory(
                 tensors.get(f"{i}.hidden"),
-                None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist()),
+                None if runs is None else tuple(map(tuple, runs.view(-1, 2).tolist())),
                 tensors.get(f"{i}.positions"),
                 tensors.get(f"{i}.mask"),
                 skipped=int(tensors[f"{i}.rested"]),
             )
             layers.append(layer)
-        lengths = tensors.get("lengths")
-        return cls(tuple(layers), int(tensors["length"]), None if lengths is None else lengths.flatten())
+        length, lengths = int(tensors["length"]), tensors.get("lengths")
+        return cls(tuple(layers), length, None if lengths is None else lengths.flatten())
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ class Segment:
             return LayerMemory(skipped=memory.skipped)
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
-            joined_runs = join_runs((*(memory.runs or ()), (self.first, self.tokens)))
-            runs = find_last_runs(joined_runs, limit)
+            all_runs = (*(memory.runs or ()), (self.first, self.tokens))
+            runs = find_last_runs(join_runs(all_runs), limit)
             if heads is None:
                 return LayerMemory(_take_last_tokens(memory.hidden, new, limit), runs, skipped=memory.skipped)
             hidden, buffer = _append_tokens(memory, new)
@@ -212,11 +212,12 @@ class Segment:
             hidden = torch.cat((memory.hidden.to(new.dtype), new), dim=1)
         positions, mask = self._join(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
-        order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
+        padding_first = mask.to(torch.uint8).argsort(dim=1, stable=True)
+        order = padding_first[:, -limit:]
 
         def choose(part: Tensor) -> Tensor:
-            index = order[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
-            return part.gather(2, index)
+            index = order[:, None, :, None]
+            return part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
 
         return LayerMemory(
             choose(hidden[:, None])[:, 0],
@@ -234,7 +235,8 @@ class Segment:
             old = list_positions(memory.runs or (), self.mask.device)
             positions = old.expand(len(self.mask), -1)
             mask = torch.ones_like(positions, dtype=torch.bool)
-        return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
+        joined = torch.cat((positions, self.positions), dim=1)
+        return joined, torch.cat((mask, self.mask), dim=1)
 
 
 def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | None]:
@@ -251,9 +253,10 @@ def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
     """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
     old_tokens = limit - new.shape[1]
     if old is not None and old_tokens > 0:
-        return torch.cat((old[:, -old_tokens:].to(new.dtype), new), dim=1)
-    # a short view would keep a long tensor alive
-    return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
+        kept = old[:, -old_tokens:]
+        return torch.cat((kept.to(new.dtype), new), dim=1)
+    last = new[:, -limit:]
+    return last.clone() if 2 * limit < new.shape[1] else last  # a short view would keep a long tensor alive
 
 
 class MemoryState(State):
@@ -310,8 +313,8 @@ class MemoryState(State):
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
     """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
-    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
+    versions = ((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
     device = x.device.type
     casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     autocast_dtype = torch.get_autocast_dtype(device) if casts else None
-    return parameters, clamp_length, x.dtype, autocast_dtype
+    return tuple(versions), clamp_length, x.dtype, autocast_dtype

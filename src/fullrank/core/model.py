@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -95,9 +96,8 @@ class Model(nn.Module):
 
     def compile_targets(self) -> list[nn.Module]:
         """The modules that `torch.compile` should compile one by one: all blocks."""
-        return [
-            block for name, blocks in self.named_modules() if name.endswith("blocks") for block in blocks.children()
-        ]
+        lists = [module.children() for name, module in self.named_modules() if name.endswith("blocks")]
+        return [*chain.from_iterable(lists)]
 
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.yaml` into `folder`."""
@@ -197,16 +197,19 @@ class Layers(Model):
             self.position.check(past + new)
             return Layout.of(new, past + new, causal=causal, device=device, window=window)
         documents = None if token is None else number_documents(input_ids, token, mask, before)
-        every = torch.ones(len(input_ids), past + new, dtype=torch.bool, device=device) if mask is None else mask
-        positions = find_positions(every, documents)
+        runs, tokens = None, mask
+        if tokens is None:
+            runs = ((0, past + new),)
+            tokens = torch.ones(len(input_ids), past + new, dtype=torch.bool, device=device)
+        positions = find_positions(tokens, documents)
         if self.position.max_length is not None:
             self.position.check(int(positions.max()) + 1)
-        runs = ((0, past + new),) if mask is None else None
         return Layout(positions[:, past:], positions, causal, mask, runs, window=window, documents=documents)
 
     @property
     def max_length(self) -> int | None:
-        return longest(self.position.max_length, *(block.attention.attend.max_length for block in self.blocks))
+        of_layers = (block.attention.attend.max_length for block in self.blocks)
+        return longest(self.position.max_length, *of_layers)
 
 
 def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:
@@ -219,7 +222,8 @@ def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", f
     """Raises InputError unless targets are tokens, as many as `input_ids`; fewer: of the last ones of each row."""
     if targets.numel() == 0:
         raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
-    if fewer and targets.dim() == 2 == input_ids.dim() and targets.shape[1] <= input_ids.shape[1]:
+    are_matrices = targets.dim() == 2 and input_ids.dim() == 2
+    if fewer and are_matrices and targets.shape[1] <= input_ids.shape[1]:
         input_ids = input_ids[:, -targets.shape[1] :]
     if targets.shape != input_ids.shape:
         raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")

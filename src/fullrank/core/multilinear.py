@@ -122,7 +122,8 @@ class DecayedMap(nn.Module):
         share = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
         scale = _LONGEST ** (0.999 * share + 0.001)  # above 1: a decay of 0 could not learn
         start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
-        apart = torch.cat((torch.arange(0, count, 2), torch.arange(1, count, 2)))
+        numbers = torch.arange(count)
+        apart = torch.cat((numbers[0::2], numbers[1::2]))
         self.key_decay = nn.Parameter(start)
         self.value_decay = nn.Parameter(start[apart].clone())
         self.weight = nn.Parameter(torch.empty(count, size.head_dim, size.hidden_size))
@@ -172,8 +173,10 @@ class MultiLinear(Attend):
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
         self.sees_future = config.sees_future
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
-        relative = stage_name(config.score) == "relative"
-        self.score = PositionTerm(config.rank, size.hidden_size, RelativeBiases(1, config.rank)) if relative else None
+        self.score: PositionTerm | None = None
+        if stage_name(config.score) == "relative":
+            biases = RelativeBiases(1, config.rank)
+            self.score = PositionTerm(config.rank, size.hidden_size, biases)
         self.decayed: DecayedMap | None = None
         self.weight: nn.Parameter | None = None
         if config.output_map == "decayed":
@@ -220,7 +223,8 @@ class MultiLinear(Attend):
         out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
         after = past
         if new:
-            after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new)
+            of_keys, of_values = a[:, -1], b[:, -1]
+            after = DecayedSums(of_keys.clone(), of_values.clone(), past.length + new)
         return self._with_bias(out), after
 
     def _with_bias(self, out: Tensor) -> Tensor:
@@ -237,7 +241,8 @@ class MultiLinear(Attend):
             index, tokens = self._index(layout, keys.shape[0])
             length = int(index.max()) + 1
             keys, values = (_put(part, index, tokens, length) for part in (keys, values))
-            mask = _put(tokens[..., None].to(keys.dtype), index, tokens, length)[..., 0] > 0
+            ones = tokens[..., None].to(keys.dtype)
+            mask = _put(ones, index, tokens, length)[..., 0] > 0
         if length > self.size.max_length:
             raise InputError(
                 f"{length} positions, but the output matrix of multi-linear attention has a column for each pair of "
@@ -256,10 +261,10 @@ class MultiLinear(Attend):
         visible = None
         if layout.narrow or (layout.causal and not at_end):
             position = torch.arange(length, device=keys.device)
-            last = query_positions[..., None] if layout.causal else torch.full_like(query_positions, length)[..., None]
-            visible = position <= last
+            last = query_positions[..., None]
+            visible = position <= (last if layout.causal else torch.full_like(last, length))
             if layout.window is not None:
-                visible = visible & (position > query_positions[..., None] - layout.window)
+                visible = visible & (position > last - layout.window)
         return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:

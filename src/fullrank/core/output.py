@@ -51,7 +51,8 @@ def log_probabilities(components: Components) -> Tensor:
     head, *tails = parts
     words = head.shape[-1] - len(tails)
     of_tails = [tail + head[..., words + i, None] for i, tail in enumerate(tails)]
-    each = torch.cat((head[..., :words], *of_tails), dim=-1) if tails else head  # (T, K, V)
+    of_words = head[..., :words]
+    each = torch.cat((of_words, *of_tails), dim=-1) if tails else head  # (T, K, V)
     if components.log_prior is None:
         return each.squeeze(1)
     return torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
@@ -135,7 +136,8 @@ def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tens
     flat = targets.flatten()
     counts = flat != IGNORED
     ids = flat.masked_fill(~counts, 0)
-    vocab_size = sum(cluster.weight.shape[0] for cluster in components.clusters) - len(components.clusters) + 1
+    sizes = [len(cluster.weight) for cluster in components.clusters]
+    vocab_size = sum(sizes) - len(sizes) + 1  # the first has a class for each of the others
     check_ids(ids, vocab_size, f"targets (or {IGNORED}, which does not count)")
     return ids.long(), counts
 
@@ -177,8 +179,10 @@ class Tempered(Output):
     def components(self, hidden: Tensor) -> Components:
         plain = self.layer.components(hidden)
         scale = 1 / self.temperature
-        biases = [None if cluster.bias is None else cluster.bias * scale for cluster in plain.clusters]
-        clusters = [replace(cluster, bias=bias) for cluster, bias in zip(plain.clusters, biases, strict=True)]
+        clusters = []
+        for cluster in plain.clusters:
+            bias = None if cluster.bias is None else cluster.bias * scale
+            clusters.append(replace(cluster, bias=bias))
         return replace(plain, states=plain.states * scale, clusters=tuple(clusters))
 
     def flops_per_token(self) -> float:
@@ -216,8 +220,10 @@ class SoftmaxOutput(Output):
                 )
             vars(self)["_tied"] = embedding  # no submodule, so that its weight is saved once
         self.normalize = options.normalize
-        self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
+        weight = None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
+        bias = nn.Parameter(torch.zeros(vocab_size)) if options.bias else None
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
 
     @property
     def matrix(self) -> Tensor:
@@ -344,9 +350,8 @@ class AdaptiveSoftmax(Output):
         self._tied_projections = bool(options.tied_projections)
         entries, widths = self.clusters.sizes, self.clusters.widths
         tails = range(1, len(entries))
-        self.weights = nn.ParameterList(
-            torch.empty(size, width) for size, width in zip(entries, widths, strict=True) if not options.tied
-        )
+        shapes = [] if options.tied else [*zip(entries, widths, strict=True)]
+        self.weights = nn.ParameterList(map(torch.empty, shapes))
         self.biases = nn.ParameterList(torch.empty(size) for size in entries if options.bias)
         projected = [0] if options.form == "transformer_xl" else []
         projected += [] if self._tied_projections else list(tails)

@@ -106,7 +106,8 @@ register("norm_type", "rms_norm")(nn.RMSNorm)
 def make_norm(config: ModelConfig) -> nn.Module:
     """The norm over the width E that a model has before or after its sub-layers: LayerNorm, or x / sqrt(mean(x^2) + eps) * w
     (Zhang and Sennrich 2019)."""
-    norm: nn.Module = registry.lookup("norm_type", config.norm_type)(config.hidden_size, eps=config.layer_norm_eps)
+    kind = registry.lookup("norm_type", config.norm_type)
+    norm: nn.Module = kind(config.hidden_size, eps=config.layer_norm_eps)
     return norm
 
 
@@ -129,7 +130,8 @@ class Attend(nn.Module):
 
     def merge(self, bias: bool, shares: int = 1) -> nn.Module:
         """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
-        return Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
+        width = self.size.num_heads * self.size.head_dim // shares
+        return Linear(width, self.size.hidden_size, bias=bias)
 
     def view(self, layout: Layout) -> Layout:
         """The layout as this class reads it."""
@@ -347,7 +349,8 @@ class StochasticCrossHead(nn.Module):
             order = drawn.to(device, non_blocking=True)
         else:
             permuted = torch.rand((), device=device) < self.beta  # stays a tensor: no branch, no synchronisation
-            order = torch.where(permuted, torch.randperm(count, device=device), torch.arange(count, device=device))
+            others = torch.randperm(count, device=device)
+            order = torch.where(permuted, others, torch.arange(count, device=device))
         return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
 
 
@@ -388,13 +391,13 @@ def compute_scores(query: Tensor, keys: Tensor, scale: float, distances: Distanc
     """A(n, m) = s Q(n) . K(m), or with distances s ((Q(n) + u) . K(m) + (Q(n) + v) . R(p_n - p_m)): (B, H, N, M)."""
     if distances is None:
         return (query * scale) @ keys.transpose(-1, -2)
-    biases = (distances.u, distances.v)
-    content, position = (((query + bias[:, None]) * scale).to(query.dtype) for bias in biases)
-    by_distance = position @ distances.keys.transpose(-1, -2)  # (B, H, N, T)
+    content = (query + distances.u[:, None]) * scale
+    position = (query + distances.v[:, None]) * scale
+    by_distance = position.to(query.dtype) @ distances.keys.mT  # (B, H, N, T)
     apart = measure_distances(layout.origins, layout.key_positions)
-    index = layout.distance_rows(apart)[:, None]
-    of_keys = by_distance.gather(-1, index.expand(*query.shape[:3], -1))
-    return content @ keys.transpose(-1, -2) + of_keys
+    rows = layout.distance_rows(apart)
+    index = rows[:, None].expand(*query.shape[:3], -1)
+    return content.to(query.dtype) @ keys.mT + by_distance.gather(-1, index)
 
 
 @register("score", "dot_product")
@@ -638,8 +641,9 @@ class PositionWiseMixing(LearnedMixing):
         """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
         if query is None:
             return self.mixing
-        # (B, N, H, D), which is how a projection lies in memory, times (D, H)
-        return query.transpose(1, 2) @ self.from_query.to(query.dtype) + self.mixing.to(query.dtype)
+        by_token = query.transpose(1, 2)  # (B, N, H, D), which is how a projection lies in memory
+        of_query = by_token @ self.from_query.to(query.dtype)
+        return of_query + self.mixing.to(query.dtype)
 
     def multiply_adds(self, keys: float) -> float:
         of_matrix = self.from_query.numel() * len(self.mixing)
