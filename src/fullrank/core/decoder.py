@@ -14,7 +14,7 @@ from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
 from .layout import State, read_mask
-from .memory import Memory, MemoryState, Segment
+from .memory import Memory, MemoryState
 from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens
 from .output import Output
 from .registry import with_parts
@@ -96,15 +96,14 @@ class LanguageModel(Layers):
     def _make_memory_state(
         self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor
     ) -> MemoryState:
-        rows, tokens = input_ids.shape
         if self.config.memory_start == "zeros":
             memory = released.start_memory(self.config, memory, x)
-        memory.check(len(self.blocks), rows, self.config.hidden_size)
-        segment = Segment.from_memory(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
+        memory.check(len(self.blocks), len(x), self.config.hidden_size)
+        state = MemoryState(memory, read_mask(attention_mask, input_ids), self, x)
         if self.position.max_length is not None:
-            length = memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1
-            self.position.check(length)
-        return MemoryState(memory, segment, self, x)
+            longest = state.first + state.tokens if state.mask is None else int(state.positions.max()) + 1
+            self.position.check(longest)
+        return state
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:

@@ -289,7 +289,8 @@ def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before:
 class State:
     """State of the layers in one call, without earlier tokens. `CacheState` and `MemoryState` know some.
 
-    layout: of the tokens of the call. place: the model's `Position.place`, which runs once for layers of one layout.
+    layout: of the tokens of the call; positions (N,) or (B, N): those of the new ones. place: the model's `Position.place`,
+    which runs once for layers of one layout.
     keeps: layers hand over their keys and values for the next call.
     """
 
@@ -297,11 +298,7 @@ class State:
 
     def __init__(self, layout: Layout, place: Callable[..., Layout]) -> None:
         self.layout, self.place, self.placed = layout, place, False
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions (N,) or (B, N) of the new tokens."""
-        return self.layout.query_positions
+        self.positions = layout.query_positions
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Any, Tensor | None]:
         """Context of `layer` beside its inputs x (B, N, E): the layout of all tokens, and earlier ones as keys and values (or

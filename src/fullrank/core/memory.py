@@ -45,8 +45,6 @@ class LayerMemory:
     def last(self, limit: int) -> LayerMemory:
         if self.tokens <= limit:
             return self
-        if limit == 0:
-            return LayerMemory(skipped=self.skipped)
         assert self.hidden is not None
         return replace(
             self,
@@ -85,7 +83,7 @@ class Memory:
     def empty(cls, layers: int) -> Memory:
         return cls((LayerMemory(),) * layers)
 
-    def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
+    def place(self, layer: LayerMemory, segment: MemoryState) -> LayerMemory:
         """The memory of a layer, its tokens at the positions where the queries of the segment see them: in the text."""
         return layer
 
@@ -148,59 +146,90 @@ class Memory:
         return cls(tuple(layers), length, None if lengths is None else lengths.flatten())
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The N tokens of the current segment: their positions in the text, and their padding.
+class MemoryState(State):
+    """A segment of N tokens after the memory of each layer; a skipped layer keeps its memory.
 
-    positions (N,) or (B, N); mask (B, N), True for tokens, None when nothing was ever padded; first: the first position,
-    where rows do not differ; lengths (B,): tokens read after the segment, where rows differ.
+    positions (N,) or (B, N): those of the segment in the text; first: the first one, where rows do not differ. mask (B, N),
+    True for tokens, None when nothing was ever padded. lengths (B,): tokens read after the segment, where rows differ.
+    model: the language model, whose parameters make the keys and values that layers keep in evaluation without gradients.
     """
 
-    positions: Tensor
-    first: int
-    mask: Tensor | None = None
-    lengths: Tensor | None = None
-
-    @classmethod
-    def from_memory(cls, memory: Memory, rows: int, tokens: int, mask: Tensor | None, device: torch.device) -> Segment:
-        """The segment of `tokens` tokens that follows `memory`; mask (B, N) or None."""
-        first = memory.length
+    def __init__(self, memory: Memory, mask: Tensor | None, model: Any, x: Tensor) -> None:
+        self.memory, self.first, self.tokens = memory, memory.length, x.shape[1]
+        self.limit, self.window, self.place = model.memory_length, model.window, model.position.place
+        self.mask, self.lengths = mask, memory.lengths
         if mask is None and memory.lengths is None:
-            return cls(torch.arange(first, first + tokens, device=device), first)
-        before = memory.lengths
+            self.positions = torch.arange(self.first, self.first + self.tokens, device=x.device)
+        else:
+            self._tell_rows_apart(x)
+        self.keeps = not model.blocks.training and not torch.is_grad_enabled()
+        self.version = _find_version(model.blocks, x, model.position.clamp_length) if self.keeps else ()
+        self.before = [layer.last(self.limit) for layer in memory.layers]
+        if not self.keeps or memory.version != self.version:
+            # a table of distances, too, has no gradient and no dropout
+            self.before = [replace(layer, heads=None) for layer in self.before]
+        self.after: dict[int, LayerMemory] = {}
+        self.layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
+
+    def _tell_rows_apart(self, x: Tensor) -> None:
+        rows = len(x)
+        if self.mask is None:
+            self.mask = torch.ones(rows, self.tokens, dtype=torch.bool, device=x.device)
+        before = self.lengths
         if before is None:
-            before = torch.full((rows,), first, device=device)
-        if mask is None:
-            mask = torch.ones(rows, tokens, dtype=torch.bool, device=device)
-        positions = before[:, None] + find_positions(mask)
-        return cls(positions, first, mask, before + mask.sum(1))
+            before = torch.full((rows,), self.first, device=x.device)
+        self.positions = before[:, None] + find_positions(self.mask)
+        self.lengths = before + self.mask.sum(1)
 
-    @property
-    def tokens(self) -> int:
-        return self.positions.shape[-1]
+    def enter(self, layer: int, x: Tensor) -> tuple[Layout, KeyValues | None, Tensor | None]:
+        before = self.before[layer]
+        placed = self.memory.place(before, self)
+        key = layer if placed.runs is None else placed.runs
+        if key not in self.layouts:
+            distance_keys = None if before.heads is None else before.heads.relative
+            layout = self._make_layout(placed)
+            self.layouts[key] = self.place(layout, x, distance_keys=distance_keys, cached=self.keeps)
+        hidden = before.hidden
+        if before.heads is not None or hidden is None:
+            return self.layouts[key], before.heads, None
+        # only a copy of a tensor made in inference mode can be differentiated
+        frozen = torch.is_grad_enabled() and hidden.is_inference()
+        return self.layouts[key], None, hidden.to(x.dtype, copy=frozen)
 
-    def layout(self, memory: LayerMemory, window: int | None) -> Layout:
-        if self.mask is None and memory.mask is None:
+    def leave(self, layer: int, x: Tensor, pasts: list[Past]) -> None:
+        heads = pasts[0] if pasts and isinstance(pasts[0], KeyValues) else None
+        self.after[layer] = self._remember(self.before[layer], x, heads)
+
+    def skip(self, layer: int) -> None:
+        before = self.before[layer]
+        self.after[layer] = replace(before, skipped=before.skipped + self.tokens)
+
+    def next(self) -> tuple[Memory, None]:
+        layers = tuple(self.after[layer] for layer in range(len(self.before)))
+        length = self.first + self.tokens
+        return replace(self.memory, layers=layers, length=length, lengths=self.lengths, version=self.version), None
+
+    def _make_layout(self, memory: LayerMemory) -> Layout:
+        if self.mask is None:
             first, device = self.first, self.positions.device
             runs = [(start - first, length) for start, length in memory.runs or ()]
             runs.append((0, self.tokens))
-            return Layout.from_runs(self.tokens, runs, origin=first, device=device, window=window)
+            return Layout.from_runs(self.tokens, runs, origin=first, device=device, window=self.window)
         positions, mask = self._join(memory)
         farthest = None
         if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
             apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
             farthest = max(int(apart.max()), positions.shape[1] - 1)
-        return Layout(self.positions, positions, True, mask, window=window, farthest=farthest)
+        return Layout(self.positions, positions, True, mask, window=self.window, farthest=farthest)
 
-    def remember(self, memory: LayerMemory, hidden: Tensor, heads: KeyValues | None, limit: int) -> LayerMemory:
+    def _remember(self, memory: LayerMemory, hidden: Tensor, heads: KeyValues | None) -> LayerMemory:
         """The memory of a layer that has run on the segment: the last `limit` of old and new tokens.
 
         hidden (B, N, E): inputs of the layer; heads: keys and values of old and new tokens, if they are kept.
         """
-        if limit == 0:
-            return LayerMemory(skipped=memory.skipped)
+        limit = self.limit
         new = hidden.detach()
-        if self.mask is None and memory.mask is None:
+        if self.mask is None:
             all_runs = (*(memory.runs or ()), (self.first, self.tokens))
             runs = find_last_runs(join_runs(all_runs), limit)
             if heads is None:
@@ -257,58 +286,6 @@ def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
         return torch.cat((kept.to(new.dtype), new), dim=1)
     last = new[:, -limit:]
     return last.clone() if 2 * limit < new.shape[1] else last  # a short view would keep a long tensor alive
-
-
-class MemoryState(State):
-    """The next segment after the memory of each layer; a skipped layer keeps its memory.
-
-    model: the language model, whose parameters make the keys and values that layers keep in evaluation without gradients.
-    """
-
-    def __init__(self, memory: Memory, segment: Segment, model: Any, x: Tensor) -> None:
-        self.memory, self.segment = memory, segment
-        self.limit, self.window, self.place = model.memory_length, model.window, model.position.place
-        self.keeps = not model.blocks.training and not torch.is_grad_enabled()
-        self.version = _find_version(model.blocks, x, model.position.clamp_length) if self.keeps else ()
-        self.before = [layer.last(self.limit) for layer in memory.layers]
-        if not self.keeps or memory.version != self.version:
-            # a table of distances, too, has no gradient and no dropout
-            self.before = [replace(layer, heads=None) for layer in self.before]
-        self.after: dict[int, LayerMemory] = {}
-        self.layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
-
-    @property
-    def positions(self) -> Tensor:
-        return self.segment.positions
-
-    def enter(self, layer: int, x: Tensor) -> tuple[Layout, KeyValues | None, Tensor | None]:
-        before = self.before[layer]
-        placed = self.memory.place(before, self.segment)
-        key = layer if placed.runs is None else placed.runs
-        if key not in self.layouts:
-            distance_keys = None if before.heads is None else before.heads.relative
-            layout = self.segment.layout(placed, self.window)
-            self.layouts[key] = self.place(layout, x, distance_keys=distance_keys, cached=self.keeps)
-        hidden = before.hidden
-        if before.heads is not None or hidden is None:
-            return self.layouts[key], before.heads, None
-        # only a copy of a tensor made in inference mode can be differentiated
-        frozen = torch.is_grad_enabled() and hidden.is_inference()
-        return self.layouts[key], None, hidden.to(x.dtype, copy=frozen)
-
-    def leave(self, layer: int, x: Tensor, pasts: list[Past]) -> None:
-        heads = pasts[0] if pasts and isinstance(pasts[0], KeyValues) else None
-        self.after[layer] = self.segment.remember(self.before[layer], x, heads, self.limit)
-
-    def skip(self, layer: int) -> None:
-        before = self.before[layer]
-        self.after[layer] = replace(before, skipped=before.skipped + self.segment.tokens)
-
-    def next(self) -> tuple[Memory, None]:
-        layers = tuple(self.after[layer] for layer in range(len(self.before)))
-        length = self.memory.length + self.segment.tokens
-        lengths = self.segment.lengths
-        return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version), None
 
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:

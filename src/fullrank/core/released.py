@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from .config import ModelConfig
 from .layout import Layout
-from .memory import LayerMemory, Memory, Segment
+from .memory import LayerMemory, Memory, MemoryState
 from .registry import lookup, with_parts
 
 Decoder = TypeVar("Decoder", bound=nn.Module)
@@ -67,11 +67,11 @@ class DriftingMemory(Memory):
     def from_memory(cls, memory: Memory) -> DriftingMemory:
         return cls(**vars(memory))
 
-    def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
+    def place(self, layer: LayerMemory, segment: MemoryState) -> LayerMemory:
         size, back = layer.tokens, layer.skipped
         if size == 0:
             return layer
-        if segment.mask is None and layer.mask is None:
+        if segment.mask is None:
             return replace(layer, runs=((segment.first - back - size, size),))
         before = torch.arange(-size, 0, device=segment.positions.device)
         positions = segment.positions[:, :1] + before - back
