@@ -275,27 +275,37 @@ class Source:
 
 
 @dataclass(frozen=True)
-class ProjectedSource:
-    """The source during decoding: keys and values of each layer, a row for each target row. mask: as in `Source`.
+class TranslationCache:
+    """What decoding a translation has read, a value like `Cache`: the target `written` so far, and the source.
 
+    layers: keys and values of the source for each layer, a row for each target row; mask: as in `Source`.
     rows (R,): the sentence that each target row translates.
     """
 
+    written: Cache
     layers: tuple[KeyValues, ...]
     mask: Tensor | None
     rows: Tensor
+
+    @property
+    def length(self) -> int:
+        return self.written.length
+
+    @property
+    def batch(self) -> int:
+        return len(self.rows)
 
     def get_layer_input(self, layer: int, queries: int) -> CrossInput:
         heads = self.layers[layer]
         return heads, _source_layout(queries, heads.length, self.mask, heads.values.device)
 
-    def reorder(self, index: Tensor) -> ProjectedSource:
-        """The source for target rows `index` (K,), in that order; they may repeat."""
-        rows = self.rows.index_select(0, index)
+    def reorder(self, index: Tensor) -> TranslationCache:
+        """The cache of target rows `index` (K,), in that order; they may repeat (beams)."""
+        written, rows = self.written.reorder(index), self.rows.index_select(0, index)
         if torch.equal(rows, self.rows):  # beams changed places within their sentences
-            return self
+            return replace(self, written=written)
         layers = tuple(heads.rows(index) for heads in self.layers)
-        return ProjectedSource(layers, take_rows(self.mask, index), rows)
+        return TranslationCache(written, layers, take_rows(self.mask, index), rows)
 
 
 def _source_layout(queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Layout:

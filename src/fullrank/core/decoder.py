@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from . import engine, registry, released
-from .cache import Cache, CacheState, ProjectedSource, Source
+from .cache import Cache, CacheState, Source, TranslationCache
 from .config import ModelConfig, with_memory
 from .draws import make_dropout
 from .embedding import Input
@@ -70,7 +70,7 @@ class LanguageModel(Layers):
         attention_mask: Tensor | None = None,
         trace: Trace | None = None,
         skip: Collection[int] = (),
-        source: Source | ProjectedSource | None = None,
+        source: Source | TranslationCache | None = None,
     ) -> Pass:
         check_tokens(input_ids)
         self._check(memory, cache, skip)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import engine, registry
 from .attention import Block
-from .cache import Cache, Past, ProjectedSource, Source
+from .cache import Cache, Past, Source, TranslationCache
 from .config import ModelConfig
 from .draws import draw_words, make_dropout
 from .embedding import Input, Position
@@ -152,7 +152,7 @@ class Layers(Model):
         x: Tensor,
         state: State,
         *,
-        source: Source | ProjectedSource | None = None,
+        source: Source | TranslationCache | None = None,
         trace: Trace | None = None,
         skip: Collection[int] = (),
     ) -> Tensor:

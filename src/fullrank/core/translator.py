@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from . import released
-from .cache import Cache, KeyValues, ProjectedSource, Source
+from .cache import KeyValues, Source, TranslationCache
 from .config import ModelConfig
 from .decoder import LanguageModel
 from .encoder import Encoder
@@ -17,29 +17,6 @@ from .errors import ConfigError, InputError
 from .layout import Layout
 from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest
 from .trace import Trace
-
-
-@dataclass(frozen=True)
-class TranslationCache:
-    """Cache of the target written so far, and the projected source: a value, like `Cache`."""
-
-    written: Cache
-    source: ProjectedSource
-
-    @property
-    def length(self) -> int:
-        return self.written.length
-
-    @property
-    def batch(self) -> int:
-        return len(self.source.rows)
-
-    def crop(self, length: int) -> TranslationCache:
-        return TranslationCache(self.written.crop(length), self.source)
-
-    def reorder(self, index: Tensor) -> TranslationCache:
-        """The cache of target rows `index` (K,), in that order; they may repeat (beams)."""
-        return TranslationCache(self.written.reorder(index), self.source.reorder(index))
 
 
 class Translator(Model):
@@ -175,7 +152,7 @@ class Translating:
         projections = [block.cross_attention.project for block in decoder.blocks]
         layers = tuple(KeyValues(*project.keys_and_values(source.hidden, layout)) for project in projections)
         rows = torch.arange(source.batch, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), ProjectedSource(layers, source.mask, rows))
+        return TranslationCache(decoder.new_cache(), layers, source.mask, rows)
 
     def __call__(
         self,
@@ -196,6 +173,6 @@ class Translating:
             read = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
             return ModelOutput(decoder.output(read.hidden))
         decoder = self.decoder
-        read = decoder.hidden(input_ids, cache=cache.written, attention_mask=attention_mask, source=cache.source)
+        read = decoder.hidden(input_ids, cache=cache.written, attention_mask=attention_mask, source=cache)
         assert read.cache is not None
-        return ModelOutput(decoder.output(read.hidden), cache=TranslationCache(read.cache, cache.source))
+        return ModelOutput(decoder.output(read.hidden), cache=replace(cache, written=read.cache))
