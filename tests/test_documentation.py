@@ -1,7 +1,6 @@
 """Pages of the documentation: their examples run as readers run them, and their tables are those of the results."""
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,7 @@ import torch
 
 import fullrank as fr
 from fullrank.kernels import native
-from research import combinations, scorers
+from research import combinations
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,19 +96,6 @@ assert fr.check_scoring(lambda ids: torch.full((len(ids),), 2.0794415416798357),
 @pytest.mark.full
 def test_checks_need_torch_alone():
     subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def test_the_table_of_scorers_is_that_of_the_results():
-    found = json.loads(read_page("research/measured/scorers.json"))
-    assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
-    shown = read_page("docs/scoring.md").partition(scorers.MARKS[0])[2].partition(scorers.MARKS[1])[0]
-    assert shown == scorers.make_section(found)
-
-
-def test_our_own_evaluation_passes_again():
-    """A row that takes little time, made anew."""
-    name, make, *_ = next(row for row in scorers.SCORERS if row[0] == "fullrank eval, blocks")
-    assert scorers.check(name, make).passes
 
 
 def test_the_score_function_of_the_page_passes(monkeypatch):

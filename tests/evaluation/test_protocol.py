@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
+import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError
-from fullrank.experiments.measure import EvaluationProtocol, change_evaluation, final_protocol, validation_protocol
+from fullrank.experiments.measure import (
+    EvaluationProtocol,
+    change_evaluation,
+    final_protocol,
+    measure,
+    validation_protocol,
+)
+from moving import moved
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
 DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8}
@@ -138,3 +146,17 @@ def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
         plain = final_protocol(change_evaluation(published(attention), flags))
         assert plain.next_token
         assert "next-token" not in plain.in_words()
+
+
+@pytest.mark.parametrize("window", [{}, {"kind": "window", "context": 4, "stride": 4}], ids=["blocks", "windows"])
+def test_the_check_of_scores_passes(window):
+    """Every token counts once, given earlier ones alone, and sums and counts are true."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = moved(fr.LanguageModel(fr.ModelConfig(vocab_size=5, **sizes)).double())
+    protocol = EvaluationProtocol(**{"kind": "blocks", "segment_length": 8, **window})
+
+    def score(ids):
+        found = measure(model, ids.numpy(), protocol, batch_size=2, start_id=1)
+        return {"nll": found.nll, "tokens": found.tokens}
+
+    assert fr.check_scoring(score, vocab_size=5, length=19, window=8).passes
