@@ -25,12 +25,6 @@ def build(cls: type[T], content: dict[str, Any], where: str) -> T:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON object a line. Raises InputError with the line that is damaged. A file that is missing has none."""
+    """Read a JSON object a line. A file that is missing has none."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    contents = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            contents.append(json.loads(line))
-        except ValueError as error:
-            raise InputError(f"{path}: line {number}: no JSON ({error}); restore the line, or delete it") from error
-    return contents
+    return [json.loads(line) for line in lines]

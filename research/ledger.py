@@ -187,9 +187,9 @@ def row_of(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
     result = read_json(file)
-    lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line.get("split") == "valid"]
     config = build_any(read_yaml(folder / "config.yaml"))
     try:
+        lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line.get("split") == "valid"]
         return without_empty({
             "run": sha256_of(file)[:16],
             "settings": differences(config, result["recipe"], result.get("row"), result.get("scale")),
@@ -199,7 +199,9 @@ def row_of(folder: Path) -> dict[str, Any]:
             **columns_of_spectrum(folder / "analysis" / "spectrum.json"),
         })  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder}: result.json or analysis/spectrum.json is damaged ({error!r})") from error
+        raise InputError(
+            f"{folder}: result.json, metrics.jsonl or analysis/spectrum.json is damaged ({error!r})"
+        ) from error
 
 
 def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:

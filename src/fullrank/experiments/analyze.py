@@ -16,7 +16,6 @@ from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.files import Entries, write_json
 from fullrank.models import LoadedModel, open_model, trained_kind
-from fullrank.names import Kind
 from fullrank.records import Measurement, Record, check_records, declaration_to_dict
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 
@@ -98,17 +97,9 @@ def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedMod
 
 
 def check_named(name: str, reading: Reading) -> None:
-    """InputError for a configuration, and where a text has to be named; a note where the hub is asked."""
-    kind = trained_kind(name)
-    if kind != "run" and reading.text is None:
+    """InputError for a configuration, and where a text has to be named."""
+    if trained_kind(name) != "run" and reading.text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
-    note_hub(name, kind, reading.say)
-
-
-def note_hub(name: str, kind: Kind, say: Say) -> None:
-    """Say that a model is looked for on the hub."""
-    if kind == "Hugging Face model" and not name.startswith("hf:") and not Path(name).expanduser().is_dir():
-        say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
 
 
 # -- measurements ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
-from fullrank.experiments.analyze import note_hub
 from fullrank.experiments.run import task_of
 from fullrank.experiments.task import Say
 from fullrank.models import open_model
@@ -60,7 +59,6 @@ def check_named(
     if (is_ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
         model, inputs = Translator.load(folder, checkpoint), None
     else:
-        note_hub(name, kind, say)
         loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
         model, inputs = loaded.module, loaded.inputs
     return check(model, inputs, description=about, **options)

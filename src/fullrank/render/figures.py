@@ -30,6 +30,7 @@ SURFACE = "#fefefe"
 SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")
 _MOST_MARKED = 24  # points of a line that are drawn as dots, too
 _MOST_TICKS = 40  # names of cells on an axis; of more, every second, third ...
+_MOST_BESIDE = 4  # heat maps
 _WIDTH, _HEIGHT = 6.4, 4.0  # inches
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -289,7 +290,7 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
     panels = group_records(points, labels)
     columns = list(dict.fromkeys(record.labels[plot.x] for record in points))
     rows = list(dict.fromkeys(record.labels[plot.y] for record in points))
-    figure, panel_axes = _make_panels(len(panels), len(rows), len(columns))
+    figure, panel_axes = _make_panels(len(panels))
     values = [_value(record) for record in points]
     limit = max(map(abs, values)) or 1.0
     colors: dict[str, Any] = {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
@@ -321,13 +322,11 @@ def _name_cells(axis: Axis, title: str, labels: Sequence[Label]) -> None:
     axis.set_label_text(title)
 
 
-def _make_panels(count: int, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    beside = min(count, max(1, 48 // max(columns, 6)))
+def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
+    beside = min(count, _MOST_BESIDE)
     down = math.ceil(count / beside)
-    cell = max(0.09, min(0.42, 13 / (beside * columns)))  # inches
-    width = 1.6 + beside * (cell * columns + 0.4)
-    height = 1.1 + down * (cell * rows + 0.6)
-    figure = Figure(figsize=(width, height))
+    side = max(2.4, _WIDTH / beside)  # inches
+    figure = Figure(figsize=(1 + side * beside, side * down))
     panels = list(figure.subplots(down, beside, squeeze=False).flat)
     for unused in panels[count:]:
         unused.set_visible(False)
