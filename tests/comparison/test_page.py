@@ -39,7 +39,7 @@ def page(runs, tmp_path_factory):
 
 def test_every_section_and_figure_is_there(page):
     sections = re.findall(r'<section id="([^"]+)"', page)
-    assert sections == ["summary", "comparison", "curves", "analyses", "parameters", "settings", "unfinished"]
+    assert sections == ["summary", "comparison", "curves", "analyses", "settings", "unfinished"]
     for figure in (
         "111.50 ± 2.12", "−7.85%", "[−13.10%, −2.60%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
         "mix: position_wise", "fullrank train", "plain, seed 2", "4.75",

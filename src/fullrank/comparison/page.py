@@ -18,7 +18,7 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, count_things
 from fullrank.files import format_yaml
-from fullrank.records import Column, Table
+from fullrank.records import Table
 from fullrank.render import blocks
 from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
 from fullrank.render.page import build_blocks, build_figure, write_page
@@ -108,7 +108,6 @@ _MACHINES = "The runs were not all made on the same kind of machine; tokens/s, m
 # what the runs of a comparison should share, as keys of their results, and what is said where they do not
 _SHARED = {
     "protocol": "Rows were not all evaluated by the same protocol; part of a difference may come from that.",
-    "corpus.vocabulary": "The rows have different vocabularies: figures per token do not compare.",
     "environment.cpu": _MACHINES,
     "environment.device": _MACHINES,
     "environment.threads": _MACHINES,
@@ -284,15 +283,6 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
             yield Paragraph(f"{name} cannot be shown: {error}", "warning")
 
 
-def _build_parameters(compared: Comparison) -> Iterator[Block]:
-    records = [record for record in compared.records if record.measure == "parameters"]
-    records.sort(key=lambda record: record.labels["component"] == "total")
-    names = dict.fromkeys(blocks.format_label(record.labels["component"]) for record in records if record.value)
-    columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
-    if columns:
-        yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
-
-
 def _build_settings(compared: Comparison) -> Iterator[Block]:
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
@@ -338,7 +328,6 @@ _SECTIONS: dict[str, Callable[[Comparison], Iterable[Block]]] = {
     "Comparison": _build_comparison,
     "Curves": _build_curves,
     "Analyses": _build_analyses,
-    "Parameters": _build_parameters,
     "Settings": _build_settings,
     "Unfinished": _build_troubles,
 }
