@@ -116,12 +116,15 @@ class Comparison:
     @property
     def figures(self) -> tuple[list[float], list[float]]:
         """The figures of `than` and of `better`, by seed."""
-        return [self.than.figures[seed] for seed in self.seeds], [self.better.figures[seed] for seed in self.seeds]
+        than = [self.than.figures[seed] for seed in self.seeds]
+        better = [self.better.figures[seed] for seed in self.seeds]
+        return than, better
 
     @property
     def pool(self) -> tuple[str, ...]:
         """Comparisons with an equal value share a deviation."""
-        return (self.claim.recipe, self.claim.figure, *measured_on(self.than.runs[self.seeds[0]], self.claim))
+        first = self.than.runs[self.seeds[0]]
+        return (self.claim.recipe, self.claim.figure, *measured_on(first, self.claim))
 
 
 @dataclass(frozen=True)
@@ -157,11 +160,16 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
 
 def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = None) -> list[Verdict]:
     """Judge the claims of one page."""
+    lines = lines or {}
     comparisons = [None if claim.why else compare(claim, rows) for claim in claims]
     measured = [one for one in comparisons if one is not None and len(one.seeds) >= FEWEST_SEEDS]
-    learned = [one for one in measured if not any(explain_line(side, lines or {}) for side in (one.than, one.better))]
-    estimates = {id(one): estimate(one, [other for other in learned if other.pool == one.pool]) for one in measured}
-    adjusted = dict(zip(estimates, correct([value.p_value for value in estimates.values()]), strict=True))
+    learned = [one for one in measured if not (explain_line(one.than, lines) or explain_line(one.better, lines))]
+    estimates = {}
+    for one in measured:
+        pooled = [other for other in learned if other.pool == one.pool]
+        estimates[id(one)] = estimate(one, pooled)
+    p_values = [value.p_value for value in estimates.values()]
+    adjusted = dict(zip(estimates, correct(p_values), strict=True))
     verdicts = []
     for claim, comparison in zip(claims, comparisons, strict=True):
         if comparison is None:
@@ -171,7 +179,7 @@ def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = No
             verdicts.append(Verdict(claim, "open", reason, comparison))
         else:
             value, p_value = estimates[id(comparison)], adjusted[id(comparison)]
-            word, reason = decide(comparison, value, p_value, lines or {})
+            word, reason = decide(comparison, value, p_value, lines)
             verdicts.append(Verdict(claim, word, reason, comparison, value, p_value))
     return verdicts
 
@@ -183,7 +191,10 @@ def compare(claim: Claim, rows: Sequence[Row]) -> Comparison:
     """Find the runs of both sides, and their common seeds."""
     than, better = find_side(claim, claim.than, rows), find_side(claim, claim.better, rows)
     common = sorted(than.runs.keys() & better.runs.keys())
-    seeds = [seed for seed in common if measured_on(than.runs[seed], claim) == measured_on(better.runs[seed], claim)]
+    seeds = []
+    for seed in common:
+        if measured_on(than.runs[seed], claim) == measured_on(better.runs[seed], claim):
+            seeds.append(seed)
     return Comparison(claim, than, better, tuple(seeds))
 
 
@@ -193,7 +204,8 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
     overrides = claim.settings_of(arm)
     config = resolve_any(recipe, name, claim.scale, overrides).config
     settings = differences(config, recipe, name, claim.scale) or {}
-    of_row = [row for row in rows if [row["recipe"], row["row"], row["scale"]] == [recipe, name, claim.scale]]
+    place = [recipe, name, claim.scale]
+    of_row = [row for row in rows if [row["recipe"], row["row"], row["scale"]] == place]
     runs, figures = {}, {}
     for row in sorted(of_row, key=lambda row: row["seed"]):
         figure = figure_of(row, claim.figure)
@@ -216,9 +228,8 @@ def figure_of(row: Row, figure: str) -> float | None:
     if figure == "curve.half":
         curve = row.get("curve") or []
         return math.exp(interpolate(curve, 0.5)) if len(curve) > 1 else None
-    value: float | None = (
-        (row.get("ms_per_step") or {}).get("train") if figure == "ms_per_step.train" else row.get(figure)
-    )
+    times = row.get("ms_per_step") or {}
+    value: float | None = times.get("train") if figure == "ms_per_step.train" else row.get(figure)
     return value
 
 
@@ -265,11 +276,7 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
     """Estimate the difference of a comparison, with the deviation of it and all `pooled` ones; the module has the model."""
     a, b = comparison.figures
     if comparison.claim.statistic == "deviation":
-        change, interval = deviation_change(a, b), deviation_interval(a, b)
-        if change is None or interval is None:
-            return Estimate(0.0, Interval(-math.inf, math.inf), 1.0)
-        ratio = stats.f(len(b) - 1, len(a) - 1).cdf((1 + change / 100) ** 2)
-        return Estimate(change, interval, 2 * float(min(ratio, 1 - ratio)))
+        return compare_deviations(a, b)
     own = {side.setting: side.figures for side in (comparison.than, comparison.better)}
     arms = own | {side.setting: side.figures for one in pooled for side in (one.than, one.better)}
     alike = select_alike(arms)
@@ -286,41 +293,25 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
     return Estimate(difference, Interval(difference - half, difference + half), p_value, deviation)
 
 
-def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Change of the sample standard deviation (n - 1) from a to b, in percent (Skip Cross-head, Table 4).
+def compare_deviations(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """Estimate the change of the sample standard deviation (n - 1) from a to b, in percent (Skip Cross-head, Table 4).
 
         100 (s_b / s_a - 1)
-
-    None unless both have two scores and a's are not all equal.
-    """
-    fewest = min(len(a), len(b))
-    if fewest < 2:
-        return None
-    before = statistics.stdev(a)
-    if before > 0:
-        after = statistics.stdev(b)
-        return 100 * (after / before - 1)
-    return None
-
-
-def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Interval of `deviation_change` from the F distribution; exact for independent normal scores.
-
         from 100 (sqrt(r / F(0.975)) - 1) to 100 (sqrt(r / F(0.025)) - 1)    with r = s_b^2 / s_a^2
 
-    F has n_b - 1 and n_a - 1 degrees of freedom. None where the change is not known, and where b's scores are all equal.
+    F has n_b - 1 and n_a - 1 degrees of freedom; exact for independent normal scores. Equal scores say nothing.
     """
-    change = deviation_change(a, b)
-    if change is None or change <= -100:
-        return None
+    before = statistics.stdev(a)
+    after = statistics.stdev(b)
+    if before == 0 or after == 0:
+        return Estimate(0.0, Interval(-math.inf, math.inf), 1.0)
+    change = 100 * (after / before - 1)
     ratio = (1 + change / 100) ** 2
-    freedom_a = len(a) - 1
-    freedom_b = len(b) - 1
-    distribution = stats.f(freedom_b, freedom_a)
+    distribution = stats.f(len(b) - 1, len(a) - 1)
     quantiles = distribution.ppf([0.975, 0.025])
-    deviations = np.sqrt(ratio / quantiles)
-    low, high = 100 * (deviations - 1)
-    return Interval(float(low), float(high))
+    low, high = 100 * (np.sqrt(ratio / quantiles) - 1)
+    below = float(distribution.cdf(ratio))
+    return Estimate(change, Interval(float(low), float(high)), 2 * min(below, 1 - below))
 
 
 def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[int, float]]:

@@ -175,12 +175,6 @@ def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
 # -- from a run folder ------------------------------------------------------------------------------------------------
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else the finished runs in it, two levels down."""
-    results = [*folder.glob("*/result.json"), *folder.glob("*/*/result.json")]
-    return [folder] if (folder / "config.yaml").is_file() else sorted(result.parent for result in results)
-
-
 def row_of(folder: Path) -> dict[str, Any]:
     """Make the row of a finished run. Raises InputError if it has not finished, or if a file of it is damaged."""
     file = folder / "result.json"

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fullrank.comparison.runs import find_runs
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import read_json, write_text
@@ -281,7 +282,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.add:
-            runs = [run for folder in options.add for run in book.find_runs(folder)]
+            runs = [run for folder in options.add for run in find_runs(folder) if (run / "result.json").exists()]
             print(f"{book.add_runs(LEDGER, runs)} of {len(runs)} runs are new or changed in {LEDGER}")
         changed = write_pages(check=options.check)
     except FullRankError as error:

@@ -13,9 +13,8 @@ from research import LEDGER, RESEARCH
 from research.claims import (
     FEWEST_SEEDS,
     Claim,
+    compare_deviations,
     correct,
-    deviation_change,
-    deviation_interval,
     find_side,
     judge,
     pool_deviation,
@@ -147,16 +146,16 @@ def test_change_of_deviation_is_the_papers():
         return [80 - deviation, 80.0, 80 + deviation]  # its sample deviation is `deviation`
 
     for base, other, stated in ((1.281, 1.4, 9.3), (0.988, 0.91, -7.9), (1.23, 1.1, -10.6)):
-        assert deviation_change(spread(base), spread(other)) == pytest.approx(stated, abs=0.05)
+        assert compare_deviations(spread(base), spread(other)).difference == pytest.approx(stated, abs=0.05)
 
 
 def test_interval_of_the_deviation_by_hand():
     """r = s_b^2 / s_a^2; with 4 and 4 degrees of freedom F(0.975) = 9.60453 (tables), and F(0.025) is its inverse."""
     ratio = statistics.variance(OTHERS) / statistics.variance(SCORES)
-    low, high = deviation_interval(SCORES, OTHERS) or (0, 0)
+    low, high = compare_deviations(SCORES, OTHERS).interval
     assert low == pytest.approx(100 * (math.sqrt(ratio / 9.60453) - 1), abs=1e-3)
     assert high == pytest.approx(100 * (math.sqrt(ratio * 9.60453) - 1), abs=1e-3)
     # of unequal numbers the other arm's degrees of freedom come first
-    low, _ = deviation_interval(SCORES, OTHERS[:3]) or (0, 0)
+    low, _ = compare_deviations(SCORES, OTHERS[:3]).interval
     ratio = statistics.variance(OTHERS[:3]) / statistics.variance(SCORES)
     assert low == pytest.approx(100 * (math.sqrt(ratio / stats.f.ppf(0.975, 2, 4)) - 1))
