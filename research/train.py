@@ -4,7 +4,7 @@
     python -m research.train research/plan.yaml --list
 
 Each training is `fullrank train` in a process of its own, with one thread and low priority. Ctrl-C and SIGTERM stop it
-with everything saved; SIGTSTP pauses it until SIGCONT. Started again, it goes on: a row that the ledger has
+with everything saved. Started again, it goes on: a row that the ledger has
 is not trained again, and a run that was stopped is resumed. To use several cores, start it several times.
 """
 
@@ -22,7 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,11 @@ class Training:
 
     @property
     def state(self) -> str:
-        is_finished, is_begun = (self.folder / "result.json").exists(), (self.folder / "checkpoints").exists()
-        return "recorded" if self.is_recorded else "finished" if is_finished else "begun" if is_begun else "open"
+        if self.is_recorded:
+            return "recorded"
+        if (self.folder / "result.json").exists():
+            return "finished"
+        return "begun" if (self.folder / "checkpoints").exists() else "open"
 
 
 def read_plan(path: Path) -> list[Entry]:
@@ -75,8 +78,11 @@ def read_plan(path: Path) -> list[Entry]:
     if set(content) - {"set", "trainings"} or not content.get("trainings"):
         raise InputError(f"{path}: keys are set and trainings, and at least one training; given {', '.join(content)}")
     below = merge({}, content.get("set") or {})
-    entries = [build(Entry, entry, str(path)) for entry in content["trainings"]]
-    return [Entry(**{**vars(entry), "set": flatten(lay(below, entry.set))}) for entry in entries]
+    entries = []
+    for raw in content["trainings"]:
+        entry = build(Entry, raw, str(path))
+        entries.append(replace(entry, set=flatten(lay(below, entry.set))))
+    return entries
 
 
 def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, ledger: Sequence[Row]) -> list[Training]:
@@ -88,26 +94,31 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
     recorded = {identity_of(row) for row in ledger}
     trainings: dict[Path, Training] = {}
     for entry in entries:
-        settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
         for recipe, names in select_rows(tables(entry.table), entry.rows).items():
             for seed, row in itertools.product(entry.seeds, names or [None]):  # type: ignore[list-item]
-                words = [*settings, f"train.seed={seed}", "train.threads=1"]
-                resolved = resolve_any(recipe, row, entry.scale, words)
-                folder = out / name_folder(default_folder(resolved).relative_to("runs"), entry.set, seed)
-                if corpora and reads_corpus(resolved.config):
-                    words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
-                command = [sys.executable, "-m", "fullrank", "train", recipe, *words, "--out", str(folder)]
-                if row is not None:
-                    command += ["--row", row, "--scale", str(resolved.scale)]
-                changed = differences(resolved.config, recipe, row, resolved.scale)
-                trained = {"recipe": recipe, "row": row, "scale": resolved.scale, "settings": changed, "seed": seed}
-                setting, is_recorded = (
-                    setting_of(recipe, row, resolved.scale, changed),
-                    identity_of(trained) in recorded,
-                )
-                name = f"{recipe} {row} seed {seed}"
-                trainings.setdefault(folder, Training(name, setting, seed, folder, command, is_recorded))
+                training = plan_training(entry, recipe, row, seed, corpora, out, recorded)
+                trainings.setdefault(training.folder, training)
     return list(trainings.values())
+
+
+def plan_training(
+    entry: Entry, recipe: str, row: str | None, seed: int, corpora: Path | None, out: Path, recorded: set[str]
+) -> Training:
+    settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
+    words = [*settings, f"train.seed={seed}", "train.threads=1"]
+    resolved = resolve_any(recipe, row, entry.scale, words)
+    scale = resolved.scale
+    usual = default_folder(resolved).relative_to("runs")
+    folder = out / name_folder(usual, entry.set, seed)
+    if corpora and reads_corpus(resolved.config):
+        words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
+    command = [sys.executable, "-m", "fullrank", "train", recipe, *words, "--out", str(folder)]
+    if row is not None:
+        command += ["--row", row, "--scale", str(scale)]
+    changed = differences(resolved.config, recipe, row, scale)
+    identity = identity_of({"recipe": recipe, "row": row, "scale": scale, "settings": changed, "seed": seed})
+    setting = setting_of(recipe, row, scale, changed)
+    return Training(f"{recipe} {row} seed {seed}", setting, seed, folder, command, identity in recorded)
 
 
 def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
@@ -115,7 +126,9 @@ def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
     words = "".join(f"{name.rpartition('.')[2]}={value}-" for name, value in settings.items())
     if len(words) > LONGEST_SETTINGS:
         words = f"{zlib.crc32(words.encode()):08x}-"
-    return usual.with_name(usual.name.removesuffix(f"seed{seed}") + re.sub(r"[^\w.+=-]+", "_", words) + f"seed{seed}")
+    ending = f"seed{seed}"
+    beginning = usual.name.removesuffix(ending)
+    return usual.with_name(beginning + re.sub(r"[^\w.+=-]+", "_", words) + ending)
 
 
 def reads_corpus(config: Any) -> bool:
@@ -144,13 +157,8 @@ def train(training: Training, ledger: Path) -> str:
         stops.append(number)
         process.terminate()
 
-    def pause(number: int, frame: object) -> None:
-        process.send_signal(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        process.send_signal(signal.SIGCONT)
-
-    for number, handler in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGTSTP, pause)):
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     print(f"{time.strftime('%H:%M')} {training.name}: {training.folder}, process {process.pid}", flush=True)
     output, _ = process.communicate()
     if process.returncode == 0:
@@ -158,7 +166,9 @@ def train(training: Training, ledger: Path) -> str:
     elif not stops:
         lines = output.decode("utf-8", errors="replace").splitlines()[-LAST_LINES:]
         print(f"failed: {training.name}, exit status {process.returncode}", *lines, sep="\n  ", flush=True)
-    return "stopped" if stops else "failed" if process.returncode else "finished"
+    if stops:
+        return "stopped"
+    return "failed" if process.returncode else "finished"
 
 
 def is_locked(folder: Path) -> bool:
