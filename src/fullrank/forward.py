@@ -93,9 +93,12 @@ def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, n
     if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
         return
     slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
-    parts = {part: getattr(value, part, None) for part in (*_REACHED, *slots)} | getattr(value, "__dict__", {})
-    if isinstance(value, list | tuple | dict):
-        parts = dict(value if isinstance(value, dict) else enumerate(value))
+    parts: dict[Any, Any] = {part: getattr(value, part, None) for part in (*_REACHED, *slots)}
+    parts |= getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple):
+        parts = dict(enumerate(value))
+    elif isinstance(value, dict):
+        parts = dict(value)
     with contextlib.suppress(TypeError, ValueError):  # no function, or a variable that has no value yet
         scope = inspect.getclosurevars(value)
         parts |= {**scope.globals, **scope.nonlocals}

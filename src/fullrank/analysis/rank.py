@@ -182,8 +182,9 @@ def describe_output(model: LoadedModel) -> OutputLayer:
 
 def _convert_to_double(model: Any) -> Any:
     """The model in double precision and evaluation mode: itself if it is so, else a copy."""
-    numbers = [p for p in model.parameters() if p.is_floating_point()]
-    if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
+    is_double = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
+    trains = any(module.training for module in model.modules())
+    if is_double and not trains:
         return model
     model = copy.deepcopy(model).double().eval()
     # Hugging Face's fast kernels lack double precision

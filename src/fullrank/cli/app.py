@@ -404,10 +404,11 @@ def read_seeds(text: str | None) -> list[int] | None:
     """`3` is 1 to 3; `4,7` and `26,` are a list."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     numbers = [int(word) for word in words if word.isdecimal()]
     is_list = "," in text
-    if len(numbers) < len([word for word in words if word]) or not numbers or (not is_list and numbers[0] < 1):
+    least = 0 if is_list else 1
+    if len(numbers) < len(words) or min(numbers, default=-1) < least:
         raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
     return list(dict.fromkeys(numbers)) if is_list else list(range(1, numbers[0] + 1))
 

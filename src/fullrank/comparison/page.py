@@ -100,8 +100,10 @@ def find_warnings(compared: Comparison) -> Iterator[str]:
         for when in ("before", "after"):
             if run.get(f"check.{when}.passes") is False:
                 yield f"{run.name}: `fullrank check` fails {when} training. {run.get(f'check.{when}.headline')}"
-    if apart := [row.name for group in compared.groups for row in group.rows if row.is_apart(group.measure)]:
-        yield f"{join_words(apart)}: {NOT_NEXT_TOKEN}, so it compares with no other."
+    for group in compared.groups:
+        apart = [row.name for row in group.rows if row.is_apart(group.measure)]
+        if apart:
+            yield f"{join_words(apart)}: {NOT_NEXT_TOKEN}, so it compares with no other."
 
 
 _MACHINES = "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."

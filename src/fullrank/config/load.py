@@ -372,7 +372,8 @@ def lay(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for layer in filter(None, layers):
         train = merge({}, layer).get("train")
-        if isinstance(train, Mapping) and any(end in train for end in _ENDS) and isinstance(merged.get("train"), dict):
+        states_end = isinstance(train, Mapping) and any(end in train for end in _ENDS)
+        if states_end and isinstance(merged.get("train"), dict):
             merged["train"] = {key: value for key, value in merged["train"].items() if key not in _ENDS}
         merged = merge(merged, layer)
     return merged

@@ -60,8 +60,11 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _describe(field: dataclasses.Field[Any]) -> str:
     """Describe a key, and what it goes with."""
-    needs = [(f"'{need.only}' " if need.only else "") + need.describe(need.key) for need in field.metadata["needs"]]
-    return "; ".join([field.metadata["description"], *needs])
+    words = [field.metadata["description"]]
+    for need in field.metadata["needs"]:
+        value = f"'{need.only}' " if need.only else ""
+        words.append(value + need.describe(need.key))
+    return "; ".join(words)
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -89,8 +89,10 @@ def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedMod
     names = list(dict.fromkeys(names))
     for name in names:  # all of them, before any is read
         check_named(name, reading)
-    last = [Path(name).name if Path(name).is_dir() else name for name in names]
-    for name, label in zip(names, last if len(set(last)) == len(last) else names, strict=True):
+    labels = [Path(name).name if Path(name).is_dir() else name for name in names]
+    if len(set(labels)) < len(labels):
+        labels = names
+    for name, label in zip(names, labels, strict=True):
         model = open_model(name, checkpoint=reading.checkpoint, device=reading.device)
         model.name = label
         yield model, read_text(model, reading)

@@ -374,7 +374,8 @@ def measure_output(subject: Subject) -> Finding:
 def measure_context(subject: Subject) -> Finding:
     """Nats per token by which the last step to more context lowers the nll, and the lower end of its interval."""
     use = read_context(subject.loaded, replace(subject.text, count=None))
-    (gain, interval), reach = [(0.0, None), *use.gains.values()][-1], use.reach(_USEFUL)
+    reach = use.reach(_USEFUL)
+    gain, interval = [(0.0, None), *use.gains.values()][-1]
     between = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
     words = [
         f"{reach:,} tokens of context are enough: more lowers the nll by less than {_USEFUL:g} nats per token.",

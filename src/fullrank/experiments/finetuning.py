@@ -326,6 +326,7 @@ class Finetuning(Task):
                 model.save_pretrained(folder / "model")
                 pretrained.tokenizer.save_pretrained(folder / "model")
             parameters = dict(model.named_parameters())
+            windows = {name: len(split.windows) for name, split in splits.items()}
             return {
                 "kind": "finetuning",
                 "parameters": {
@@ -341,7 +342,7 @@ class Finetuning(Task):
                 "title": benchmark.title,
                 "slice": {name: split.source.is_slice for name, split in splits.items()},
                 "examples": {name: len(split.source) for name, split in splits.items()},
-                **({"windows": {name: len(split.windows) for name, split in splits.items()}} if dev.windows else {}),
+                **({"windows": windows} if dev.windows else {}),
                 "protocol": benchmark.protocol,
                 "sha256": self.identity["text"],
             }

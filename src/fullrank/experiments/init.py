@@ -112,8 +112,9 @@ def write_configuration(
             break
         size, trial = other_size, other
     read = _count_read(trial, seconds, have)
+    power = int(math.log2(max(read, 1) / _STEPS))
     amounts = Amounts(
-        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9), 13),
+        per_step=2 ** min(max(power, 9), 13),
         readings=read / have,
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
@@ -147,9 +148,11 @@ def choose_text(texts: Sequence[str]) -> dict[str, Any]:
 def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dict[str, Any]:
     """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
     paths = [Path(text).expanduser().resolve() for text in texts]
-    prefix, suffixes = paths[0], languages
+    prefix = paths[0]
+    suffixes = languages
     if len(paths) == 2:
-        prefix, suffixes = prefix.with_suffix(""), (paths[0].suffix[1:], paths[1].suffix[1:])
+        prefix = paths[0].with_suffix("")
+        suffixes = paths[0].suffix[1:], paths[1].suffix[1:]
     if suffixes is None or len({*suffixes} - {""}) != 2 or len(paths) > 2:
         raise InputError(
             "TEXT: a file for each of two languages, whose names differ in their suffix; give both files, or what their names "

@@ -159,7 +159,8 @@ class FullRankLM(TemplateLM):
             )
             before = self.words.decode(encode_prompt(self.words, prompt)[1:])
             text = written["texts"][0]["text"].removeprefix(before)
-            texts.append(text[: min((text.find(stop) for stop in stops if stop in text), default=None)])
+            ends = [text.find(stop) for stop in stops if stop in text]
+            texts.append(text[: min(ends, default=None)])
         return texts
 
 

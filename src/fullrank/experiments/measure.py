@@ -503,4 +503,8 @@ def choose_first(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> 
     """The most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
     assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)
-    return torch.cat([model.output(rows_of_hidden[None])[0].argmax(-1) for rows_of_hidden in hidden.split(rows)])
+    first = []
+    for part in hidden.split(rows):
+        logits = model.output(part[None])[0]
+        first.append(logits.argmax(-1))
+    return torch.cat(first)

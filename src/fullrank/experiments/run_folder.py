@@ -175,8 +175,10 @@ def check_usable(folder: Path) -> None:
     """Raises InputError unless `folder` is a run, absent, empty, or holds only the first files of an interrupted start."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: a file of that name exists; give another folder")
-    first = (".lock", "run.json", ".run.json.", ".config.yaml.")
-    if folder.is_dir() and not is_run(folder) and not all(path.name.startswith(first) for path in folder.iterdir()):
+    if not folder.is_dir() or is_run(folder):
+        return
+    first_files = (".lock", "run.json", ".run.json.", ".config.yaml.")
+    if not all(path.name.startswith(first_files) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
 
 

@@ -33,9 +33,8 @@ def print_page(page: Page, console: Console | None = None) -> None:
         print_blocks(section.blocks, console)
 
 
-def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> None:
+def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     """Print blocks one after another; figures, legends and details are left out."""
-    console = console or Console(highlight=False)
     for block in blocks:
         match block:
             case Grid():
