@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fullrank as fr
-from fullrank import kernels
 from fullrank.core import registry
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
@@ -60,15 +59,6 @@ exclude each other. A pair that does not go together is refused with a message t
 | choices | refused beside them |
 | --- | --- |
 """
-ENGINES = """
-## Who computes attention on a CPU
-
-Which [engine](mental_model.md#the-engines) computes attention in training on a CPU, for 64 tokens; `reference` is the
-definition. Any other choice changes nothing here.
-
-| choice | plain heads | Mixhead B |
-| --- | --- | --- |
-"""
 
 
 def list_choices() -> dict[str, dict[str, Any]]:
@@ -96,7 +86,8 @@ def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
 def build(keys: dict[str, Any]) -> Any:
     """The model of these keys, without numbers."""
     raw: dict[str, Any] = {}
-    for key, value in ({"position": "sinusoidal"} | {k: v for k, v in keys.items() if v is not None}).items():
+    stated = {key: value for key, value in keys.items() if value is not None}
+    for key, value in {"position": "sinusoidal", **stated}.items():
         section, _, name = key.rpartition(".")
         inner = raw.setdefault(section, {}) if section else raw
         inner[name] = value
@@ -142,33 +133,10 @@ def join_choices(names: Iterable[str]) -> str:
     return "; ".join(left).replace("model.attention.", "").replace("model.", "")
 
 
-def find_engine(keys: dict[str, Any]) -> str:
-    torch.manual_seed(0)
-    model = build(keys).train()
-    with kernels.chosen() as names:
-        model(torch.arange(64)[None] % 40).logits.sum().backward()
-    return ", ".join(sorted(names)) or "reference"
-
-
-def list_engines() -> Iterator[tuple[str, str, str]]:
-    mixed = {"attention.mix": "position_wise"}
-    usual = (find_engine({}), find_engine(mixed))
-    yield "a plain model", *usual
-    for choice, keys in list_choices().items():  # mixings have a column
-        if "masked" in keys or "encoder.num_hidden_layers" in keys or keys.get("attention.mix"):
-            continue
-        both = merge(keys, mixed)
-        of_mixed = "" if both is None or is_refused(both) else find_engine(both)
-        engines = (find_engine(keys), of_mixed)
-        if engines != usual:
-            yield choice, *engines
-
-
 def write_page() -> str:
     groups = list_refused()
     refused = "".join(f"| {join_choices(groups[key])} | {join_choices(key)} |\n" for key in groups if key)
-    engines = "".join(f"| {join_choices([choice])} | {plain} | {mixed} |\n" for choice, plain, mixed in list_engines())
-    return HEAD + refused + ENGINES + engines
+    return HEAD + refused
 
 
 if __name__ == "__main__":

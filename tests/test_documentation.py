@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.kernels import native
 from research import combinations
 
 pytest_plugins = ["pytester"]
@@ -111,7 +110,6 @@ def test_the_score_function_of_the_page_passes(monkeypatch):
     assert fr.check_scoring(names["score"], vocab_size=5, length=19).passes
 
 
-@pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
 def test_the_combinations_are_what_configurations_say():
     assert read_page("docs/combinations.md") == combinations.write_page(), "python -m research.combinations"
 
