@@ -76,16 +76,6 @@ def show_seeds(seeds: Iterable[int]) -> str:
     return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
-def show_duration(seconds: float | None) -> str:
-    """'48 s', '12 min 03 s' or '2 h 05 min'."""
-    if seconds is None:
-        return MISSING
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    whole, minutes = round(seconds), round(seconds / 60)
-    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60:,} h {minutes % 60:02d} min"
-
-
 def show_difference(difference: float, interval: tuple[float, float] | None, unit: str = "") -> str:
     """'−10.00 [−12.48 to −7.52]', with as many decimals as show on which side of zero the interval lies."""
     low, high = interval or (difference, difference)

@@ -216,7 +216,7 @@ def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, 
             place = protocols.index(first[f"protocol.{split}"]) + 1
             note = ", not of next tokens" if first["next_token"] == "no" else ""
             measured.append(f"{split} {md.readable(measure)} {md.show_spread(figures)} [{place}]{note}")
-    seconds = [row["wall_seconds"] for row in group if row["wall_seconds"] is not None]
+    seconds = [row["wall_seconds"] for row in group]
     return {
         "recipe": f"{md.code(first['recipe'])} {first['scale']}",
         "row": first["row"],
@@ -226,7 +226,7 @@ def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, 
         "figures [protocol]": "; ".join(measured),
         "parameters": md.show_count([first["parameters"]]),
         "tokens": md.show_count(row["tokens_seen"] for row in group),
-        "time": md.show_duration(sum(seconds) / len(seconds) if seconds else None),
+        "seconds": md.show_count(seconds),
         "commit": ", ".join(sorted({row["commit"] or md.MISSING for row in group})),
     }
 

@@ -36,7 +36,7 @@ def test_a_page_says_what_the_ledger_says(folder):
     page = (folder / "mixhead.md").read_text()
     assert "**supported here** | −10.00 [−12.48 to −7.52] |" in page
     assert "`plain`: 110 ± 10 (100, 110, 120), 600,000 tokens; seeds 1–3" in page
-    assert "test perplexity 100 ± 10.54 [1] | 1,000 | 600,000 | 1 min 00 s | abc |" in page
+    assert "test perplexity 100 ± 10.54 [1] | 1,000 | 600,000 | 60 | abc |" in page
     assert "**not testable here**: no machine" in page
     assert "| [Mixhead](mixhead.md) | 1 | 0 | 0 | 0 | 0 | 1 | 6 |" in (folder / "README.md").read_text()
 
