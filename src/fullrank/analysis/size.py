@@ -25,9 +25,8 @@ from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.score import DenseSynthesizer
-from fullrank.core.stages import ProjectedMixing, Projection
+from fullrank.core.stages import Gate, ProjectedMixing, Projection
 from fullrank.core.translator import Translator
-from fullrank.core.vector_mixers import Gate
 from fullrank.kernels.multilinear import Size, multiply_adds
 
 SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given

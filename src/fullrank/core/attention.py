@@ -25,6 +25,7 @@ from .layout import Layout
 from .registry import register
 from .stages import (
     Attend,
+    Gate,
     Heads,
     HeadSize,
     Matrices,
@@ -38,7 +39,6 @@ from .stages import (
     repeat_heads,
 )
 from .trace import LayerTrace, Trace
-from .vector_mixers import Gate
 
 
 @register("attend", "weighted")
@@ -161,9 +161,8 @@ class Attention(nn.Module):
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         self.project = Projection(model, config, self.attend)
         self.permute = StochasticCrossHead(weighted.cross_head)
-        self.gate: Gate | None = build_stage("gate", weighted.gate, size)
-        shares = 1 if self.gate is None else self.gate.shares
-        self.merge = self.attend.merge(config.bias, shares)
+        self.gate: Gate = build_stage("gate", weighted.gate, size)
+        self.merge = self.attend.merge(config.bias, self.gate.shares)
 
     def forward(
         self,
@@ -207,8 +206,7 @@ class Attention(nn.Module):
             heads = replace(heads, keys=keys_of_heads, values=values, relative=relative)
             expanded = self.project.mix_qkv.expand(heads, layout)
             out = self.project.mix_qkv.collapse(self.attend(*expanded, trace))
-            if self.gate is not None:
-                out = self.gate(x, out, heads.values)
+            out = self.gate(x, out, heads.values)
         if pasts is not None and after is not None:
             pasts.append(after)
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)

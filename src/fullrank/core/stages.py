@@ -61,12 +61,10 @@ class HeadSize:
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
     """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one.
 
-    None for a name that stands for no module. Raises ConfigError for a class that extends no stage.
+    Raises ConfigError for a class that extends no stage.
     """
     key = f"model.attention.{slot}"
     kind: Any = registry.lookup(slot, stage_name(stage), key)
-    if kind is None:
-        return None
     if not (isinstance(kind, type) and issubclass(kind, AttentionStage)):
         raise ConfigError(
             f"{key}: '{stage_name(stage)}' is registered as {kind!r}, which does not extend the base class of its slot, "
@@ -191,6 +189,25 @@ class ProjectedMixing(AttentionStage):
     def multiply_adds(self) -> tuple[int, int]:
         """Multiply-adds of a token's query and output, and of its key and value."""
         return 0, 0
+
+
+@register("gate", "none")
+class Gate(AttentionStage):
+    """Contract of what acts on the heads' outputs; this class leaves them as they are.
+
+    x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
+    shares: heads that become one, H / shares are merged.
+    """
+
+    shares: ClassVar[int] = 1
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        return outputs
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a token: the numbers of all matrices."""
+        matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
+        return sum(matrix.numel() for matrix in matrices)
 
 
 def multiply(equation: str, heads: Tensor, parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Mixers of scores and weights stand in `core/mixers.py`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,7 @@ from .embedding import Rotary, linear
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import VALUE, AttentionStage, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
-
-register("gate", "none")(None)
-
+from .stages import VALUE, Gate, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
 
 # -- queries, keys and values --------------------------------------------------------------------------------------------
 
@@ -151,21 +148,6 @@ class InterleavedHeads(ProjectedMixing):
 
 
 # -- outputs -------------------------------------------------------------------------------------------------------------
-
-
-class Gate(AttentionStage):
-    """Contract of what acts on the heads' outputs.
-
-    x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
-    shares: heads that become one, H / shares are merged.
-    """
-
-    shares: ClassVar[int] = 1
-
-    def multiply_adds(self) -> int:
-        """Multiply-adds of a token: the numbers of all matrices."""
-        matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
-        return sum(matrix.numel() for matrix in matrices)
 
 
 def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
