@@ -162,7 +162,7 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
 class FullRankPreTrainedModel(PreTrainedModel):
     """A model of `core` under the attribute `model`, so that its tensors are called `model.<our name>`.
 
-    Subclasses list in `kinds` the class of `model` for every objective that they take.
+    Subclasses say the objective that they take, and the class of `model`.
     """
 
     config_class = FullRankConfig
@@ -170,15 +170,16 @@ class FullRankPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True  # forward takes num_items_in_batch
     gradient_checkpointing = False
-    kinds: ClassVar[dict[str, type[Model]]] = {}
+    objective: ClassVar[str]
+    model_class: ClassVar[type[Model]]
     _no_split_modules = ["Block"]  # noqa: RUF012  Hugging Face reads a list
 
     def __init__(self, config: FullRankConfig) -> None:
         super().__init__(config)
-        if config.objective not in self.kinds:
+        if config.objective != self.objective:
             raise InputError(
-                f"{type(self).__name__}: takes a model of objective {' or '.join(self.kinds)}, given "
-                f"'{config.objective}'; see the auto classes of its objective"
+                f"{type(self).__name__}: takes a model of objective {self.objective}, given '{config.objective}'; see the auto "
+                "classes of its objective"
             )
         self.model: Any = self._build(config)
         # our constructors draw the numbers that a model starts with; under the meta device they cannot
@@ -188,8 +189,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
     @classmethod
     def _build(cls, config: FullRankConfig) -> Model:
         # from the plain section: in an export, `config` may come from a second copy of the same code
-        kind: Callable[[ModelConfig], Model] = cls.kinds[str(config.objective)]
-        return kind(ModelConfig.from_dict(config.fullrank or {}))
+        return cls.model_class(ModelConfig.from_dict(config.fullrank or {}))
 
     # -- start of parameters ------------------------------------------------------------------------------------------
 
@@ -317,7 +317,8 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
     whatever `use_cache` says: without memory it is another model.
     """
 
-    kinds: ClassVar[dict[str, type[Model]]] = {"causal": LanguageModel}
+    objective = "causal"
+    model_class = LanguageModel
 
     @can_return_tuple
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
@@ -410,7 +411,8 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
     `logits` are log-probabilities where the output layer is adaptive or a mixture.
     """
 
-    kinds: ClassVar[dict[str, type[Model]]] = {"masked": MaskedLanguageModel}
+    objective = "masked"
+    model_class = MaskedLanguageModel
 
     @can_return_tuple
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
