@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli_runs import called, succeeds
+from cli_runs import called
 from fullrank.config.finetune import GLUE
 from fullrank.evaluation.tasks import glue_scores
 from run_files import read_result
@@ -59,8 +59,9 @@ def test_rows_and_seeds_in_one_command(tmp_path):
 def test_a_table_is_tried_without_any_file(tmp_path, recipe, row):
     """Scale tiny: invented sentences and random weights, and the report says so."""
     words = ("finetune", recipe, "--scale", "tiny", "--row", row, "train.steps=2", "data.max_train=40", "data.max_eval=20",
-             "train.epochs=null", "train.keep_model=false", "--out", tmp_path / "run", "--quiet")  # fmt: skip
-    out = succeeds(*words)
+             "train.epochs=null", "--out", tmp_path / "run", "--quiet")  # fmt: skip
+    code, out, said = called(*words)
+    assert (code, said) == (0, ""), said
     assert "(invented)" in out
     result = read_result(tmp_path / "run")
     assert result["task"] == ("squad" if recipe.endswith("6") else "glue/mnli") + " (invented)"

@@ -293,6 +293,7 @@ class Finetuning(Task):
         import transformers
 
         from fullrank.hf.causal import use_own_products
+        from fullrank.hf.load import quiet
 
         config: FinetuneConfig = self.config
         benchmark, evaluation = benchmark_of(config), config.eval
@@ -323,8 +324,9 @@ class Finetuning(Task):
             model.eval()
             figures = {name: measure(model, split, folder) for name, split in splits.items() if name != "train"}
             if config.train.keep_model and rank() == 0:
-                model.save_pretrained(folder / "model")
-                pretrained.tokenizer.save_pretrained(folder / "model")
+                with quiet():
+                    model.save_pretrained(folder / "model")
+                    pretrained.tokenizer.save_pretrained(folder / "model")
             parameters = dict(model.named_parameters())
             windows = {name: len(split.windows) for name, split in splits.items()}
             return {
