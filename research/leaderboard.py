@@ -64,14 +64,14 @@ def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
 def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
     """A line of a board: the rows of one setting. line: the perplexity of counting 4-grams."""
     first, is_shipped = group[0], group[0]["recipe"] in list_shipped()
-    recipe, teacher = first["recipe"], first["teacher"]
+    recipe = first["recipe"]
     name = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if is_shipped else md.code(recipe)
     figures = test_figures(group)
     commits = {row["commit"][:7] or md.MISSING for row in group}
     return {
         "": str(place),
         "test": md.show_spread(figures, lambda figure: f"{figure:.1f}") + (" \\*" if fmean(figures) > line else ""),
-        "configuration": f"{name} {first['row']}" + (f", taught by {teacher}" if teacher else ""),
+        "configuration": f"{name} {first['row']}",
         "seeds": md.show_seeds(row["seed"] for row in group),
         "parameters": md.show_count([first["parameters"]]),
         "tokens": md.show_count(row["tokens_seen"] for row in group),
@@ -88,4 +88,4 @@ def make_command(group: Sequence[Row]) -> str:
     words = ["fullrank", "reproduce", first["recipe"], "--rows", first["row"], "--scale", first["scale"]]
     words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return shlex.join([*words, "train.parts.distill.run=TEACHER"] if first["teacher"] else words)
+    return shlex.join(words)

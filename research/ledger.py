@@ -51,7 +51,7 @@ MACHINE = (
     "transformers",
 )
 COLUMNS = (
-    *("run", "recipe", "row", "scale", "seed", "settings", "teacher", "corpus", "vocabulary"),
+    *("run", "recipe", "row", "scale", "seed", "settings", "corpus", "vocabulary"),
     *("tokens_seen", "steps", "parameters", "ms_per_step", "wall_seconds", *MACHINE, "date"),
     *("unigram.test", "signature", "next_token"),
 )
@@ -69,7 +69,7 @@ JSON = (  # columns begin so
 # settings that say where a run lay and how it was watched
 CIRCUMSTANCES = {
     *("train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps"),
-    *("train.keep_checkpoints", "train.keep_model", "train.parts.distill.run"),
+    *("train.keep_checkpoints", "train.keep_model"),
     *("eval.test", "eval.every_epochs", "eval.every_steps"),
     *("data.cache", "data.dir", "data.train", "data.valid", "data.test", "data.codes"),
 }
@@ -207,7 +207,6 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
         **{column: result.get(column) for column in CONTENTS},
         **{column: join(machine.get(column)) for column in MACHINE},
         "recipe": short_name(result["recipe"]),
-        "teacher": (result.get("parts") or {}).get("distill", {}).get("name"),
         "corpus": corpus.get("label") or result.get("task"),
         "vocabulary": (corpus.get("fingerprint") or "")[:16],
         "parameters": (result.get("parameters") or {}).get("total"),

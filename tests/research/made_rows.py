@@ -13,7 +13,7 @@ def make_row(name, seed, figure, **columns):
         "vocabulary": "ff", "text.test": "aa", "protocol.test": "blocks of 7", "final.test.perplexity": figure,
         "parameters": 1000, "tokens_seen": 600_000, "wall_seconds": 60.0, "commit": "abc", "curve": None,
     }  # fmt: skip
-    empty = dict.fromkeys(("teacher", "signature", "next_token"), "")
+    empty = dict.fromkeys(("signature", "next_token"), "")
     return {**empty, **row, "run": f"{name}{seed}{figure}{columns}", **columns}
 
 
