@@ -80,7 +80,7 @@ def _installed():
 
 ALONE = """
 import sys
-for name in ("numpy", "scipy", "pydantic", "yaml", "typer", "rich", "safetensors", "matplotlib", "transformers", "tokenizers"):
+for name in ("numpy", "scipy", "yaml", "typer", "rich", "safetensors", "matplotlib", "transformers", "tokenizers"):
     sys.modules[name] = None
 import warnings
 warnings.simplefilter("ignore")

@@ -16,7 +16,7 @@ def python(code):
 
 
 def test_importing_costs_nothing():
-    """Neither torch nor pydantic, nor anything else that is not Python's own."""
+    """Neither torch nor anything else that is not Python's own."""
     out = python(
         "import sys; before = set(sys.modules); import fullrank; fullrank.__version__; dir(fullrank); fullrank.__all__\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
