@@ -80,22 +80,29 @@ class Pass:
     """`forward()`, and with `backward` also the gradients of `leaves`.
 
     `cotangent` is the gradient of the output; None for a loss. Without `backward` nothing is kept for gradients.
+    `settings`: products are in their dtype.
     """
 
     def __init__(
-        self, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], cotangent: Tensor | None, backward: bool
+        self,
+        forward: Callable[[], Tensor],
+        leaves: Mapping[str, Tensor],
+        cotangent: Tensor | None,
+        backward: bool,
+        settings: Settings | None = None,
     ) -> None:
         self.forward = forward
         self.leaves = leaves
         self.cotangent = cotangent
         self.backward = backward
+        self.settings = settings or Settings()
 
     def __call__(self) -> Tensor:
-        if not self.backward:
-            with torch.no_grad():
-                return self.forward()
         self.clear()
-        out = self.forward()
+        with torch.set_grad_enabled(self.backward), self.settings.autocast():
+            out = self.forward()
+        if not self.backward:
+            return out
         out.backward(None if self.cotangent is None else self.cotangent.to(out.dtype))
         return out
 

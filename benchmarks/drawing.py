@@ -68,8 +68,9 @@ def _draw_lines(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for line in lines:
-        points = [(length, read(figure)) for length, figure in line.points if read(figure) > 0]
-        axes.plot(*zip(*points, strict=True) if points else ([], []), label=line.name, **looks[line.name])
+        lengths = [length for length, figure in line.points if read(figure) > 0]
+        values = [read(figure) for _, figure in line.points if read(figure) > 0]
+        axes.plot(lengths, values, label=line.name, **looks[line.name])
     axes.xaxis.set_major_locator(FixedLocator(sorted({length for line in lines for length, _ in line.points})))
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
     for axis in (axes.xaxis, axes.yaxis):

@@ -39,13 +39,11 @@ def _make_ours(mix: str, settings: Settings, backward: bool, call: Call) -> Pass
     torch.manual_seed(0)
     model = make_model(call.model, mix, **GPT2).eval().to(settings.torch_device)
     prompts = call.draw_prompts().to(settings.torch_device)
-    options: dict[str, Any] = {"temperature": 0.0} if call.top_k is None else {"top_k": call.top_k, "seed": 1}
-
-    def generate() -> Tensor:
-        with settings.autocast():
-            return model.generate(prompts, max_new_tokens=call.new, **options)
-
-    return Pass(generate, {}, None, backward)
+    options: dict[str, Any] = {"temperature": 0.0}
+    if call.top_k is not None:
+        options = {"top_k": call.top_k, "seed": 1}
+    generate = partial(model.generate, prompts, max_new_tokens=call.new, **options)
+    return Pass(generate, {}, None, backward, settings)
 
 
 def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
@@ -67,23 +65,16 @@ def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
     chosen: dict[str, Any] = {"do_sample": False}
     if call.top_k is not None:
         chosen = {"do_sample": True, "top_k": call.top_k}
-    mask = torch.ones_like(prompts)
-    run = partial(
+    generate = partial(
         model.generate,
         prompts,
-        attention_mask=mask,
+        attention_mask=torch.ones_like(prompts),
         max_new_tokens=call.new,
         min_new_tokens=call.new,
         pad_token_id=0,
         **chosen,
     )
-
-    def generate() -> Tensor:
-        with settings.autocast():
-            out: Tensor = run()
-        return out
-
-    return Pass(generate, {}, None, backward)
+    return Pass(generate, {}, None, backward, settings)
 
 
 MODEL = Size(6, 384, 6, 1, 512, 5000, 4 * 384)

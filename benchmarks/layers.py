@@ -63,11 +63,7 @@ def make_pass(
         else:
             leaves[name] = parameter
 
-    def forward() -> Tensor:
-        with settings.autocast():
-            return layer(inputs)
-
-    return Pass(forward, leaves, settings.randn(*dims, seed=2), backward)
+    return Pass(partial(layer, inputs), leaves, settings.randn(*dims, seed=2), backward, settings)
 
 
 def make_attention(settings: Settings, attention: dict[str, Any]) -> fr.Attention:

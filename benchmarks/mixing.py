@@ -208,11 +208,13 @@ def compare_growth(settings: Settings, length: int) -> list[Comparison]:
     return [dataclasses.replace(whole, candidates=candidates, passes=(BOTH,))]
 
 
-# heads, size of a head, tokens of a text
-GPU_SHAPES = [
-    *((8, 64, length) for length in (512, 1024, 2048, 4096, 8192)),
-    *((heads, size, length) for length in (2048, 8192) for heads, size in ((16, 64), (32, 16), (32, 32), (8, 128))),
-]
+GPU_LENGTHS = {  # by heads and their size
+    (8, 64): (512, 1024, 2048, 4096, 8192),
+    (16, 64): (2048, 8192),
+    (32, 16): (2048, 8192),
+    (32, 32): (2048, 8192),
+    (8, 128): (2048, 8192),
+}
 GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch of kernels
 
 
@@ -221,7 +223,8 @@ def compare_on_gpu(settings: Settings) -> list[Comparison]:
     if settings.torch_device.type != "cuda":
         raise InputError("bench mixing-gpu: needs a CUDA device; give --device cuda")
     comparisons = []
-    for heads, size, length in GPU_SHAPES:
+    for (heads, size), lengths in GPU_LENGTHS.items():
         own = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
-        comparisons.append(_compare(own, Shape(GPU_TOKENS // length, heads, length, size)))
+        for length in lengths:
+            comparisons.append(_compare(own, Shape(GPU_TOKENS // length, heads, length, size)))
     return comparisons

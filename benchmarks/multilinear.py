@@ -90,12 +90,7 @@ def make_pass(function: Callable[..., Tensor], settings: Settings, backward: boo
     else:
         leaves["weight"] = torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens
     leaves = {name: leaf.to(settings.torch_device).requires_grad_() for name, leaf in leaves.items()}
-
-    def forward() -> Tensor:
-        with settings.autocast():
-            return function(**leaves)
-
-    return Pass(forward, leaves, cotangent.to(settings.torch_device), backward)
+    return Pass(partial(function, **leaves), leaves, cotangent.to(settings.torch_device), backward, settings)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:

@@ -108,12 +108,7 @@ def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pas
     }
     leaves = {name: leaf.to(settings.torch_device).requires_grad_() for name, leaf in leaves.items()}
     targets = torch.randint(size.vocabulary, (size.tokens,), generator=generator).to(settings.torch_device)
-
-    def forward() -> Tensor:
-        with settings.autocast():
-            return loss(*leaves.values(), targets)
-
-    return Pass(forward, leaves, None, backward)
+    return Pass(partial(loss, *leaves.values(), targets), leaves, None, backward, settings)
 
 
 def make_layer(settings: Settings, backward: bool, size: Size) -> Pass:
@@ -124,12 +119,8 @@ def make_layer(settings: Settings, backward: bool, size: Size) -> Pass:
     module.to(settings.torch_device)
     hidden = settings.randn(1, size.tokens, size.width).requires_grad_()
     targets = torch.randint(size.vocabulary, (1, size.tokens)).to(settings.torch_device)
-
-    def forward() -> Tensor:
-        with settings.autocast():
-            return module.loss(hidden, targets)[0]
-
-    return Pass(forward, {"hidden": hidden, **dict(module.named_parameters())}, None, backward)
+    leaves = {"hidden": hidden, **dict(module.named_parameters())}
+    return Pass(lambda: module.loss(hidden, targets)[0], leaves, None, backward, settings)
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:

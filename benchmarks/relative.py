@@ -59,12 +59,18 @@ class Shape:
 
 def make_operands(shape: Shape, settings: Settings, form: str) -> dict[str, Tensor]:
     """query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D), and the parameters of mixing."""
-    lead, keys = (shape.batch, shape.heads), shape.queries + shape.earlier
-    count = shape.make_layout().distances if shape != shape.fill() else keys
-    dims = ((*lead, shape.queries), (*lead, keys), (*lead, keys), (shape.heads, count), (shape.heads,), (shape.heads,))
+    keys = shape.queries + shape.earlier
+    dims = {
+        "query": (shape.batch, shape.heads, shape.queries),
+        "keys": (shape.batch, shape.heads, keys),
+        "values": (shape.batch, shape.heads, keys),
+        "distances": (shape.heads, keys if shape == shape.fill() else shape.make_layout().distances),
+        "u": (shape.heads,),
+        "v": (shape.heads,),
+    }
     named = {}
-    for seed, name in enumerate(OPERANDS):
-        named[name] = settings.randn(*dims[seed], shape.size, seed=seed).to(settings.torch_dtype)
+    for seed, (name, leading) in enumerate(dims.items()):
+        named[name] = settings.randn(*leading, shape.size, seed=seed).to(settings.torch_dtype)
     named |= make_mixing(settings, shape.heads, shape.size, form, seed=7)
     return {name: tensor.requires_grad_() for name, tensor in named.items()}
 
