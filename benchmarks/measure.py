@@ -173,7 +173,8 @@ def list_comparisons(
         try:
             made = [suite.comparisons(one, *words) for one in narrowed]
         except ValueError as error:
-            raise InputError(f"{suite.name}, length {', '.join(map(str, words))}: {error}") from error
+            place = f"{suite.name}, length {words[0]:,}" if words else suite.name
+            raise InputError(f"{place}: {error}") from error
         for of_each_dtype in zip(*made, strict=True):
             yield combine(of_each_dtype, narrowed)
 

@@ -221,7 +221,7 @@ GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch o
 def compare_on_gpu(settings: Settings) -> list[Comparison]:
     """The same as `compare` with 32,768 tokens a call. Peers that take long to compile run with 8 heads of 64 alone."""
     if settings.torch_device.type != "cuda":
-        raise InputError("bench mixing-gpu: needs a CUDA device; give --device cuda")
+        raise InputError("needs a CUDA device; give --device cuda")
     comparisons = []
     for (heads, size), lengths in GPU_LENGTHS.items():
         own = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
