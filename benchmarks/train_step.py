@@ -94,7 +94,7 @@ def _make_step(
 
 
 def _compare(size: Size, candidates: list[Candidate]) -> Comparison:
-    tiny = replace(size, layers=2, batch=2, length=5, vocabulary=50)
+    tiny = replace(size, layers=2, batch=4, length=29, vocabulary=50)  # whose products go to the same libraries
     return Comparison(size, tiny, size.length, candidates, (STEP,), size.batch * size.length)
 
 
