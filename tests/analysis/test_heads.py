@@ -172,6 +172,7 @@ def test_deviations_of_the_papers_table():
         assert compared.value == pytest.approx(change, abs=3)
 
 
-def test_no_text():
-    with pytest.raises(InputError, match=r"input_ids: \(B, N\)"):
-        heads(fr.LanguageModel(config()), torch.zeros((0, 9), dtype=torch.int64))
+@pytest.mark.parametrize(("shape", "message"), [((0, 9), r"input_ids: \(B, N\)"), ((2, 1), "two tokens or more")])
+def test_no_text(shape, message):
+    with pytest.raises(InputError, match=message):
+        heads(fr.LanguageModel(config()), torch.zeros(shape, dtype=torch.int64))

@@ -65,6 +65,12 @@ def unfinished(run):
     return run
 
 
+def test_a_result_without_figures_is_written_again(run):
+    before = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    (run / "result.json").write_text("{}", encoding="utf-8")
+    assert resume(run)["final"] == before["final"]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("model.hidden_act", "gelu"), ("train.seed", 9), ("data.lowercase", True), ("eval.segment_length", 4)],

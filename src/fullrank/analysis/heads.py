@@ -193,6 +193,8 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
         inputs = tokens.masked_fill(masked, model.mask_id)
         targets = tokens.masked_fill(~masked, IGNORED)
         objective = f"{count} masked tokens a text"
+    elif length < 2:
+        raise InputError("input_ids: texts of two tokens or more, as the first one is not predicted; given 1")
     batches = zip(inputs.split(size, along), targets.split(size, along), strict=True)
     return objective, list(batches)
 

@@ -120,7 +120,7 @@ def read_result(folder: Path) -> Entries | None:
         result: Entries = read_json(folder / "result.json")
     except InputError:
         return None
-    return result
+    return result if result.get("final") else None
 
 
 # -- a training that begins with the weights of a run ------------------------------------------------------------------
