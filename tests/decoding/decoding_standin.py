@@ -60,19 +60,6 @@ class Recurrent(nn.Module):
         return Out(torch.stack(logits, dim=1), State(hidden))
 
 
-class WithoutCache:
-    """A model that is a bare callable: no cache, no length limit, log-probabilities instead of logits."""
-
-    max_length = None
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, input_ids, *, attention_mask):
-        out = self.model(input_ids, attention_mask=attention_mask)
-        return Out(out.logits.log_softmax(-1), out.cache)
-
-
 def log_prob(model, prompt, text):
     """log p(text | prompt), by reading everything once."""
     ids = torch.tensor([[*prompt, *text]])

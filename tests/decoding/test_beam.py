@@ -67,7 +67,7 @@ def test_a_padded_batch_is_each_row_by_the_definition(beams, penalty, ngram, sho
         ids, mask = padded(PROMPTS)
         found = beam_search(
             model, ids, max_new_tokens=torch.tensor(longest), min_new_tokens=shortest, no_repeat_ngram_size=ngram,
-            beams=beams, n_best=best_of, length_penalty=penalty, eos_id=2, attention_mask=mask, use_cache=seed != 1,
+            beams=beams, n_best=best_of, length_penalty=penalty, eos_id=2, attention_mask=mask,
         )  # fmt: skip
         for b, prompt in enumerate(PROMPTS):
             expected = by_hand(

@@ -39,10 +39,10 @@ class MemoryReader:
         """An empty memory."""
         return self.model.new_memory()
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> ModelOutput:
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory) -> ModelOutput:
         mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
-        hidden, cache, _ = self.model.hidden(input_ids, cache, attention_mask=mask)
-        return ModelOutput(self.model.output(hidden), cache=cache)
+        hidden, memory, _ = self.model.hidden(input_ids, cache, attention_mask=mask)
+        return ModelOutput(self.model.output(hidden), cache=memory)
 
 
 def reader_of(model: LanguageModel) -> LanguageModel | MemoryReader:

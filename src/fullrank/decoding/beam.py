@@ -49,7 +49,6 @@ def beam_search(
     length_penalty: float = 1.0,
     eos_id: int | None = None,
     attention_mask: Tensor | None = None,
-    use_cache: bool = True,
     window: int | None = None,
 ) -> Hypotheses:
     """The `n_best` continuations of prompts (B, N), padded on the left, found by a beam of `beams` unfinished texts.
@@ -76,9 +75,7 @@ def beam_search(
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     with evaluating(model):
-        log_probs, reading = read_prompts(
-            model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
-        )
+        log_probs, reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
         max_lengths = constraints.max_lengths.tolist()
         ended: list[list[_Hypothesis]] = [[] for _ in max_lengths]  # of each prompt
         searching = list(range(len(ended)))  # the prompt of each row below

@@ -18,18 +18,20 @@ from fullrank.core.model import ModelOutput, longest
 
 
 class Decodable(Protocol):
-    """A model that can be decoded; with `new_cache()` it need not read the text again for every token.
+    """A model that can be decoded.
 
     Called as `model(input_ids, cache=..., attention_mask=...)`: input_ids (B, N) are new tokens, attention_mask (B, M)
     covers all tokens so far, 1 for tokens and 0 for padding. A cache is a value with `reorder(index)`, which selects and
-    repeats rows. The output has `logits` (B, N, V), or log-probabilities, and the `cache` of the next call. max_length: the
-    longest sequence the model can take, None without limit.
+    repeats rows; `new_cache()` is an empty one. The output has `logits` (B, N, V), or log-probabilities, and the `cache` of
+    the next call. max_length: the longest sequence the model can take, None without limit.
     """
 
     @property
     def max_length(self) -> int | None: ...
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None) -> Any: ...
+    def new_cache(self) -> Any: ...
+
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ def sample(
     eos_id: int | None = None,
     seed: int | None = None,
     attention_mask: Tensor | None = None,
-    use_cache: bool = True,
     window: int | None = None,
 ) -> Sequences:
     """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
@@ -88,9 +89,7 @@ def sample(
     else:
         generator.manual_seed(seed)
     with evaluating(model):
-        log_probs, reading = read_prompts(
-            model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
-        )
+        log_probs, reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
         filler = 0 if eos_id is None else eos_id
         ids = prompt_ids.new_empty(prompt_ids.shape[0], 0)
         chosen = log_probs.new_empty(ids.shape)
@@ -203,7 +202,7 @@ def _check_options(
 class Reading:
     """State of a model that reads token by token.
 
-    ids (B, N); mask (B, N) with False for padding, None when there is none; cache None: every step reads all ids again.
+    ids (B, N); mask (B, N) with False for padding, None when there is none; the cache holds what was read.
     window: the most tokens W that are read at once; None without limit. A prompt is its last W tokens. A token that would be
     one too many begins the window anew: what is read is the last W / 2 tokens (rounded up), it among them, as a text of
     their own. So each token is read twice at most. Padding counts.
@@ -226,8 +225,7 @@ class Reading:
         count = (self.window + 1) // 2
         start = length - count
         mask = None if mask is None else mask[:, start:]
-        cache = None if self.cache is None else self.model.new_cache()
-        return self.read(ids[:, start:], mask, cache, count)
+        return self.read(ids[:, start:], mask, self.model.new_cache(), count)
 
     def rows(self, index: Tensor) -> Reading:
         """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
@@ -238,26 +236,20 @@ class Reading:
             self,
             ids=self.ids.index_select(0, index),
             mask=None if self.mask is None else self.mask.index_select(0, index),
-            cache=None if self.cache is None else self.cache.reorder(index),
+            cache=self.cache.reorder(index),
             logits=None,
         )
 
     def read(self, ids: Tensor, mask: Tensor | None, cache: Any, count: int) -> tuple[Tensor, Reading]:
         """Read the last `count` of ids (B, N); the cache holds those before them."""
-        if cache is None:
-            out = self.model(ids, attention_mask=mask)
-        else:
-            new = ids[:, ids.shape[1] - count :]
-            out = self.model(new, cache=cache, attention_mask=mask)
-            cache = out.cache
+        out = self.model(ids[:, -count:], cache=cache, attention_mask=mask)
         logits = out.logits[:, -1]
-        return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=cache, logits=logits)
+        return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=out.cache, logits=logits)
 
 
 def read_prompts(
-    model: Any, prompt_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, *, use_cache: bool,
-    window: int | None = None,
-) -> tuple[Tensor, Reading]:  # fmt: skip
+    model: Decodable, prompt_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, window: int | None
+) -> tuple[Tensor, Reading]:
     """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
 
     max_new_tokens: of the longest text that may follow. Raises InputError for prompts, masks or lengths that cannot be
@@ -273,7 +265,7 @@ def read_prompts(
             f"a prompt of {prompt_ids.shape[1]} tokens and max_new_tokens {max_new_tokens} make {wanted}, but the model "
             f"takes at most {model.max_length}; shorten the prompt or lower max_new_tokens"
         )
-    cache = model.new_cache() if use_cache else None
+    cache = model.new_cache()
     reading = Reading(model, prompt_ids, mask, cache, window)
     return reading.read(prompt_ids, mask, cache, prompt_ids.shape[1])
 
@@ -395,12 +387,9 @@ class Ensemble:
     def new_cache(self) -> EnsembleCache:
         return EnsembleCache([model.new_cache() for model in self.models])
 
-    def __call__(
-        self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: EnsembleCache | None = None
-    ) -> ModelOutput:
-        caches = [{}] * len(self.models) if cache is None else [{"cache": model_cache} for model_cache in cache.caches]
-        pairs = zip(self.models, caches, strict=True)
-        outs = [model(input_ids, attention_mask=attention_mask, **options) for model, options in pairs]
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: EnsembleCache) -> ModelOutput:
+        pairs = zip(self.models, cache.caches, strict=True)
+        outs = [model(input_ids, attention_mask=attention_mask, cache=model_cache) for model, model_cache in pairs]
         log_probs = torch.stack([log_normalized(out.logits) for out in outs])
         mean = log_probs.logsumexp(0) - math.log(len(outs))
-        return ModelOutput(mean, cache=None if cache is None else EnsembleCache([out.cache for out in outs]))
+        return ModelOutput(mean, cache=EnsembleCache([out.cache for out in outs]))
