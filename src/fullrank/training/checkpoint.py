@@ -12,8 +12,8 @@ Each checkpoint is complete or absent, at whatever moment the process dies.
     checkpoints/average/                               a mean of kept weights, {"step": 360, "averaged": [120, 240, 360]}
 
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move, each in one atomic
-step; folders without a link are removed last. Should `last` be damaged, training resumes from `previous`. Kept weights are a
-hard link where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
+step; folders without a link are removed last. Should `last` be damaged, training resumes from `previous`.
+checkpoint.json seals the others and the run around them (`fullrank.seal`).
 """
 
 from __future__ import annotations
@@ -362,7 +362,8 @@ def _keep_weights(checkpoint: Path, *, step: int, number: int, run: Mapping[str,
     target = folder / KEPT / checkpoint.name
     target.parent.mkdir(exist_ok=True)
     with _replace_folder(folder, target) as fresh:
-        _link_or_copy(checkpoint / WEIGHTS, fresh / WEIGHTS)
+        shutil.copyfile(checkpoint / WEIGHTS, fresh / WEIGHTS)
+        sync(fresh / WEIGHTS)
         write_record(fresh, (WEIGHTS,), {"step": step}, run)
     checkpoints = list_kept_checkpoints(folder)
     staying = [earlier for earlier in checkpoints if earlier <= step][-number:]
@@ -424,15 +425,6 @@ def _link(folder: Path, name: str, target: str) -> None:
     os.symlink(target, fresh, target_is_directory=True)
     os.replace(fresh, folder / name)
     sync(folder)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Give a file another name; a copy on a disk that has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        sync(target)
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
