@@ -97,10 +97,10 @@ def sample(
         ended = torch.zeros_like(lengths, dtype=torch.bool)
         while True:
             length = ids.shape[1]
-            if constraints.forbids(length):
-                log_probs = constraints.apply(log_probs, ids)
-                ended = ended | (log_probs.amax(dim=-1) == -math.inf)
-                log_probs = log_probs.masked_fill(ended[:, None], 0.0)  # any token will do there
+            allowed = constraints.apply(log_probs, ids)
+            if allowed is not log_probs:
+                ended = ended | (allowed.amax(dim=-1) == -math.inf)
+                log_probs = allowed.masked_fill(ended[:, None], 0.0)  # any token will do there
                 if ended.all():
                     break
             scores = log_probs
@@ -326,26 +326,27 @@ class Constraints:
             raise InputError(f"min_new_tokens: from 0 to max_new_tokens ({shortest}), given {min_new_tokens}")
         if ngram < 0:
             raise InputError(f"no_repeat_ngram_size: a number of tokens, or 0 for no rule, given {ngram}")
-        return cls(max_lengths, min_new_tokens, ngram, eos_id)
+        min_length = 0 if eos_id is None else min_new_tokens
+        return cls(max_lengths, min_length, ngram, eos_id)
 
     @property
     def longest(self) -> int:
         """Largest of all max_lengths."""
         return int(self.max_lengths.max())
 
-    def forbids(self, length: int) -> bool:
-        """True if some token may be forbidden after texts of `length` new tokens."""
-        return (self.eos_id is not None and length < self.min_length) or 0 < self.ngram <= length
-
     def apply(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """log p(next token) (K, V) after new tokens (K, t), with -inf for tokens that may not come next."""
+        """log p(next token) (K, V) after new tokens (K, t), with -inf for tokens that may not come next.
+
+        `log_probs` itself where no token can be forbidden after so many.
+        """
         length = tokens.shape[1]
-        if not self.forbids(length):
+        forbids_repeats = 0 < self.ngram <= length
+        if length >= self.min_length and not forbids_repeats:
             return log_probs
         log_probs = log_probs.clone()
-        if self.eos_id is not None and length < self.min_length:
+        if length < self.min_length:
             log_probs[:, self.eos_id] = -math.inf
-        if 0 < self.ngram <= length:
+        if forbids_repeats:
             last = tokens[:, self.ngram - 1 :]  # (K, t - n + 1): the last tokens of all n-grams
             repeated = torch.ones_like(last, dtype=torch.bool)
             if self.ngram > 1:  # those whose first n - 1 tokens are the last ones of the text
