@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache as HuggingFaceCache
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
@@ -125,16 +125,15 @@ def layer_of(past: Any) -> StateLayer | None:
     """
     if past is None:
         return None
-    cache = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    if isinstance(cache, HuggingFaceCache) and cache.layers and isinstance(cache.layers[0], StateLayer):
-        return cache.layers[0]
-    if not isinstance(cache, DynamicCache) or cache.offloading:
-        kind = "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
+    if isinstance(past, HuggingFaceCache) and past.layers and isinstance(past.layers[0], StateLayer):
+        return past.layers[0]
+    if not isinstance(past, DynamicCache) or past.offloading:
+        kind = "an offloaded cache" if isinstance(past, DynamicCache) else f"a {type(past).__name__}"
         raise InputError(f"past_key_values: a FullRankCache or an empty DynamicCache, given {kind}")
-    if cache.get_seq_length():
+    if past.get_seq_length():
         raise InputError("past_key_values: holds what another model has read; begin with FullRankCache()")
     layer = StateLayer()
-    cache.layers[:] = [layer]
+    past.layers[:] = [layer]
     return layer
 
 
