@@ -166,16 +166,13 @@ class Layers(Model):
                 state.skip(i)
                 continue
             layout, past, memory = state.enter(i, x)
-            pasts: list[Past] = []
-            options: dict[str, Any] = {
-                "past": past, "memory": memory, "trace": None if trace is None else trace.enter(x),
-                "cross": None if source is None else source.get_layer_input(i, x.shape[1]),
-            }  # fmt: skip
-            if state.keeps:  # not by `__call__`, which is compiled: these lengths differ from call to call
-                out = block.forward(x, layout, pasts=pasts, **options)
-            else:
-                out = block(x, layout, **options)
-            state.leave(i, x, pasts)
+            cross = None if source is None else source.get_layer_input(i, x.shape[1])
+            of_layer = None if trace is None else trace.enter(x)
+            pasts: list[Past] | None = [] if state.keeps else None
+            # not by `__call__`, which is compiled, where lengths differ from call to call
+            run = block.forward if state.keeps else block
+            out = run(x, layout, past=past, memory=memory, cross=cross, pasts=pasts, trace=of_layer)
+            state.leave(i, x, pasts or [])
             x = out
         return self.final_norm(x)
 
