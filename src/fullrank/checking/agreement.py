@@ -26,7 +26,7 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.copies import InDouble, list_tensors, mode
 from fullrank.checking.layers import Part, Reading, find_layer_by_compiler, find_layers
-from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest, rank_differences
+from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest
 from fullrank.checking.subject import ROWS, agree
 from fullrank.core.errors import count_things
 from fullrank.forward import read_arguments
@@ -66,7 +66,7 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
     A model that is not ours may compute parts in float32: the worst is then read again with these in float64.
     """
     shares, tolerance = measure(comparisons), run.allow()
-    worst = rank_differences(shares)[0]
+    worst = max(shares, key=shares.__getitem__)
     if not run.subject.ours and run.dtype == torch.float64 and shares[worst] > tolerance[0]:
         single, reason = allow(torch.float32)
         with InDouble() as double:
@@ -84,14 +84,14 @@ def conclude(
     run: Run, shares: dict[Comparison, float], tolerance: tuple[float, str], looked_at: str, remark: str
 ) -> Finding:
     """The finding of comparisons, by the worst; layers by the first whose positions can be told from other sizes."""
-    worst = rank_differences(shares)[0]
+    worst = max(shares, key=shares.__getitem__)
     finding = judge(looked_at, shares[worst], *tolerance, remark=remark, path=run.call.name)
     if finding.verdict == "passes":
         return finding
     sizes = {0, 2, 3, *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
     layers: tuple[str, ...] = ()
     for comparison, share in shares.items():
-        if not share <= tolerance[0] and not sizes & {comparison.reading.part.length, comparison.expected.part.length}:
+        if share > tolerance[0] and not sizes & {comparison.reading.part.length, comparison.expected.part.length}:
             layers = comparison.name_layers(run, tolerance[0])
             break
     return replace(finding, remark=f"worst: {worst.name}", layers=layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from fullrank.checking.agreement import Comparison, measure
 from fullrank.checking.calls import NOTHING_MOVES, SEEDS, Call, Run
 from fullrank.checking.copies import WithoutDropout, duplicate, mode
 from fullrank.checking.layers import Part, Place, Reading, Tensors, find_layers_by_gradient, observe
-from fullrank.checking.report import Finding, allow, inapplicable, judge, rank_differences
+from fullrank.checking.report import Finding, allow, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, equals
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
@@ -70,15 +71,15 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
         return inapplicable(NOTHING_MOVES)
     shares = measure(comparisons)
     # one rounding in half precision may choose another expert: a leak is seen from several cuts
-    worst = rank_differences(shares)[: 3 if run.dtype.itemsize == 2 else 1][-1]
+    worst = heapq.nlargest(3 if run.dtype.itemsize == 2 else 1, shares, key=shares.__getitem__)[-1]
     difference, cut = shares[worst], worst.expected.part.end or 0
     if not math.isfinite(difference) and not call.is_plain:
         return inapplicable(f"{call.name}: logits are not finite")
     limit, reason = run.allow()
-    if not difference <= limit:
+    if difference > limit:
         repeated = measure_one(base.repeat(), base)
         if repeated > limit:
-            remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
+            remark = "two passes over the same tokens differ, although random numbers begin at the same seed: something is kept"
             return judge(looked_at, repeated, limit, reason, remark=remark, path=call.name)
         if not (call.training or call.mask):  # each text stands in several rows
             noise = measure_one(replace(base, all_logits=base.all_logits.roll(len(subject.ids), 0)), base)
@@ -177,7 +178,7 @@ def search_by_gradient(run: Run) -> Finding:
             after[cut] = max(float(gradient[:, cut:].abs().max()) for gradient in by_row)
         if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
-        worst = rank_differences(after)[0]
+        worst = max(after, key=after.__getitem__)
         path, leaks = run.call.name, describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullrank.checking.agreement import Comparison, compare, compare_pieces
 from fullrank.checking.calls import Run
 from fullrank.checking.copies import build_without_chance, change_attention, duplicate, mode, rebuild
-from fullrank.checking.report import Finding, inapplicable, judge, largest, rank_differences
+from fullrank.checking.report import Finding, inapplicable, judge, largest
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
@@ -140,7 +140,7 @@ def kernels(run: Run, dtype: torch.dtype) -> Finding:
             shares[f"{key} ({name})"] = largest(computed[key], tensor) / allowed
     looked_at = f"{', '.join(ran)} beside reference: logits, losses and all gradients, as shares of what is allowed"
     reason = f"logits and losses within {of_outputs:g} of max(1, largest), gradients {of_gradients:g} of the largest"
-    worst = rank_differences(shares)[0]
+    worst = max(shares, key=shares.__getitem__)
     remark = "" if shares[worst] <= 1.0 else f"worst: {worst}"
     return judge(looked_at, shares[worst], 1.0, reason, remark=remark)
 

@@ -190,16 +190,12 @@ def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def largest(values: Tensor, expected: Tensor) -> float:
-    """max |values - expected|; NaN if one of them is not finite where the other is."""
+    """max |values - expected|; infinite if one of them is not finite where the other is."""
     if values.numel() == 0:
         return 0.0
     off = (values - expected).abs()
     worst = float(off.max())
-    if math.isnan(worst):
-        worst = float(off.masked_fill(torch.isclose(values, expected, 0.0, 0.0, equal_nan=True), 0.0).max())
-    return worst
-
-
-def rank_differences(shares: Mapping[Any, float]) -> list[Any]:
-    """The keys of differences, the largest first, and before it those that are NaN."""
-    return sorted(shares, key=lambda key: (math.isnan(shares[key]), shares[key]), reverse=True)
+    if math.isfinite(worst):
+        return worst
+    equal = torch.isclose(values, expected, 0.0, 0.0, equal_nan=True)
+    return float(off.masked_fill(equal, 0.0).nan_to_num(math.inf).max())

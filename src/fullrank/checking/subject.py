@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from fullrank.checking.copies import OnlyWords, find_dtype, list_tensors, mode, move_copy
 from fullrank.checking.report import largest
@@ -138,12 +139,9 @@ class Subject:
     def with_special_tokens(self) -> Subject:
         """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
         config, text = text_config(self.original), self.ids[0]
-        ids: set[Any] = {0, 1, 2, self.vocab_size - 1}
-        for name in SPECIAL:
-            value = getattr(config, name, None)
-            ids |= set(value if isinstance(value, list) else [value])
-        valid = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
-        special = self.replace_padding(torch.tensor(valid, device=text.device)).unique()
+        ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
+        known = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
+        special = self.replace_padding(torch.tensor(known, device=text.device)).unique()
         numbers = torch.arange(self.length, device=text.device)
         mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
         texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
