@@ -37,12 +37,9 @@ def test_a_mask_over_the_past_must_be_the_one_it_was_read_with():
 
 
 def test_a_forced_kernel_does_what_it_says_or_refuses():
-    model, ids = build(), torch.randint(11, (2, 5))
-    with (
-        fr.kernel("sdpa"),
-        pytest.raises(InputError, match=r"'sdpa' cannot compute .* a trace asks for attention weights"),
-    ):
-        model(ids, trace=fr.Trace())
+    words = "'sdpa' cannot compute .* a trace asks for attention weights"
+    with fr.kernel("sdpa"), pytest.raises(InputError, match=words):
+        build()(IDS, trace=fr.Trace())
 
 
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -88,6 +85,9 @@ CALLS = {
     },
     "a high source": (lambda translator, **_: translator(HIGH, IDS), RANGE),
     "a high target": (lambda translator, **_: translator(IDS, HIGH), RANGE),
+    "a cache of a language model": (
+        lambda lm, translator, **_: translator.of_source(translator.encode(IDS))(IDS, cache=lm.new_cache()), "given a Cache",
+    ),
     "a tensor as memory": (lambda remembering, **_: remembering(IDS, HIDDEN), "memory, cache: .* given Tensor"),
     "2-d attention": (lambda attention, **_: attention(HIDDEN[0]), r"x must be numbers \(B, N, 8\).* \(5, 8\)"),
     "a source of other rows": (lambda attention, **_: attention(HIDDEN, HIDDEN[:1]), "one B for x and source"),

@@ -162,6 +162,8 @@ class Translating:
         attention_mask: Tensor | None = None,
     ) -> ModelOutput:
         """Without a cache input_ids are read whole, one row a source."""
+        if not isinstance(cache, TranslationCache | None):
+            raise InputError(f"cache: that of `new_cache` or of the output before, given a {type(cache).__name__}")
         rows = self.source.batch if cache is None else cache.batch
         if len(input_ids) != rows:
             raise InputError(
