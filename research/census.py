@@ -152,9 +152,10 @@ def make_page(rows: Sequence[Row], notes: Mapping[str, str]) -> Iterator[str]:
         chosen = [row for row in rows if row["verdict"] == verdict]
         if chosen:
             yield f"## {verdict.capitalize()}"
-            yield make_table(
-                [{"type": row["type"], "class": code(row["class"]), "why": prose(explain(row))} for row in chosen]
-            )
+            table = []
+            for row in chosen:
+                table.append({"type": row["type"], "class": code(row["class"]), "why": prose(explain(row))})
+            yield make_table(table)
             for row in chosen:
                 yield from describe_failure(row, notes)
     yield "## Every class"

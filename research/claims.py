@@ -33,7 +33,7 @@ from fullrank.evaluation.statistics import (
     measure_late_gain,
 )  # fmt: skip
 from research import build
-from research.ledger import Row, differences, setting_of
+from research.ledger import Row, differences, identify_text, setting_of
 
 VERDICTS = (
     "supported here", "contradicted here", "no difference that matters", "open", "too early", "not testable here",
@@ -246,7 +246,9 @@ def tried_rates(
     others = {key: value for key, value in settings.items() if key != RATE}
     tried: dict[float, dict[int, float]] = {}
     for row in rows:
-        stated, figure, cost = row["settings"] or {}, figure_of(row, claim.figure), row.get("final.valid.perplexity")
+        stated = row["settings"] or {}
+        figure = figure_of(row, claim.figure)
+        cost = row.get("final.valid.perplexity")
         if cost is None and figure is not None:
             cost = sign * figure
         if cost is not None and {key: value for key, value in stated.items() if key != RATE} == others:
@@ -342,7 +344,9 @@ def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[i
 def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:
     """The deviation of a run and its degrees of freedom, by least squares for a mean of each arm and each seed."""
     seeds = sorted({seed for arm in arms for seed in arm})
-    cells = [(row, seeds.index(seed), figure) for row, arm in enumerate(arms) for seed, figure in arm.items()]
+    cells = []
+    for row, arm in enumerate(arms):
+        cells += [(row, seeds.index(seed), figure) for seed, figure in arm.items()]
     design = np.zeros((len(cells), len(arms) + len(seeds)))
     for number, (row, column, _) in enumerate(cells):
         design[number, [row, len(arms) + column]] = 1
@@ -355,9 +359,12 @@ def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:
 
 def correct(p_values: Sequence[float]) -> list[float]:
     """Holm's correction: the k-th smallest of m p-values times m - k + 1, and never below the one before it."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for place, number in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
-        largest = max(largest, min(1.0, p_values[number] * (len(p_values) - place)))
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    ascending = sorted(range(len(p_values)), key=lambda number: p_values[number])
+    for place, number in enumerate(ascending):
+        left = len(p_values) - place
+        largest = max(largest, min(1.0, p_values[number] * left))
         adjusted[number] = largest
     return adjusted
 
@@ -406,9 +413,11 @@ def explain_too_early(side: Side, seeds: Sequence[int], lines: Lines) -> str:
 def explain_line(side: Side, lines: Lines) -> str:
     """The perplexity of a side beside the 4-gram line where it is above that. Else empty."""
     runs = [run for run in side.runs.values() if run.get("final.test.perplexity") is not None]
-    line = lines.get((runs[0].get("text.test", ""), runs[0].get("vocabulary", ""))) if runs else None
-    perplexity = fmean([run["final.test.perplexity"] for run in runs]) if runs else 0.0
-    if line is None or perplexity <= line:
+    line = lines.get(identify_text(runs[0])) if runs else None
+    if line is None:
+        return ""
+    perplexity = fmean(run["final.test.perplexity"] for run in runs)
+    if perplexity <= line:
         return ""
     return f"{side.row} has {perplexity:.1f}, counting 4-grams {line:.1f}: it has not learned trigrams"
 
@@ -417,7 +426,8 @@ def explain_open_rate(side: Side) -> str:
     """Why the learning rate of a side is not known to be the best one; empty if a lower and a higher one are worse."""
     rates = list(side.rates)
     best = min(rates, key=lambda rate: side.rates[rate], default=None)
-    if len(rates) >= FEWEST_RATES and best == side.rate and best not in (rates[0], rates[-1]):
+    is_bracketed = len(rates) >= FEWEST_RATES and best not in (rates[0], rates[-1])
+    if is_bracketed and best == side.rate:
         return ""
     tried = ", ".join(f"{rate:g}" for rate in rates) or "none"
     return f"the rate of {side.row}, {side.rate:g}, is not known to be the best one (tried: {tried})"

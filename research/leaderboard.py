@@ -11,7 +11,7 @@ from statistics import fmean
 from fullrank.config.load import list_shipped
 from research import markdown as md
 from research import ngrams
-from research.ledger import Row, figures_of, group_by_setting
+from research.ledger import Row, figures_of, group_by_setting, identify_text
 
 MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
 INTRODUCTION = (
@@ -34,11 +34,6 @@ def find_boards(rows: Sequence[Row]) -> dict[tuple[str, ...], Board]:
     for (_, measure, *_), board in boards.items():
         board.sort(key=lambda group: fmean(test_figures(group)), reverse=measure == "bleu")
     return {key: boards[key] for key in sorted(boards) if len(boards[key]) > 1}
-
-
-def identify_text(row: Row) -> tuple[str, str]:
-    """The checksums of the test text and of the vocabulary."""
-    return row.get("text.test") or "", row.get("vocabulary") or ""
 
 
 def test_figures(group: Sequence[Row]) -> list[float]:

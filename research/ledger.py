@@ -161,6 +161,11 @@ def setting_of(recipe: str, row: str | None, scale: str | None, settings: Mappin
     return json.dumps([recipe, row, scale, settings], sort_keys=True)
 
 
+def identify_text(row: Row) -> tuple[str, str]:
+    """The checksums of the test text and of the vocabulary."""
+    return row.get("text.test") or "", row.get("vocabulary") or ""
+
+
 def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """Group rows that differ in nothing but their seed."""
     columns = ["recipe", "row", "scale", "settings", "corpus", "vocabulary", "text.test", "signature"]

@@ -16,8 +16,12 @@ def make_table(rows: Sequence[Mapping[str, str]]) -> str:
     """A table whose headings are the keys of the first row."""
     if not rows:
         return "None yet."
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in lines)
+    headings = list(rows[0])
+    lines = []
+    for cells in (headings, ["---"] * len(headings), *(row.values() for row in rows)):
+        line = " | ".join(cell.replace("|", "/") for cell in cells)
+        lines.append(f"| {line} |")
+    return "\n".join(lines)
 
 
 def code(text: str) -> str:
@@ -71,9 +75,14 @@ def show_spread(values: Sequence[float], show: Callable[[float], str] = show) ->
 
 def show_seeds(seeds: Iterable[int]) -> str:
     """'1–5, 7': three and more neighbouring seeds as a range."""
-    neighbours = groupby(enumerate(sorted(set(seeds))), key=lambda place: place[1] - place[0])
-    parts = [[seed for _, seed in part] for _, part in neighbours]
-    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+    words = []
+    for _, part in groupby(enumerate(sorted(set(seeds))), key=lambda place: place[1] - place[0]):
+        neighbours = [seed for _, seed in part]
+        if len(neighbours) > 2:
+            words.append(f"{neighbours[0]}–{neighbours[-1]}")
+        else:
+            words += map(str, neighbours)
+    return ", ".join(words)
 
 
 def show_difference(difference: float, interval: tuple[float, float] | None, unit: str = "") -> str:

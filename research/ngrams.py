@@ -24,7 +24,7 @@ from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.run import task_of
 from fullrank.files import silent
 from research import LEDGER, RESEARCH
-from research.ledger import Row, read_ledger
+from research.ledger import Row, identify_text, read_ledger
 
 COLUMNS = ("text.test", "vocabulary", "corpus", "tokens", "order1", "order2", "order3", "order4", "order5", "modified4")
 LINE = "order4"
@@ -85,7 +85,7 @@ def main() -> None:
     path = RESEARCH / "ngrams.csv"
     values: dict[tuple[str, str], Mapping[str, Any]] = dict(read_values(path))
     for row in read_ledger(LEDGER):
-        key = (row.get("text.test", ""), row.get("vocabulary", ""))
+        key = identify_text(row)
         is_recipe = row["settings"] is not None  # else the configuration is not known
         if is_recipe and all(key) and key not in values and row.get("final.test.perplexity") is not None:
             measured = measure(row, options.corpora)

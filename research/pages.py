@@ -95,8 +95,11 @@ def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bo
     check: write nothing, and raise InputError if a page would change.
     """
     pages = make_pages(results / "ledger.csv", research)
-    existing = {name: (results / name).read_text(encoding="utf-8") for name in pages if (results / name).exists()}
-    changed = [name for name, page in pages.items() if existing.get(name) != page]
+    changed = []
+    for name, page in pages.items():
+        file = results / name
+        if not file.exists() or file.read_text(encoding="utf-8") != page:
+            changed.append(name)
     if check and changed:
         raise InputError(
             f"{', '.join(changed)}: not what the ledger and the claims say; run `python -m research.pages`"
@@ -245,9 +248,10 @@ def describe_benchmarks(research: Path) -> Iterator[str]:
             rows = list(rows_at(path.split("/"), content, {}))
             if not rows:
                 raise InputError(f"benchmarks.yaml: {name}: no row at {path}")
-            yield md.make_table(
-                [{md.readable(column): md.prose(md.show(row.get(column))) for column in columns} for row in rows]
-            )
+            shown = []
+            for row in rows:
+                shown.append({md.readable(column): md.prose(md.show(row.get(column))) for column in columns})
+            yield md.make_table(shown)
         machine = {**(content.get("environment") or {}), "protocol": content.get("protocol")}
         known = [key for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)]
         yield md.prose("; ".join(f"{key} {machine[key]}" for key in known))

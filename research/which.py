@@ -18,6 +18,7 @@ from fullrank.core.errors import InputError
 from research import build, ngrams
 from research import markdown as md
 from research.claims import VERDICTS, Claim, Verdict
+from research.ledger import identify_text
 
 PAGE, QUOTES = "../which.md", "../../src/fullrank/experiments/which.json"  # beside docs/results
 QUOTED = ("mechanism", "measured", "verdict", "runs")
@@ -149,7 +150,7 @@ def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> s
     words = [f"{recipe}: {first['parameters']:,} parameters", md.prose(first["corpus"])]
     if first["tokens_seen"]:
         words.insert(1, f"{first['tokens_seen']:,} tokens read")
-    counted = texts.get((first.get("text.test", ""), first.get("vocabulary", "")))
+    counted = texts.get(identify_text(first))
     if counted is not None:
         words[-1] += f" of {int(counted['tokens']):,} tokens"
         words.append(f"4-grams {float(counted[ngrams.LINE]):.1f}")
