@@ -178,7 +178,8 @@ def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = No
             reason = f"fewer than {FEWEST_SEEDS} seeds in common"
             verdicts.append(Verdict(claim, "open", reason, comparison))
         else:
-            value, p_value = estimates[id(comparison)], adjusted[id(comparison)]
+            value = estimates[id(comparison)]
+            p_value = adjusted[id(comparison)]
             word, reason = decide(comparison, value, p_value, lines)
             verdicts.append(Verdict(claim, word, reason, comparison, value, p_value))
     return verdicts
@@ -189,7 +190,8 @@ def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = No
 
 def compare(claim: Claim, rows: Sequence[Row]) -> Comparison:
     """Find the runs of both sides, and their common seeds."""
-    than, better = find_side(claim, claim.than, rows), find_side(claim, claim.better, rows)
+    than = find_side(claim, claim.than, rows)
+    better = find_side(claim, claim.better, rows)
     common = sorted(than.runs.keys() & better.runs.keys())
     seeds = []
     for seed in common:
@@ -200,7 +202,8 @@ def compare(claim: Claim, rows: Sequence[Row]) -> Comparison:
 
 def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side:
     """Find the runs of one side. Of two with one seed the later one counts."""
-    recipe, name = arm.get("recipe") or claim.recipe, arm.get("row", "plain")
+    recipe = arm.get("recipe") or claim.recipe
+    name = arm.get("row", "plain")
     overrides = claim.settings_of(arm)
     config = resolve_any(recipe, name, claim.scale, overrides).config
     settings = differences(config, recipe, name, claim.scale) or {}

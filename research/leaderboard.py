@@ -58,7 +58,8 @@ def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
 
 def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
     """A line of a board: the rows of one setting. line: the perplexity of counting 4-grams."""
-    first, is_shipped = group[0], group[0]["recipe"] in list_shipped()
+    first = group[0]
+    is_shipped = group[0]["recipe"] in list_shipped()
     recipe = first["recipe"]
     name = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if is_shipped else md.code(recipe)
     figures = test_figures(group)

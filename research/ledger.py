@@ -268,9 +268,11 @@ def differences(
         stated = flatten(resolve_any(recipe, row, scale).config.to_dict())
     except FullRankError:
         return None
-    settings, changed = flatten(config.to_dict()), {}
+    settings = flatten(config.to_dict())
+    changed = {}
     for name in {**settings, **stated}:
-        value, usual = settings.get(name), stated.get(name)
+        value = settings.get(name)
+        usual = stated.get(name)
         is_of_text = name.endswith(SIZES_OF_THE_TEXT) and usual is None
         if value != usual and name not in CIRCUMSTANCES and not is_of_text:
             changed[name] = Path(str(value)).name if name == "model.pretrained" else value

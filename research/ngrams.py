@@ -66,7 +66,8 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     assert isinstance(config, RunConfig)
     corpus = task_of(config).prepare(silent).corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
-    size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
+    size = len(corpus.tokenizer)
+    start_id = corpus.tokenizer.start_id
     (orders,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id)
     (modified,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id, order=4, discount=discount_by_count)
     perplexities = {f"order{n}": round(value, 3) for n, value in enumerate(orders, start=1)}

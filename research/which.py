@@ -39,7 +39,8 @@ class Situation:
 
 def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict[str, str]:
     """The page without its head, and what `fullrank diagnose` quotes. cited: link and verdict by the key of a claim."""
-    path, texts = research / "which.yaml", ngrams.read_values(research / "ngrams.csv")
+    path = research / "which.yaml"
+    texts = ngrams.read_values(research / "ngrams.csv")
     summary: list[dict[str, str]] = []
     sections: list[str] = []
     every: dict[str, Option] = {}
@@ -118,7 +119,9 @@ def name_options(options: Sequence[Option], verdict: str) -> str:
 
 
 def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> Option:
-    mechanism, measured, unsure = md.prose(words), UNMEASURED, UNMEASURED
+    mechanism = md.prose(words)
+    measured = UNMEASURED
+    unsure = UNMEASURED
     if verdict.estimate is not None:
         measured = f"{name_figure(verdict.claim)} {describe_difference(verdict)}"
         unsure = "may be seeds or learning rates"
@@ -142,7 +145,8 @@ def quote(option: Option) -> Option:
 
 def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> str:
     """Recipe, size, text, 4-gram line, figure and seeds of the runs that a claim compares with."""
-    recipe, comparison = md.code(verdict.claim.recipe), verdict.comparison
+    recipe = md.code(verdict.claim.recipe)
+    comparison = verdict.comparison
     if comparison is None or not comparison.than.runs:
         return f"{recipe}: not trained yet"
     side = comparison.than

@@ -353,9 +353,11 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
     the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
     """
     with open_text(section.path, key) as file:
-        start, end = section.start, section.start + section.size
+        start = section.start
+        end = section.start + section.size
         if not exact:
-            start, end = _find_character(file, start), _find_character(file, end)
+            start = _find_character(file, start)
+            end = _find_character(file, end)
         file.seek(start)
         begins = True
         while start < end:
@@ -436,10 +438,12 @@ def cut_files(
     first = 0  # number of the first line of the file
     for path, count in zip(paths, counts, strict=True):
         for part, (low, high) in zip(sections, itertools.pairwise(borders), strict=True):
-            start, end = max(low - first, 0), min(high - first, count)
+            start = max(low - first, 0)
+            end = min(high - first, count)
             if start < end:
                 if by_lines:
-                    start, end = _find_line(path, start), _find_line(path, end)
+                    start = _find_line(path, start)
+                    end = _find_line(path, end)
                 part.append(Section(path, start, end))
         first += count
     return sections

@@ -441,13 +441,15 @@ def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> Lo
             from fullrank.hf.load import load_named
 
             loaded = load_named(name, torch.float32, causal=causal, tokenizer=tokenizer)
-            model, words = _adapt(loaded.module), loaded.tokenizer
+            model = _adapt(loaded.module)
+            words = loaded.tokenizer
             if tokenizer and words is None:
                 model.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
             home = folder if folder.is_dir() else None
             return model.describe(name, "Hugging Face", folder=home, tokenizer=words, inputs=loaded.inputs)
     module = _load_own(folder, checkpoint, causal)
-    model, words = _adapt(module), None
+    model = _adapt(module)
+    words = None
     if tokenizer:
         try:
             translates = isinstance(module, Encoder)

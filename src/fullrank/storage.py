@@ -81,7 +81,8 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
             f"{path}: a run of fine-tuning, whose model is one of Hugging Face's: {path / 'model'}, see fullrank.load_injected"
         )
     config = ModelConfig.from_dict(settings.get("model") or {})
-    is_run, file = (path / "run.json").is_file(), path / WEIGHTS
+    is_run = (path / "run.json").is_file()
+    file = path / WEIGHTS
     if is_run or not file.is_file():
         file = path / "checkpoints" / checkpoint / WEIGHTS
     if not file.is_file():

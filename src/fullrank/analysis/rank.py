@@ -139,7 +139,8 @@ def rank(
     most = max(most_bytes // (8 * count), count)
     for ids, positions in chosen:
         logits = double.logits(ids)
-        eps, vocab_size = torch.finfo(logits.dtype).eps, logits.shape[2]
+        eps = torch.finfo(logits.dtype).eps
+        vocab_size = logits.shape[2]
         if most < vocab_size:
             drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
             columns = drawn[:most].sort().values.to(double.device)

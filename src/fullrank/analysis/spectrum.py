@@ -85,7 +85,8 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     memory reads them one after the other, and its weights are over memory and text.
     Raises InputError for texts of unequal lengths, for no text, for encoder-decoders, and for attention without weights.
     """
-    loaded, rows = open_model(model), rows_of(input_ids)
+    loaded = open_model(model)
+    rows = rows_of(input_ids)
     attention = loaded.attention_layers
     values: dict[tuple[int, str], list[np.ndarray]] = {}  # singular values (B, H, R), in double precision
     for traces in loaded.attentions(rows):

@@ -79,7 +79,8 @@ def info(
 
     from fullrank.analysis.size import size_of_run
 
-    run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
+    run = resolved.config
+    size = {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
     if isinstance(run, FinetuneConfig | TextFinetuneConfig):
         from fullrank.experiments.pretrained import measure_pretrained_size
 
@@ -105,7 +106,8 @@ def list_recipes(json: Json = False) -> None:
     content, lines = [], []
     for name in list_shipped():
         recipe = load(name)
-        rows, scales = list(recipe.rows), list(recipe.scales)
+        rows = list(recipe.rows)
+        scales = list(recipe.scales)
         content.append({"name": name, "rows": rows, "paper": recipe.paper, "table": recipe.table, "scales": scales})
         lines.append(f"{name}\n  {recipe.table}\n  rows: {', '.join(rows)}   scales: {', '.join(scales)}")
     tell(content, lines, json=json)
@@ -176,7 +178,8 @@ def validate_config(choice: Choice, json: Json = False) -> None:
 def describe_size(size: Entries) -> list[str]:
     """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
-    memory, decoding = size.get("memory", {}), size.get("bytes", {})
+    memory = size.get("memory", {})
+    decoding = size.get("bytes", {})
     content = {
         "parameters": {part: count for part, count in size["parameters"].items() if count},
         "the paper": size["paper"],

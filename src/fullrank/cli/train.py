@@ -137,7 +137,10 @@ def train(
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config, progress))
-    folder, out, quiet, json = Path(choice.config), options.out, options.quiet, options.json
+    folder = Path(choice.config)
+    out = options.out
+    quiet = options.quiet
+    json = options.json
     changes = [choice.settings, choice.row, choice.scale, out, from_run, options.kernel != "auto"]
     kernel = options.kernel
     if _is_whole_run(folder, changes):
@@ -296,7 +299,8 @@ def reproduce(
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say
     )  # fmt: skip
-    folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
+    folders = [cell.folder for cell in planned]
+    parent = planned[0].folder.parent
     if figure is not None:
         _show_figure(table, figure, folders, out or parent.with_name(table.replace("/", "-")), json=json)
     elif len(rows_of) > 1:
@@ -397,7 +401,8 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
             f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
         )
     exclude("--text", "trains a model", [name for name in ("row", "scale") if getattr(choice, name)])
-    overrides, wanted = choice.settings, read_seeds(seeds)
+    overrides = choice.settings
+    wanted = read_seeds(seeds)
     of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
     arms = [arm for seed in of_seed for arm in resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)]
     check_data(arms[0].config.data)

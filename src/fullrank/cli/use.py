@@ -287,7 +287,8 @@ def translate(
         warn=say,
     )
     style = "json" if as_lines else "list" if n_best > 1 else "text"
-    start, done = time.monotonic(), 0
+    start = time.monotonic()
+    done = 0
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
         if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
@@ -313,7 +314,8 @@ def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *
     for number, (target, scored) in enumerate(
         zip(candidates, translator.score(sources, candidates), strict=True), start=1
     ):
-        log_prob, mean = -sum(scored), sum(scored) / len(scored)
+        log_prob = -sum(scored)
+        mean = sum(scored) / len(scored)
         if as_lines:
             content = {"line": number, "source": sources[number - 1], "target": target, "tokens": len(scored)}
             text = json.dumps({**content, "log_prob": log_prob, "nll": mean, "nlls": scored}, ensure_ascii=False)

@@ -62,11 +62,14 @@ def read_split(model: LoadedModel, segment_length: int, say: Say = print) -> Tex
     """The valid split of a run; of a translation run its source sentences, each with <eos>."""
     assert model.folder is not None
     corpus = corpus_of(model.folder, SPLIT, say)
-    name, start = f"{corpus.label}, {SPLIT}", None
+    name = f"{corpus.label}, {SPLIT}"
+    start = None
     if isinstance(model.fullrank_model, Encoder):
-        name, read = f"{name}, source", partial(_read_sentences, corpus.pairs(SPLIT))
+        name = f"{name}, source"
+        read = partial(_read_sentences, corpus.pairs(SPLIT))
     else:
-        start, read = corpus.tokenizer.start_id, partial(_read_tokens, corpus.ids(SPLIT))
+        start = corpus.tokenizer.start_id
+        read = partial(_read_tokens, corpus.ids(SPLIT))
     return Text(name, read, segment_length, start_id=start, batch_tokens=batch_tokens(model))
 
 

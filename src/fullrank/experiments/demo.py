@@ -45,7 +45,8 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     started = time.monotonic()
-    console, remarks = Console(stderr=aside), Console(stderr=True, highlight=False)
+    console = Console(stderr=aside)
+    remarks = Console(stderr=True, highlight=False)
     rows = list(load(RECIPE).rows)
     steps = _plan(minutes, out, seed, rows, remarks, started)
     folders = [out / row for row in rows]
@@ -61,7 +62,8 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
     page, content = write_report(folders, out / "report.html", "A Transformer without its bottlenecks")
     print_page(page, console)
     result = results[best]
-    corpus, lowest = result["corpus"], math.exp(result["final"]["test"]["nll"])
+    corpus = result["corpus"]
+    lowest = math.exp(result["final"]["test"]["nll"])
     console.print(
         f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
         f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs, "
@@ -123,7 +125,8 @@ def _train_all(folders: Sequence[Path], steps: int, seed: int, remarks: Any) -> 
 
     settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu", "train.threads=1"]
     settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
-    waiting, running = list(folders), dict[Path, subprocess.Popen[bytes]]()
+    waiting = list(folders)
+    running = dict[Path, subprocess.Popen[bytes]]()
     with catch_signals() as signals, Progress(console=remarks, disable=not remarks.is_terminal) as progress:
         bars = {folder: progress.add_task(folder.name, total=steps) for folder in folders}
         try:

@@ -266,7 +266,8 @@ def read_quotes(finding: str) -> list[str]:
 
 def measure_reading(subject: Subject) -> Finding:
     """Count the signs of too little training, of three."""
-    run, words = subject.run, []
+    run = subject.run
+    words = []
     if subject.is_undertrained:
         words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
     figures: Entries = {}
@@ -291,7 +292,8 @@ def measure_overfitting(subject: Subject) -> Finding:
     if subject.run is None:
         raise InputError("Only a run has the loss of its training")
     read = select("nll")
-    train, valid = subject.run.read_curve("train", read), subject.run.read_curve("valid", read)
+    train = subject.run.read_curve("train", read)
+    valid = subject.run.read_curve("valid", read)
     if not train or not valid:
         raise InputError("metrics.jsonl of its run lacks losses of training or validation")
     late = float(np.mean([nll for step, nll in train.items() if step > 0.9 * max(train)]))
@@ -311,7 +313,8 @@ def measure_attention(subject: Subject) -> Finding:
     before = [float(layer.before.effective_rank.mean()) for layer in read.layers]
     after = [float(layer.after.effective_rank.mean()) for layer in read.layers]
     is_mixed = any(layer.after is not layer.before for layer in read.layers)
-    dim, mean = subject.head_dim, float(np.mean(after))
+    dim = subject.head_dim
+    mean = float(np.mean(after))
     size = dim * (len(read.layers[0].after.effective_rank) if is_mixed else 1)
     owner = "the mixed heads of a layer have together" if is_mixed else "a head has"
     words = [

@@ -95,7 +95,8 @@ class GlueBenchmark:
     kind = "classification"
 
     def __init__(self, config: FinetuneConfig) -> None:
-        self.config, self.task = config, GLUE[config.data.task]
+        self.config = config
+        self.task = GLUE[config.data.task]
         self.title, self.labels, self.metrics = self.task.title, self.task.labels, self.task.metrics
         self.outputs = self.task.outputs
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
@@ -118,7 +119,8 @@ class GlueBenchmark:
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
         """The scores of a split; its predictions are written to `folder`, a line for each example."""
-        table, labels = torch.stack(logits), split.targets.numpy()
+        table = torch.stack(logits)
+        labels = split.targets.numpy()
         predictions = (table[:, 0] if self.labels is None else table.argmax(-1)).numpy()
         if folder is not None and rank() == 0:
             lines = ["index\tlabel\tprediction\n"]
@@ -158,7 +160,8 @@ class SquadBenchmark:
     kind, labels, outputs = "answers", None, 2
 
     def __init__(self, config: FinetuneConfig) -> None:
-        self.config, self.version = config, SQUAD[config.data.name]
+        self.config = config
+        self.version = SQUAD[config.data.name]
         self.title = f"SQuAD v{self.version}"
         self.metrics = ("f1", "exact" if self.version == "2.0" else "exact_match")  # named as in each version's script
         self.protocol = (
@@ -182,7 +185,8 @@ class SquadBenchmark:
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
         """Start and end logits (B, 2, N), those of padding masked."""
         inputs = batch.to(device_of(model)).inputs
-        output, padded = model(**inputs), inputs["attention_mask"] == 0
+        output = model(**inputs)
+        padded = inputs["attention_mask"] == 0
         return torch.stack([output.start_logits, output.end_logits], 1).float().masked_fill(padded[:, None], _MASKED)
 
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -196,7 +200,8 @@ class SquadBenchmark:
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
         """The scores of a split; its answers are written to `folder`."""
-        questions, is_v2 = split.source.rows, self.version == "2.0"
+        questions = split.source.rows
+        is_v2 = self.version == "2.0"
         answers = find_answers(questions, split.windows, [row.numpy() for row in logits], self.config.eval, is_v2)
         if folder is not None and rank() == 0:
             write_json(folder / "predictions.json", answers)
@@ -248,7 +253,8 @@ def _find_best_span(
     context: str, scored: Sequence[tuple[Window, NDArray[np.float64]]], max_answer_length: int
 ) -> tuple[str, float]:
     """Text and score of the best span with a text; of equal scores the first. "" and 0 where there is none."""
-    best, highest = "", -np.inf
+    best = ""
+    highest = -np.inf
     for window, (start, end) in scored:
         count = len(window.offsets)
         tokens = slice(window.first, window.first + count)
@@ -260,7 +266,8 @@ def _find_best_span(
             first, last = divmod(int(scores.argmax()), count)
             text = context[window.offsets[first, 0] : window.offsets[last, 1]].strip()
             if text:
-                best, highest = text, float(scores[first, last])
+                best = text
+                highest = float(scores[first, last])
             else:
                 scores[first, last] = -np.inf
     return (best, highest) if best else ("", 0.0)
@@ -280,7 +287,8 @@ class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
     def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        data, self.corpus = self.config.data, {}
+        data = self.config.data
+        self.corpus = {}
         for name in list_corpora()[data.name].published:
             source = read_task(data, name, say)
             most = data.max_train if name == "train" else data.max_eval
@@ -296,7 +304,8 @@ class Finetuning(Task):
         from fullrank.hf.load import quiet
 
         config: FinetuneConfig = self.config
-        benchmark, evaluation = benchmark_of(config), config.eval
+        benchmark = benchmark_of(config)
+        evaluation = config.eval
         pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
         limit, most = pretrained.max_length, config.data.max_length
         if limit is not None and most is not None and most > limit:
@@ -315,7 +324,8 @@ class Finetuning(Task):
             return benchmark.score(split, logits, written)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
-            figures, rows = measure(model, dev), len(dev.encoded)
+            figures = measure(model, dev)
+            rows = len(dev.encoded)
             return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in benchmark.metrics})
 
         def finish(done: Counters) -> Entries:

@@ -75,7 +75,8 @@ def write(
         raise InputError(
             f"{run or 'generate'}: their vocabularies differ; several models write together if they have one vocabulary"
         )
-    tokenizer, models = opened[0][1], [model.with_memory(memory_length) for model, _ in opened]
+    tokenizer = opened[0][1]
+    models = [model.with_memory(memory_length) for model, _ in opened]
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
     ids = torch.tensor([[start, *prompt_ids]], device=device_of(models[0]))
     readers = [reader_of(model) for model in models]
@@ -94,7 +95,9 @@ def write(
             new, lengths, scores = hypotheses.ids[0], hypotheses.lengths[0], hypotheses.log_probs[0]
         else:
             drawn = sample(reader, ids.expand(number, -1), **limits)
-            new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
+            new = drawn.ids
+            lengths = drawn.lengths
+            scores = drawn.log_probs.sum(1)
     texts = [
         {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}
         for row, length, score in zip(new.tolist(), lengths.tolist(), scores.tolist(), strict=True)

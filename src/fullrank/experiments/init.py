@@ -78,7 +78,8 @@ def write_configuration(
         raise InputError(f"--source, --target: for --task translation, given --task {task}; leave them out")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    has_pairs, seconds = task == "translation", 60 * minutes
+    has_pairs = task == "translation"
+    seconds = 60 * minutes
     data = choose_pairs(texts, languages) if has_pairs else choose_text(texts)
     if tokens:
         data["tokens"] = tokens

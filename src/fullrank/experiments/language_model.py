@@ -78,7 +78,9 @@ def find_document_token(word: str, tokenizer: Tokenizer) -> int:
 
 def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
     """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
-    options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
+    options = config.train
+    ids = corpus.ids("train")
+    start = corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
     if options.order == "contiguous" and size % world_size():
         raise InputError(
@@ -102,12 +104,14 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
     """
     if corpus.splits["train"]["tokens"] > COUNTED_TOKENS:
         return {}
-    file, checksums = corpus.folder / "fourgrams.json", corpus.text_checksums
+    file = corpus.folder / "fourgrams.json"
+    checksums = corpus.text_checksums
     with contextlib.suppress(InputError):
         cached = read_json(file)
         if cached.get("texts") == checksums:
             return dict(cached["perplexity"])
-    tokenizer, train = corpus.tokenizer, np.asarray(corpus.ids("train"))
+    tokenizer = corpus.tokenizer
+    train = np.asarray(corpus.ids("train"))
     texts = [np.asarray(corpus.ids(split)) for split in SPLITS]
     orders = measure_ngrams(train, texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
     perplexity = {split: figures[-1] for split, figures in zip(SPLITS, orders, strict=True)}
@@ -253,7 +257,9 @@ class LanguageModelTask(TextTask):
         return {"unigram_perplexity": unigram, "fourgram_perplexity": fourgram_perplexities(self.corpus)}
 
     def connect(self, model: Any) -> Connections:
-        config, splits, protocol = self.config, self.corpus.splits, validation_protocol(self.config)
+        config = self.config
+        splits = self.corpus.splits
+        protocol = validation_protocol(self.config)
         _check_positions(model, splits["train"]["tokens"] // config.train.batch_size)
         check_length(model, protocol, len(self.read_validation()))
         for split in SPLITS:
@@ -285,7 +291,9 @@ class LanguageModelTask(TextTask):
 
     def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
         """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-        counts, tokenizer, ids = self.corpus.splits[split], self.corpus.tokenizer, self.corpus.ids(split)
+        counts = self.corpus.splits[split]
+        tokenizer = self.corpus.tokenizer
+        ids = self.corpus.ids(split)
         total = self.measure(model, ids, protocol)
         if tokenizer.kind == "word":
             starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
@@ -354,7 +362,8 @@ class MaskedModelTask(LanguageModelTask):
 
     def measure_counts(self) -> Entries:
         """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
-        masking, protocol = self.masking, self.protocol()
+        masking = self.masking
+        protocol = self.protocol()
         nats = unigram_nats(self.corpus, masking.marks.tolist())
         unigram = {}
         for split in SPLITS:
@@ -372,7 +381,8 @@ class MaskedModelTask(LanguageModelTask):
         """
         check_block(model.max_length, min(len(ids), protocol.segment_length))
         device = device_of(model)
-        tally, hits = Tally(device), torch.zeros(1, dtype=torch.int64, device=device)
+        tally = Tally(device)
+        hits = torch.zeros(1, dtype=torch.int64, device=device)
         blocks = _iterate_blocks(ids, self.masking, protocol, self.config.eval.batch_size)
         with evaluating(model):
             for index, batch in enumerate(blocks):

@@ -65,7 +65,8 @@ class FullRankLM(TemplateLM):
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
         model, self.words = open_writer(folder, checkpoint, device)
-        self.model, self._device = apply_protocol(model, self.protocol), device_of(model)
+        self.model = apply_protocol(model, self.protocol)
+        self._device = device_of(model)
         is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
         self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
         self.max_gen_toks = max_gen_toks
@@ -145,7 +146,8 @@ class FullRankLM(TemplateLM):
         Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
         position of the request in the list alone.
         """
-        texts, seed = [], torch.initial_seed() % 2**31
+        texts = []
+        seed = torch.initial_seed() % 2**31
         for number, request in enumerate(tqdm(requests, desc="Running generate_until requests", disable=disable_tqdm)):
             prompt, settings = request.args
             stops, options = read_settings(settings, self.max_gen_toks)

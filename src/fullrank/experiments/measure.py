@@ -179,7 +179,8 @@ def warn_of_length(config: RunConfig, protocol: Any, say: Say) -> None:
     """Warn where more tokens are read at once than in training: positions beyond may mean nothing to a model of ours."""
     if config.translates or config.model.position == "pretrained":
         return
-    read, trained = protocol.segment_length, config.train.segment_length + config.train.context
+    read = protocol.segment_length
+    trained = config.train.segment_length + config.train.context
     if read > trained and protocol.kind != "memory":
         say(f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further")
 

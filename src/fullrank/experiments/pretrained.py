@@ -50,14 +50,18 @@ def load_pretrained(
     from fullrank.hf import load
     from fullrank.hf.causal import holds_injected, inject_configured
 
-    outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
+    outputs = _describe_outputs(kind, num_labels)
+    key = f"model.pretrained: {config.pretrained}"
     with load.explain_errors(f"{key}: no encoder", _ENCODERS):
         model_config = _read_configuration(config, outputs)
         if config.pretrained == "random":
-            auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
+            auto = _CLASSES[kind].replace("AutoModel", "Bert")
+            where = None
+            options = _random_weights(transformers)
             tokenizer = _random_tokenizer(transformers)
         else:
-            auto, where = _CLASSES[kind], load.location_of(config.pretrained)
+            auto = _CLASSES[kind]
+            where = load.location_of(config.pretrained)
             options = {"revision": config.revision} if config.revision else {}
             tokenizer = load.read_part("AutoTokenizer", where, **options)
         injected = holds_injected(config, model_config)
@@ -159,9 +163,12 @@ def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entr
 
     name = config.model.pretrained
     if isinstance(config, TextFinetuneConfig):
-        kind, outputs, task = "causal", dict[str, Any](), config.data.name
+        kind = "causal"
+        outputs = dict[str, Any]()
+        task = config.data.name
     else:
-        kind, task = "answers" if config.data.answers else "classification", config.data.label
+        kind = "answers" if config.data.answers else "classification"
+        task = config.data.label
         outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with load.explain_errors(f"model.pretrained: {name}: no configuration", _ENCODERS):
         if name == "bert-base-uncased":

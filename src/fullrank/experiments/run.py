@@ -151,11 +151,16 @@ def describe_start(folder: str) -> dict[str, str]:
 
 def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say) -> Entries:
     """Train and measure a run; the first of several processes writes its result.json."""
-    config, corpus, identity, is_first = task.config, task.corpus, task.identity, rank() == 0
+    config = task.config
+    corpus = task.corpus
+    identity = task.identity
+    is_first = rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(config.train.seed)
         parts = task.parts(folder, device)
-        options, settings, observers = parts.options, config.to_dict(), []
+        options = parts.options
+        settings = config.to_dict()
+        observers = []
         if is_first:
             if remark := remark_on_precision(options.precision, device):
                 say(remark)
@@ -223,7 +228,8 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     """
     config, identity = open_run(folder)
     task = task_of(config).prepare(say, identity)
-    corpus, splits = task.corpus, task.identity["text"]
+    corpus = task.corpus
+    splits = task.identity["text"]
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(splits)}")
     if corpus.vocabulary != identity.get("vocabulary"):
@@ -251,7 +257,8 @@ def evaluate(
     changes: keys of `eval` that are set otherwise.
     """
     config = change_evaluation(open_run(folder)[0], changes, split)
-    device, task = choose_device(device_name, "--device"), task_of(config)
+    device = choose_device(device_name, "--device")
+    task = task_of(config)
     with kernel(kernel_name), ExitStack() as stack:
         protocol = task.protocol(split)
         model = task.model.load(folder, checkpoint).to(device)
@@ -259,7 +266,8 @@ def evaluate(
             task.corpus = corpus_of(folder, split, say)
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            task.corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
+            task.corpus = encode_file(text, load_tokenizer(folder), ids_folder, say)
+            split = "text"
         figures = task.figures(model, split, protocol)
     warn_of_length(config, protocol, say)
     return {
@@ -450,7 +458,8 @@ class Trial(NamedTuple):
 
 def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     """Build the model of a configuration on data that are prepared, and time it. evaluations: while training."""
-    task, corpus = task_of(config), prepared.corpus
+    task = task_of(config)
+    corpus = prepared.corpus
     task.corpus = corpus
     task.config = task.with_sizes(silent)
     parts = task.parts(Path(), choose_device(config.train.device))
@@ -461,7 +470,8 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     if isinstance(parts.model, Translator):
         from fullrank.experiments.translation import translate_split
 
-        sentences, start = min(16, valid), time.perf_counter()
+        sentences = min(16, valid)
+        start = time.perf_counter()
         translate_split(parts.model, corpus, "valid", task.protocol(), sentences)
         final += (time.perf_counter() - start) * (valid + test) / sentences
     sizes = {name: p.numel() for name, p in parts.model.named_parameters()}
@@ -488,7 +498,8 @@ def measure_speed(parts: Parts, spend: float = 1.0) -> tuple[float, float]:
     end = time.perf_counter() + spend
     parts.model.train()
     while len(times) < 4 or (time.perf_counter() < end and len(times) < 200):
-        begin, index = time.perf_counter(), len(times) % parts.batches.batches_per_epoch
+        begin = time.perf_counter()
+        index = len(times) % parts.batches.batches_per_epoch
         position = TrainingPosition(step=len(times) + 1)
         loss = parts.objective(parts.batches.batch(0, index), carry if index else {}, position)
         loss.value.backward()

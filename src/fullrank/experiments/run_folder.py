@@ -191,7 +191,8 @@ def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
     trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if is_run(folder) and trained:
         before, run_json = open_any(folder)
-        old, new = flatten(before.to_dict()), flatten(config.to_dict())
+        old = flatten(before.to_dict())
+        new = flatten(config.to_dict())
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:
             shown = ", ".join(f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in other[:4])

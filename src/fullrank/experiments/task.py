@@ -175,7 +175,8 @@ class TextTask(Task):
         self.corpus.tokenizer.save(folder)
 
     def parts(self, folder: Path, device: torch.device) -> Parts:
-        config, model = self.config, self.build().to(device)
+        config = self.config
+        model = self.build().to(device)
         objective, batches, evaluate, evaluation = self.connect(model)
         protocols = {split: self.protocol(split) for split in self.corpus.splits if split != "train"}
 
@@ -257,7 +258,9 @@ def finish_loss(
     penalties are means over rows.
     """
     tokens, read, part = batch.tokens, batch.read, batch.part
-    total, weight, mean = tokens, 1.0, value
+    total = tokens
+    weight = 1.0
+    mean = value
     if part is not None:
         total, read = part.tokens, part.read
         weight = part.rows * part.count / part.of

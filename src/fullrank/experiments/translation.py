@@ -183,7 +183,8 @@ class TranslationTask(TextTask):
         """
         config, corpus = self.config, self.corpus
         bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
-        model, encoder = config.model, config.model.encoder or EncoderConfig()
+        model = config.model
+        encoder = config.model.encoder or EncoderConfig()
         target = model.vocab_size or len(corpus.target)
         source = encoder.vocab_size or model.vocab_size or len(corpus.source)
         problems = [
@@ -224,7 +225,8 @@ class TranslationTask(TextTask):
         options, sentences = config.train, config.eval.max_sentences
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
-        validation, greedy = corpus.pairs("valid"), replace(self.protocol(), beams=1)
+        validation = corpus.pairs("valid")
+        greedy = replace(self.protocol(), beams=1)
         references = validation.target.read_lines()[:sentences]
 
         def evaluate(model: Any) -> Evaluation:
@@ -236,13 +238,9 @@ class TranslationTask(TextTask):
                 texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
             return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
-        bleu = (
-            ""
-            if sentences is None
-            else f", BLEU of the first {sentences:,} sentences"
-            if sentences
-            else ", without BLEU"
-        )
+        bleu = ""
+        if sentences is not None:
+            bleu = f", BLEU of the first {sentences:,} sentences" if sentences else ", without BLEU"
         return Connections(
             TranslationObjective(model, options),
             PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
@@ -322,7 +320,8 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
     longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
-    device, sees_future = device_of(model), model.config.get_decoder_config().sees_future
+    device = device_of(model)
+    sees_future = model.config.get_decoder_config().sees_future
     tally = Tally(device)
     with evaluating(model):
         for index in share_of_process(batches.batches_per_epoch):
@@ -340,7 +339,8 @@ def translate_split(
 
     As people read them, and as the tokens that tokenised BLEU compares.
     """
-    pairs, target = corpus.pairs(split), corpus.target
+    pairs = corpus.pairs(split)
+    target = corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
     sentences = [pairs.source[i].tolist() for i in share_of_process(count)]
     best = translate_ids(model, sentences, search, source_eos=corpus.source.eos_id, target_eos=target.eos_id)
@@ -460,7 +460,8 @@ class LineTranslator:
 
     def encode(self, line: str, number: int = 1) -> list[int]:
         """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
-        ids, most = self.source.encode(line), self.longest_source - 1
+        ids = self.source.encode(line)
+        most = self.longest_source - 1
         if len(ids) > most and self._warn is not None:
             self._warn(
                 f"line {number}: {len(ids):,} tokens are more than the {most:,} that the model takes; the rest is not "
