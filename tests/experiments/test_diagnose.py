@@ -76,7 +76,12 @@ def examined(name, folder, train, valid, fourgrams=200.0):
     (folder / "run.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     final = {"test": {"perplexity": 100.0}}
-    result = {"steps": 100, "final": final, "corpus": {"fourgram_perplexity": {"test": fourgrams}}}
+    result = {
+        "steps": 100,
+        "parameters": {"total": 7},
+        "final": final,
+        "corpus": {"fourgram_perplexity": {"test": fourgrams}},
+    }
     (folder / "result.json").write_text(json.dumps(result))
     return BY_NAME[name].examine(Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), read_run(folder)))
 
@@ -92,6 +97,12 @@ def test_a_run_that_learned_its_text_by_heart(tmp_path, last, valid, verdict):
     assert finding.figures["ratio"] == pytest.approx(valid / last)
     if verdict != "no bottleneck":
         assert finding.advice[0].endswith(f"yaml train.weight_decay=1.0 --out {tmp_path}-weight_decay-1.0")
+
+
+def test_parameters_are_those_of_the_run(tmp_path):
+    """A translation is read by its encoder alone."""
+    examined("reading", tmp_path, [], [100.0])
+    assert Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), read_run(tmp_path)).num_parameters == 7
 
 
 @pytest.mark.parametrize(

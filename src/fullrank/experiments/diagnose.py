@@ -22,7 +22,7 @@ from fullrank.analysis.context import CONTEXT_TEXTS, find_longest, read_context
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
-from fullrank.comparison.runs import SPLITS, Run, read_counted, read_run, select
+from fullrank.comparison.runs import SPLITS, Run, integer, read_counted, read_run, select
 from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
@@ -64,7 +64,9 @@ class Subject:
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.loaded.module.parameters())
+        """Those of the whole run, whose encoder alone is read if it translates."""
+        of_run = None if self.run is None else integer(self.run.get("parameters.total"))
+        return of_run or sum(parameter.numel() for parameter in self.loaded.module.parameters())
 
     @property
     def head_dim(self) -> int:
