@@ -1,6 +1,6 @@
 """The Triton kernels as the compiler leaves them, for GPUs that need not be there: `make gpu-compile`.
 
-    python benchmarks/compile_gpu.py [--capabilities 80 90] [--kernels outputs] [--all] [--json FILE]
+    python benchmarks/compile_gpu.py [--capabilities 80 90] [--kernels outputs] [--json FILE]
 
 Each kernel is compiled with the block sizes that the first call on such a card would try. Of these the table shows the one with
 the smallest estimate, `--json` keeps all. From the machine code:
@@ -82,7 +82,7 @@ PASSES = {
 
 @dataclass(frozen=True)
 class Call:
-    """Heads, their size and dtype; mixing 1 for A, 2 for B; extras: sigsoftmax, padding and dropout."""
+    """Heads, their size (a power of two) and dtype; mixing 1 for A, 2 for B; extras: sigsoftmax, padding and dropout."""
 
     heads: int = 8
     size: int = 64
@@ -96,16 +96,12 @@ class Call:
         return f"{self.heads} heads of {self.size}, {self.dtype}, {mixing}{extras}"
 
     @property
-    def width(self) -> int:
-        return max(16, 1 << (self.size - 1).bit_length())
-
-    @property
     def element_size(self) -> int:
-        return 2 if self.dtype in ("bf16", "fp16") else 4
+        return 2 if self.dtype == "bf16" else 4
 
     @property
     def precision(self) -> str:
-        return {"fp32": "tf32x3", "tf32": "tf32"}.get(self.dtype, "ieee")
+        return "ieee" if self.dtype == "bf16" else "tf32x3"
 
 
 CALLS = (Call(), Call(heads=16), Call(mixing=2), Call(size=128), Call(extras=True), Call(dtype="fp32"))
@@ -115,11 +111,11 @@ def compile_kernel(name: str, call: Call, capability: int, choice: Choice) -> An
     """Compile one kernel with these block sizes."""
     program, over_keys = KERNELS[name]
     constants = {
-        "H": call.heads, "D": call.size, "BD": call.width, "MIX": call.mixing, "SIGMOID": call.extras,
+        "H": call.heads, "D": call.size, "BD": call.size, "MIX": call.mixing, "SIGMOID": call.extras,
         "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": call.precision, "KEYS": over_keys,
         **choice.sizes,
     }  # fmt: skip
-    rows = ("*fp32" if call.element_size == 4 else f"*{call.dtype}", "i64", "i64", "i64")
+    rows = (f"*{call.dtype}", "i64", "i64", "i64")
     types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
     signature, values, aligned = {}, {}, {}
     for at, argument in enumerate(program.arg_names):
@@ -275,7 +271,7 @@ def estimate(row: dict[str, Any], multiplications: float) -> float:
 
 def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Iterator[dict[str, Any]]:
     for name in kernels:
-        shape = call.heads, call.width, call.element_size, call.precision
+        shape = call.heads, call.size, call.element_size, call.precision
         for choice in list_choices(name, launch.Call(*shape, capability // 10, CARDS[capability].block_bytes))[:most]:
             yield describe(name, call, capability, choice)
 
@@ -306,9 +302,10 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Choose the row of each kernel with the smallest estimate, of those that fit into shared memory."""
     best: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["picoseconds"]):
+    for row in rows:
         if row["fits"]:
-            best.setdefault(row["kernel"], row)
+            known = best.setdefault(row["kernel"], row)
+            best[row["kernel"]] = min(known, row, key=lambda row: row["picoseconds"])
     return list(best.values())
 
 
@@ -328,7 +325,6 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="*", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--calls", type=int, nargs="*", help="numbers of the calls: all on an H100, else the first")
     parser.add_argument("--most", type=int, default=9, help="how many block sizes of a kernel are compiled")
-    parser.add_argument("--all", action="store_true", help="print every block size that is tried")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     results: dict[str, Any] = {}
@@ -340,7 +336,7 @@ def main() -> None:
             best = take_best(rows)
             title = f"{CARDS[capability].name}, {call}"
             print(f"\n{title}")
-            print_rows(rows if given.all else best)
+            print_rows(best)
             over = compare_with_flash(best) if capability == 90 else {}
             for name, ratio in over.items():
                 print(f"{name}: {ratio:.2f} times flash attention 2", flush=True)
