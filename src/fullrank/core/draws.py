@@ -95,14 +95,22 @@ def selecting() -> bool:
     return not torch.compiler.is_compiling() and current is not None and current.selected is not None
 
 
+def calls() -> int:
+    return 0 if current is None else current.call
+
+
 @contextmanager
-def select_tokens(places: Tensor, tokens: int) -> Iterator[None]:
-    """Inside the block tensors hold the tokens at `places` (T,) alone, of `tokens` that were selected from."""
+def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
+    """Inside the block tensors hold the tokens at `places` (T,) alone, of `tokens` that were selected from.
+
+    call: the number of the first call inside, for parts of the tokens one after the other (`calls` before the first of them).
+    """
     if torch.compiler.is_compiling() or current is None:
         yield
         return
     before = current.selected
     current.selected = (places, tokens) if before is None else (before[0][places], before[1])
+    current.call = current.call if call is None else call
     try:
         yield
     finally:
