@@ -65,9 +65,10 @@ def unfinished(run):
     return run
 
 
-def test_a_result_without_figures_is_written_again(run):
+@pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])
+def test_a_result_without_figures_is_written_again(content, run):
     before = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    (run / "result.json").write_text("{}", encoding="utf-8")
+    (run / "result.json").write_text(content, encoding="utf-8")
     assert resume(run)["final"] == before["final"]
 
 

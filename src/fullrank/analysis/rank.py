@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, RunError
 from fullrank.core.output import IGNORED
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
@@ -121,8 +121,10 @@ def rank(
     is a token and all before it in its row; contexts that repeat an earlier one are left out.
     contexts T: 2 (d + 2) + 32 if not given, and at most what input_ids hold.
     most_bytes: a larger matrix is made of fewer words, drawn with `seed`, but not of fewer words than contexts.
-    Raises InputError for another kind of model or too few contexts.
+    Raises InputError for another kind of model or too few contexts; RunError for log-probabilities that are not finite.
     """
+    if contexts is not None and contexts < 2:
+        raise InputError(f"contexts: two or more, given {contexts}")
     source = open_model(model)
     source.require({"logits", "hidden"}, "rank")
     if source.predicts == "masked tokens":
@@ -147,6 +149,8 @@ def rank(
         of_positions = logits.flatten(0, 1)[positions.to(double.device)]
         parts.append(torch.log_softmax(of_positions.double(), dim=-1)[:, columns].cpu())
     matrix = torch.cat(parts)
+    if not bool(torch.isfinite(matrix).all()):
+        raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     triangle = torch.linalg.qr(tall.to(double.device), mode="r").R  # with the singular values of Q R
     values = torch.linalg.svdvals(triangle).cpu().numpy()
@@ -202,6 +206,8 @@ def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple
     chosen = []
     repeats = 0
     for ids in batches:
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise InputError(f"input_ids: integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
         positions = []
         for place, (b, n) in enumerate(np.ndindex(*ids.shape)):
             if len(seen) == wanted:

@@ -90,10 +90,10 @@ class Resolved(Generic[Config]):
     settings: Mapping[str, Any] | None = None  # as they were given
 
 
-def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None) -> Recipe:
+def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
     """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
 
-    folder: where files that it extends are looked for.
+    folder: where files that it extends are looked for. below: recipes that were extended on the way here.
     """
     if "rows" not in raw:
         return Recipe(name=name, table=name, base=merge({}, raw))
@@ -110,8 +110,10 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None) -> Reci
         return recipe
     is_beside = recipe.extends.endswith((".yaml", ".yml"))
     where = str(folder / recipe.extends) if folder and is_beside else recipe.extends
+    if where in below:
+        raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
     try:
-        parent = load(where)
+        parent = load(where, (*below, where))
     except InputError as error:
         raise InputError(f"{name}: extends: {recipe.extends}: {error}") from error
     scales: dict[Scale, Settings | None] = {
@@ -192,7 +194,7 @@ def select_rows(
     return chosen
 
 
-def load(name: str) -> Recipe:
+def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
     A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`).
@@ -207,14 +209,14 @@ def load(name: str) -> Recipe:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        return parse(name, read_yaml(path), path.parent)
+        return parse(name, read_yaml(path), path.parent, below)
     shipped = list_shipped()
     if name not in shipped:
         # of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)
         part = re.compile(rf"{re.escape(name)}/|[^/]*/{re.escape(name)}(-|$)")
         several = [other for other in shipped if part.match(other)]
         if len(several) == 1 and several[0].endswith(f"/{name}"):
-            return load(several[0])
+            return load(several[0], below)
         if several:
             raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
         if figure := read_figures().get(name):
@@ -223,7 +225,7 @@ def load(name: str) -> Recipe:
         near = suggest(name, [*shipped, *read_figures()])
         near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
-    return parse(name, _read_shipped_yaml(name))
+    return parse(name, _read_shipped_yaml(name), None, below)
 
 
 @functools.cache

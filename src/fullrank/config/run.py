@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -229,6 +230,7 @@ class TrainConfig(TrainingConfig):
         for phase in self.phases[:-1]:
             if not (phase.steps or phase.epochs or phase.plateau):
                 yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
+        yield from self._faults_of_bounds()
         names = [phase.name for phase in self.phases]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"train.phases: two phases are named '{name}'"
@@ -243,6 +245,19 @@ class TrainConfig(TrainingConfig):
                 yield f"train.{name}: at most {most}; given {getattr(self, name):g}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
+
+    def _faults_of_bounds(self) -> Iterator[str]:
+        """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
+        for end, limit in (("steps", self.steps), ("epochs", self.epochs)):
+            before = 0.0
+            for earlier, phase in pairwise([] if self._has_limits() else self.phases):
+                before += 0 if earlier.plateau else getattr(earlier, end) or 0
+                if limit is not None and before >= limit:
+                    yield (
+                        f"train.phases.{phase.name} would never begin: the phases before it take {before:g} {end}, and "
+                        f"train.{end} is {limit:g}; shorten them or raise it"
+                    )
+                    return
 
 
 # -- corpora, data, eval, and all of a run -----------------------------------------------------------------------------
@@ -550,6 +565,7 @@ class RunConfig(Section):
         return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
     def _faults(self) -> Iterator[str]:
+        yield from self._faults_of_bytes()
         for phase in self.train.phases:
             try:
                 probability = registry.lookup("skip", phase.skip)(phase.p)
@@ -563,6 +579,16 @@ class RunConfig(Section):
         else:
             yield from self.model.problems_of_masked() if self.masks else ()
             yield from self._faults_of_text()
+
+    def _faults_of_bytes(self) -> Iterator[str]:
+        """Lines about a vocabulary of bytes, the one whose size is known without its text."""
+        if self.translates or self.data.unit != "byte":
+            return
+        least = 256 + self.masks
+        vocab_size = self.model.vocab_size
+        if vocab_size is not None and vocab_size < least:
+            entries = f"256 entries{' beside <mask>' if self.masks else ''}"
+            yield f"model.vocab_size: {vocab_size}, but text of bytes has {entries}; set it to null or at least {least}"
 
     def _faults_of_text(self) -> Iterator[str]:
         train = self.train

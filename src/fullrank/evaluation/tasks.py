@@ -43,6 +43,14 @@ def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> 
         raise InputError(f"eval.bleu_tokenize: {tokenizer} cannot be used here ({one_line(error, 200)})") from error
 
 
+def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise InputError(
+            f"{len(hypotheses):,} hypotheses and {len(references):,} references: give one line of each for every sentence"
+        )
+
+
 def translation_scores(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -57,8 +65,9 @@ def translation_scores(
     sacreBLEU's, with its version: scores of different signatures do not compare, so every figure goes with its own.
     `length_ratio` is tokens of the hypotheses over tokens of the references; `brevity_penalty` is the factor of BLEU for
     being shorter. An empty hypothesis is a sentence without match.
-    Raises InputError without sacreBLEU.
+    Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
+    _check_pairs(hypotheses, references)
     bleu = bleu_of(tokenize, language, lowercase=lowercase)
     chrf = _import_metrics().CHRF(lowercase=lowercase)
     texts = (list(hypotheses), [list(references)])
@@ -80,7 +89,9 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
 
     This is what fairseq-generate printed for IWSLT14, where hypotheses and references are tokenised (Moses), lower-cased
     and have their subwords joined. Tokenisation changes BLEU by points, so the label goes with the figure.
+    Raises InputError for different numbers of hypotheses and references, and for none at all.
     """
+    _check_pairs(hypotheses, references)
     bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
     score = bleu.corpus_score(list(hypotheses), [list(references)]).score
     return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}

@@ -67,6 +67,8 @@ def write(
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
     names = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    if not names:
+        raise InputError("generate: give a model, or a list of models that write together; the list is empty")
     run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
     opened = [
         open_writer(name, part.strip(), device_name, tokenizer) for name in names for part in checkpoint.split(",")

@@ -120,7 +120,9 @@ def read_result(folder: Path) -> Entries | None:
         result: Entries = read_json(folder / "result.json")
     except InputError:
         return None
-    return result if result.get("final") else None
+    final = result.get("final")
+    has_figures = isinstance(final, dict) and all(figures != {} for figures in final.values())
+    return result if has_figures else None
 
 
 # -- a training that begins with the weights of a run ------------------------------------------------------------------

@@ -46,8 +46,10 @@ _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axi
 def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, name: str) -> list[Path]:
     """Draw plots into NAME, NAME_2, ... in `folder`, PNG and SVG; those without records are left out.
 
-    Raises RunError where the folder cannot be written to.
+    Raises InputError where the folder is a file, RunError where it cannot be written to.
     """
+    if folder.is_file():
+        raise InputError(f"--out {folder}: a file of that name exists; give a folder")
     paths = []
     for number, plot in enumerate(plots, start=1):
         stem = name if number == 1 else f"{name}_{number}"
