@@ -146,7 +146,7 @@ class Counters:
     seconds: float = 0.0  # wall clock, all parts
     phase: str | None = None  # of the next step; None without phases
     phase_began: int = 0  # steps made before it
-    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see update_plateau
+    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see note_best
     # training alone, without the first step of each part and phase, by phase (`train` without phases)
     timed: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
@@ -207,23 +207,20 @@ class EvaluationOptions(NamedTuple):
     metric: str
 
 
-def update_plateau(
-    bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig
-) -> tuple[list[tuple[int, float]], bool]:
-    """The evaluations to remember, and True if the perplexity is on a plateau.
+def note_best(bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig) -> bool:
+    """Record the perplexity after `step` updates; True if it is on a plateau.
 
     With best(t) the lowest perplexity of the phase's evaluations after at most t of its updates, it is after `step` updates if
 
         best(step - options.steps) - best(step) < options.ppl
 
-    and some evaluation is at least `options.steps` old. bests: the earlier evaluations (step in the phase, perplexity) that
-    were the best when they came; those that best() cannot need again are left out of the result.
+    and some evaluation is at least `options.steps` old. bests: the evaluations (step in the phase, perplexity) that were the
+    best when they came, to which this one is added if it is.
     """
     if not bests or ppl < bests[-1][1]:
-        bests = [*bests, (step, ppl)]
+        bests.append((step, ppl))
     before = [best for at, best in bests if at <= step - options.steps]
-    on_plateau = bool(before) and before[-1] - bests[-1][1] < options.ppl
-    return bests[max(0, len(before) - 1) :], on_plateau
+    return bool(before) and before[-1] - bests[-1][1] < options.ppl
 
 
 @dataclass(frozen=True)
@@ -303,8 +300,7 @@ class Plan:
         if phase is None or phase.plateau is None:
             return False
         step = counters.step - counters.phase_began
-        counters.phase_bests, on_plateau = update_plateau(counters.phase_bests, step, ppl, phase.plateau)
-        return on_plateau
+        return note_best(counters.phase_bests, step, ppl, phase.plateau)
 
 
 def _count_multiples(step: int, every: float) -> int:
