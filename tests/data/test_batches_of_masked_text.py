@@ -17,7 +17,7 @@ EOS, MASK = 0, WORDS
 
 def masking(probability=0.15, replaced=0.8, drawn=0.1, seed=1):
     options = TrainConfig(mlm_probability=probability, mask_replace_prob=replaced, random_replace_prob=drawn, seed=seed)
-    return Masking.from_tokenizer(TOKENIZER, MASK, options)
+    return Masking(TOKENIZER, MASK, options)
 
 
 def marked_text(size, seed=0):

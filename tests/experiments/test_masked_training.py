@@ -55,7 +55,7 @@ def by_hand(folder, split, seed=0):
     """Nats, tokens and hits of a run, one block at a time, from logits."""
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     model = fr.MaskedLanguageModel.load(folder)
-    masking = Masking.from_tokenizer(build_bytes(), model.mask_id, TrainConfig())
+    masking = Masking(build_bytes(), model.mask_id, TrainConfig())
     nats, tokens, hits = 0.0, 0, 0
     for batch in iterate_masked_blocks(corpus.ids(split), masking, batch_size=1, segment_length=24, seed=seed):
         read = batch.inputs[:, : batch.read]  # without padding
@@ -86,7 +86,7 @@ def test_figures(run):
         assert one["nll"] == pytest.approx(again["nll"], rel=1e-5), "figures do not depend on the batches"
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     counts = np.bincount(corpus.ids("train"), minlength=256)
-    masking = Masking.from_tokenizer(build_bytes(), 256, TrainConfig())
+    masking = Masking(build_bytes(), 256, TrainConfig())
     blocks = iterate_masked_blocks(corpus.ids("test"), masking, batch_size=3, segment_length=11, seed=0)
     targets = [i for batch in blocks for i in batch.targets.tolist()]
     nats = sum(-math.log((counts[i] + 1) / (counts.sum() + 256)) for i in targets) / len(targets)

@@ -80,7 +80,6 @@ def test_the_objective_gets_its_position(tmp_path):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_plateau_is_what_its_equation_says(seed):
-    """Against all evaluations ever made, and what is remembered is no more than the window holds."""
     draw = random.Random(seed)
     plateau = PlateauConfig(ppl=draw.choice([0.3, 1.0, 3.0]), steps=draw.randint(1, 12))
     every = []

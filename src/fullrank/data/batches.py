@@ -287,7 +287,6 @@ class MaskedBatch(Shared):
         return MaskedBatch(self.inputs[rows], at, targets, mask, part=part)
 
 
-@dataclass(frozen=True)
 class Masking:
     """The rule by which tokens are masked, for models that predict them (BERT, Devlin et al. 2019).
 
@@ -296,18 +295,11 @@ class Masking:
     marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
     """
 
-    options: TrainConfig
-    mask_id: int
-    marks: np.ndarray
-    ordinary: np.ndarray
-
-    @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, mask_id: int, options: TrainConfig) -> Masking:
-        """Masking for texts of `tokenizer`."""
-        mark_ids = [mark for mark in (tokenizer.eos_id, tokenizer.sos_id) if mark is not None]
-        marks = np.array(mark_ids, dtype=np.int64)
-        ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
-        return cls(options, mask_id, marks, ordinary)
+    def __init__(self, tokenizer: Tokenizer, mask_id: int, options: TrainConfig) -> None:
+        self.options = options
+        self.mask_id = mask_id
+        self.marks = [mark for mark in (tokenizer.eos_id, tokenizer.sos_id) if mark is not None]
+        self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.marks)
 
     def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
         """The tokens of `text` (its targets), masked. Every token that is no padding takes three numbers of `generator`."""

@@ -358,13 +358,13 @@ class MaskedModelTask(LanguageModelTask):
     def masking(self) -> Masking:
         """Which tokens are masked, and by what: <mask> is the last entry of the model."""
         mask_id = self.config.model.vocab_size - 1
-        return Masking.from_tokenizer(self.corpus.tokenizer, mask_id, self.config.train)
+        return Masking(self.corpus.tokenizer, mask_id, self.config.train)
 
     def measure_counts(self) -> Entries:
         """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
         masking = self.masking
         protocol = self.protocol()
-        nats = unigram_nats(self.corpus, masking.marks.tolist())
+        nats = unigram_nats(self.corpus, masking.marks)
         unigram = {}
         for split in SPLITS:
             blocks = _iterate_blocks(self.corpus.ids(split), masking, protocol, 64)
