@@ -150,8 +150,6 @@ class Clock:
     device: torch.device
     counters: Counters
     is_first: bool = True
-    steps: int = 0  # of the interval
-    tokens: int = 0
 
     def __post_init__(self) -> None:
         self.interval_start = time.perf_counter()
@@ -163,19 +161,20 @@ class Clock:
             self.resume()
             self.is_first = False
         else:
-            self.steps += 1
-            self.tokens += tokens
+            timed = self.counters.timed.setdefault(self.phase, TimedSteps())
+            timed.steps += 1
+            timed.tokens += tokens
+
+    @property
+    def phase(self) -> str:
+        """The name under which steps are timed."""
+        return self.counters.phase or "train"
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
-        counters = self.counters
         seconds = self.resume()
-        if self.steps:
-            phase = counters.timed.setdefault(counters.phase or "train", TimedSteps())
-            phase.seconds += seconds
-            phase.steps += self.steps
-            phase.tokens += self.tokens
-        self.steps = self.tokens = 0
+        if self.phase in self.counters.timed and not self.is_first:
+            self.counters.timed[self.phase].seconds += seconds
 
     def resume(self) -> float:
         """Begin another interval; the seconds of the last one, returned, count as wall clock only."""

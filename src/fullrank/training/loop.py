@@ -279,7 +279,6 @@ class Training:
         precision = autocast(self.options.precision, self.device)
         with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
-        self.clock.resume()
         nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.explain_divergence("the validation loss", counters.step)
@@ -291,6 +290,7 @@ class Training:
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
             counters.stopped_early = counters.finished = True
+        self.clock.resume()
         return is_best, on_plateau
 
     def begin_next_phase(self) -> None:
@@ -307,12 +307,12 @@ class Training:
     def save(self, keep: int | None) -> None:
         """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
         counters = self.state.counters
+        self.clock.pause()
         self.check_loss()
         tensors: list[Any] = [p.detach() for p in self.parameters]
         norms = torch._foreach_norm([tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors])
         if any(all_gather(not all(bool(torch.isfinite(norm)) for norm in norms))):
             raise self.explain_divergence("a parameter", counters.step)
-        self.clock.pause()
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
         snapshot = replace(self.state.capture(), run=self.seal)
