@@ -99,7 +99,8 @@ def check(
     Raises InputError for a model that gives no logits.
     """
     subject = open_subject(model, vocab_size, length, inputs, sequence, step)
-    checks, wanted = list_checks(subject, quick=quick), (only,) if isinstance(only, str) else tuple(only)
+    checks = list_checks(subject, quick=quick)
+    wanted = (only,) if isinstance(only, str) else tuple(only)
     for prefix in wanted:
         if not any(title.startswith(prefix) for title in checks):
             among = f"{' (quick=True)' * quick}; there are: {'; '.join(checks)}"

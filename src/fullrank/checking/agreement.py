@@ -54,7 +54,8 @@ class Comparison:
 
 def measure(comparisons: Sequence[Comparison]) -> dict[Comparison, float]:
     """Differences as shares of the size of logits."""
-    divide, shares = divide_by_size(comparisons[0].expected.all_logits), dict[Comparison, float]()
+    divide = divide_by_size(comparisons[0].expected.all_logits)
+    shares = dict[Comparison, float]()
     for comparison in comparisons:
         shares[comparison] = largest(divide(comparison.reading.logits), divide(comparison.expected.logits))
     return shares
@@ -65,7 +66,8 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
 
     A model that is not ours may compute parts in float32: the worst is then read again with these in float64.
     """
-    shares, tolerance = measure(comparisons), run.allow()
+    shares = measure(comparisons)
+    tolerance = run.allow()
     worst = max(shares, key=shares.__getitem__)
     if not run.subject.ours and run.dtype == torch.float64 and shares[worst] > tolerance[0]:
         single, reason = allow(torch.float32)
@@ -106,7 +108,9 @@ def is_random(run: Run, reading: Reading, ids: Tensor) -> bool:
 def change_rows(run: Run) -> Finding:
     """All tokens of a row are changed; the logits of the other rows may not change. A row alone has those of a batch."""
     texts = torch.cat((run.subject.ids, run.subject.ids.roll(1, 1)))
-    batch, last, comparisons = run.read(texts), len(texts) - 1, list[Comparison]()
+    batch = run.read(texts)
+    last = len(texts) - 1
+    comparisons = list[Comparison]()
     for row, others in ((0, slice(1, None)), (last, slice(last))):
         changed = texts.clone()
         changed[row] = run.subject.change(texts)[row]
@@ -121,7 +125,8 @@ def change_rows(run: Run) -> Finding:
 
 def call_after_another(run: Run) -> Finding:
     """Texts have the same logits after other texts were read: nothing is kept between calls."""
-    subject, model = run.subject, run.model
+    subject = run.subject
+    model = run.model
     first = run.read(subject.ids)
     if is_random(run, first, subject.ids):
         return inapplicable("random numbers are drawn beside those of dropout")
@@ -163,7 +168,9 @@ def compare_prefixes(run: Run) -> Finding:
 
     Lengths that the model refuses are left out.
     """
-    subject, full, comparisons = run.subject, read_longest_texts(run), list[Comparison]()
+    subject = run.subject
+    full = read_longest_texts(run)
+    comparisons = list[Comparison]()
     size = full.part.length
     ids = subject.texts[:, :size].contiguous()
     if is_random(run, full, ids):
@@ -200,7 +207,10 @@ def padding(run: Run) -> Finding:
 
     On the left alone only where positions are counted from its start; nothing that stands there may be seen in any case.
     """
-    subject, ids, comparisons, is_used = run.subject, run.subject.ids, list[Comparison](), False
+    subject = run.subject
+    ids = run.subject.ids
+    comparisons = list[Comparison]()
+    is_used = False
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     plain = run(ids)
@@ -252,7 +262,8 @@ def packing(run: Run, *, quick: bool = False) -> Finding:
 
 def look_into_document(run: Run, call: Call) -> Finding:
     """Change all tokens of the first of two documents in a row."""
-    subject, half = run.subject, run.subject.length // 2
+    subject = run.subject
+    half = run.subject.length // 2
     text = subject.ids[:1]
     numbers = torch.arange(subject.length, device=text.device)[None]
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
@@ -272,9 +283,11 @@ def decoding(run: Run) -> Finding:
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
         run = replace(run, subject=subject, model=subject.model)
-    length, half = subject.length, subject.length // 2
+    length = subject.length
+    half = subject.length // 2
     with torch.no_grad(), mode(run.model, training=False):
-        step, one_pass = run.step, run.read(subject.ids)
+        step = run.step
+        one_pass = run.read(subject.ids)
         comparisons = compare_pieces("token by token", one_pass, subject.ids, range(length + 1), step)
         if not subject.has_state:
             for bounds in ((0, half, length), (0, 1, length - 2, length)):
@@ -292,7 +305,8 @@ def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[i
     for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
         start, end = bounds[number : number + 2]
         before = partial(read_pieces, ids, bounds[: number + 1], step)
-        piece, part = ids[:, start:end], replace(one_pass.part, start=start, end=end)
+        piece = ids[:, start:end]
+        part = replace(one_pass.part, start=start, end=end)
 
         def read(pieces_before: list[Tensor], state: Any, piece: Tensor = piece) -> Tensor:
             return step(piece, state)[0]

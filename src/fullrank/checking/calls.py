@@ -112,7 +112,8 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
 
 def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
     """Calls by the implementations of attention that a model of Hugging Face, or one that switches alike, does not use now."""
-    current, calls = getattr(getattr(subject.model, "config", None), "_attn_implementation", None), list[Call]()
+    current = getattr(getattr(subject.model, "config", None), "_attn_implementation", None)
+    calls = list[Call]()
     if not isinstance(current, str) or not hasattr(subject.model, "set_attn_implementation"):
         return []
     for name in IMPLEMENTATIONS:
@@ -178,14 +179,17 @@ class Run:
         return Reading(read_again(), part or Part(len(ids), ids.shape[1]), read_again)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        call, subject = self.call, self.subject
+        call = self.call
+        subject = self.subject
         with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
             if call.cache:
                 return torch.cat(read_pieces(ids, (0, subject.length // 2, subject.length), self.step)[0], 1)
             return torch.cat([self.read_rows(rows) for rows in ids.split(1 if call.rows == 1 else len(ids))])
 
     def read_rows(self, ids: Tensor) -> Tensor:
-        subject, options, places = self.subject, dict[str, Tensor](), self.places
+        subject = self.subject
+        options = dict[str, Tensor]()
+        places = self.places
         mask = subject.masks()[self.call.mask] if self.call.mask else None
         if mask is not None and not bool(mask.all()):
             places = (mask.cumsum(1) - 1).clamp_min(0)
@@ -256,7 +260,8 @@ Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 def read_pieces(ids: Tensor, bounds: Sequence[int], step: Step) -> tuple[list[Tensor], Any]:
     """Logits of the pieces of a text, each read after the state that the one before left, and the last state."""
-    pieces, state = [], None
+    pieces = []
+    state = None
     for start, end in itertools.pairwise(bounds):
         logits, state = step(ids[:, start:end], state)
         pieces.append(logits)
@@ -267,7 +272,9 @@ class CacheStep:
     """Reads tokens after a state, None at first: gives logits and the next state. CannotRun for a model without a cache."""
 
     def __init__(self, subject: Subject, model: Any) -> None:
-        self.subject, self.model, self.name = subject, model, ""
+        self.subject = subject
+        self.model = model
+        self.name = ""
         if subject.sees_future:
             raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
         if subject.kind == "fullrank" and model.config.memory_start == "zeros":
@@ -282,7 +289,8 @@ class CacheStep:
                 raise CannotRun(f"the model returns no {self.name}")
 
     def __call__(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        subject, model = self.subject, self.model
+        subject = self.subject
+        model = self.model
         if subject.step is not None:
             with stand_in([subject.original], [model]):
                 logits, state = subject.step(ids, state)

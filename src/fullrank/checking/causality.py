@@ -42,7 +42,8 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
 
 def search_by_perturbation(run: Run) -> Finding:
     """From a cut on, every token is changed; no logits before the cut may change."""
-    subject, call = run.subject, run.call
+    subject = run.subject
+    call = run.call
     if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
     if not call.gradients:
@@ -56,7 +57,8 @@ def search_by_perturbation(run: Run) -> Finding:
 
 def find_leak(run: Run, cuts: list[int]) -> Finding:
     """`search_by_perturbation` with one seed. cuts: positions from which on tokens are changed."""
-    subject, call = run.subject, run.call
+    subject = run.subject
+    call = run.call
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     count = f"{len(cuts)} of {subject.length - 1} cuts"
@@ -72,7 +74,8 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
     shares = measure(comparisons)
     # one rounding in half precision may choose another expert: a leak is seen from several cuts
     worst = heapq.nlargest(3 if run.dtype.itemsize == 2 else 1, shares, key=shares.__getitem__)[-1]
-    difference, cut = shares[worst], worst.expected.part.end or 0
+    difference = shares[worst]
+    cut = worst.expected.part.end or 0
     if not math.isfinite(difference) and not call.is_plain:
         return inapplicable(f"{call.name}: logits are not finite")
     limit, reason = run.allow()
@@ -84,7 +87,8 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
         if not (call.training or call.mask):  # each text stands in several rows
             noise = measure_one(replace(base, all_logits=base.all_logits.roll(len(subject.ids), 0)), base)
             if noise > limit:
-                limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
+                limit = min(10 * noise, 1000 * limit)
+                reason = f"ten times the model's own rounding, {noise:.1e}"
     finding = judge(looked_at, difference, limit, reason, path=call.name)
     if finding.verdict == "passes" or not math.isfinite(difference):
         return finding
@@ -118,7 +122,8 @@ def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Ite
 
 def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
     """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""
-    texts, length = run.subject.ids, run.subject.length
+    texts = run.subject.ids
+    length = run.subject.length
     # an expert drops entries in the order of its tokens, and so does its dropout
     with WithoutDropout() if run.call.training else nullcontext():
         base = run.read(texts)
@@ -132,7 +137,10 @@ def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
 
 def compare_in_all_rows(run: Run, cut: int) -> Comparison:
     """All rows with other tokens from the cut on; of a text in two pieces those of the piece in which the cut lies."""
-    call, texts, start, stop = run.call, run.subject.ids, 0, run.subject.length
+    call = run.call
+    texts = run.subject.ids
+    start = 0
+    stop = run.subject.length
     changed = run.subject.change_from([cut] * len(texts), texts)
     if call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
@@ -152,8 +160,10 @@ def describe_cut(subject: Subject, cut: int) -> str:
 
 def search_by_gradient(run: Run) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
-    subject, training = run.subject, run.call.training
-    model, ids = duplicate(subject.model), subject.ids
+    subject = run.subject
+    training = run.call.training
+    model = duplicate(subject.model)
+    ids = subject.ids
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
@@ -167,7 +177,9 @@ def search_by_gradient(run: Run) -> Finding:
         generator = torch.Generator().manual_seed(3)
         weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
         weighted = trace.logits * weights.to(trace.logits)
-        cuts, after, steepest = choose_cuts(subject, 12), dict[int, float](), 0.0
+        cuts = choose_cuts(subject, 12)
+        after = dict[int, float]()
+        steepest = 0.0
         for cut in cuts:
             value = weighted[:, :cut].sum()
             gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -179,7 +191,8 @@ def search_by_gradient(run: Run) -> Finding:
         if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
         worst = max(after, key=after.__getitem__)
-        path, leaks = run.call.name, describe_cut(subject, worst)
+        path = run.call.name
+        leaks = describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
         finding = judge(looked_at, after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path)

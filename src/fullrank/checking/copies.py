@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from fullrank.core.config import DropoutConfig, ModelConfig
+from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig
 from fullrank.core.errors import InputError
 
 np: Any = sys.modules.get("numpy")  # torch imports it where there is one
@@ -68,7 +68,8 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
     Buffers and other attributes are put back, too: a memory that a module keeps between calls, in a list or a dict of its
     own as well, and its random generators are those of the model as passed.
     """
-    attributes, copies = {module: dict(vars(module)) for module in model.modules()}, dict[int, Any]()
+    attributes = {module: dict(vars(module)) for module in model.modules()}
+    copies = dict[int, Any]()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     states = [(random.setstate, random.getstate())]
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -124,12 +125,21 @@ def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
     def change(part: Any) -> Any:
         return part and part.with_known(**changes)
 
-    encoder, decoder = config.encoder, config.decoder
+    encoder = config.encoder
+    decoder = config.decoder
     if encoder is not None:
         encoder = replace(encoder, attention=change(encoder.attention))
     if decoder is not None:
         decoder = replace(decoder, attention=change(decoder.attention), cross=change(decoder.cross))
     return config.with_attention(change, encoder=encoder, decoder=decoder)
+
+
+def list_attentions(config: ModelConfig, *, translates: bool) -> list[AttentionConfig]:
+    """The attention of every place, of a translation model those of its three stacks."""
+    parts = [config]
+    if translates:
+        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
+    return [attention for part in parts for attention in part.attentions]
 
 
 def build_without_chance(model: Any) -> Any:
@@ -172,7 +182,8 @@ class OnlyWords(TorchFunctionMode):
 
     def __init__(self, words: Tensor, vocab_size: int) -> None:
         super().__init__()
-        self.words, self.vocab_size = words, vocab_size
+        self.words = words
+        self.vocab_size = vocab_size
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args[1]) == self.vocab_size:

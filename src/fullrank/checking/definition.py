@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fullrank.checking.agreement import Comparison, compare, compare_pieces
 from fullrank.checking.calls import Run
-from fullrank.checking.copies import build_without_chance, change_attention, duplicate, mode, rebuild
+from fullrank.checking.copies import build_without_chance, change_attention, duplicate, list_attentions, mode, rebuild
 from fullrank.checking.report import Finding, inapplicable, judge, largest
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import ModelConfig, WeightedConfig, stage_name, with_memory
@@ -33,8 +33,10 @@ def memory(run: Run) -> Finding:
     config: ModelConfig = subject.model.config
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
-    length, without = subject.length, with_memory(config, 0)  # it begins empty, and all before a segment is seen
-    model, one_pass = rebuild(subject.model, with_memory(without, length)), rebuild(subject.model, without)
+    length = subject.length
+    without = with_memory(config, 0)  # it begins empty, and all before a segment is seen
+    model = rebuild(subject.model, with_memory(without, length))
+    one_pass = rebuild(subject.model, without)
     if config.same_length:  # each token sees as many, wherever segments end
         model = one_pass = rebuild(
             subject.model, with_memory(without, min(config.memory_length, length // 2), same_length=True)
@@ -44,7 +46,8 @@ def memory(run: Run) -> Finding:
         out = model(ids, memory)
         return subject.select(out.logits.detach()), out.memory
 
-    run, comparisons = Run(subject, run.call, one_pass), list[Comparison]()
+    run = Run(subject, run.call, one_pass)
+    comparisons = list[Comparison]()
     with mode(model, training=False):
         expected = run.read(subject.ids)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
@@ -79,10 +82,7 @@ def check_plain_start(run: Run) -> Finding:
 def build_fresh(subject: Subject) -> tuple[list[Any], Any, Any]:
     """The mixings of a model of ours, a fresh one, and the same without mixing."""
     config: ModelConfig = subject.original.config
-    parts = [config]
-    if subject.kind == "translator":
-        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
-    attentions = [attention for part in parts for attention in part.attentions]
+    attentions = list_attentions(config, translates=subject.kind == "translator")
     models = []
     for variant in (config, change_attention(config, mix="none")):
         with torch.random.fork_rng(devices=[]):
@@ -115,14 +115,17 @@ def kernels(run: Run, dtype: torch.dtype) -> Finding:
     if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
         if dtype.itemsize > subject.dtype.itemsize:
             return inapplicable("the model cannot compute in double precision")
-        model, of_outputs, of_gradients = duplicate(subject.model).requires_grad_().to(dtype), 1e-5, 1e-5
+        model = duplicate(subject.model).requires_grad_().to(dtype)
+        of_outputs = 1e-5
+        of_gradients = 1e-5
     else:
         model = build_without_chance(subject.model).to(dtype)
     with kernel("reference"):
         expected = compute_all(subject, model)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     steepest = max(size for name, size in sizes.items() if name.startswith("gradient")) or 1.0
-    shares, ran = dict[str, float](), list[str]()
+    shares = dict[str, float]()
+    ran = list[str]()
     on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
     for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
         try:
@@ -148,9 +151,11 @@ def kernels(run: Run, dtype: torch.dtype) -> Finding:
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     """Logits, losses and the gradients of these, by name."""
     texts = (subject.fixed["input_ids"], subject.ids) if subject.kind == "translator" else (subject.ids,)
-    targets, is_ours = subject.draw_tokens(subject.length, 6), subject.kind != "hugging_face"
+    targets = subject.draw_tokens(subject.length, 6)
+    is_ours = subject.kind != "hugging_face"
     weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
-    computed, losses = dict[str, Tensor](), dict[str, Tensor]()
+    computed = dict[str, Tensor]()
+    losses = dict[str, Tensor]()
     with mode(model, training=False):
         computed["logits"] = subject.all_logits(subject.ids, model=model)
         if is_ours:

@@ -128,7 +128,9 @@ def select_innermost(calls: list[ModuleCall]) -> list[ModuleCall]:
 
 def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: None) -> Trace:
     """Run, and write down what modules are given and give; `edit` may give other tensors for it."""
-    trace, counts, running = Trace(), Counter[str](), list[ModuleCall]()
+    trace = Trace()
+    counts = Counter[str]()
+    running = list[ModuleCall]()
 
     def note(place: Place, value: Any) -> Any:
         leaves, tree = _pytree.tree_flatten(value)
@@ -212,7 +214,9 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
         off = (divide(logits) - divide(right.logits)).abs()
         return float(off.sum()) if float(off.max()) > least else 0.0
 
-    places, mended, owners = list[Place](), list[Place](), dict[str, str]()
+    places = list[Place]()
+    mended = list[Place]()
+    owners = dict[str, str]()
     wrong.observe(model, partial(mend, None, places))
     size = measure(wrong.logits)
     for place in dict.fromkeys(places):

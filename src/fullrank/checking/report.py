@@ -75,7 +75,8 @@ class Report:
     def counts(self) -> str:
         """Numbers of checks that pass, are not applicable and fail."""
         verdicts = [finding.verdict for finding in self.findings]
-        passed, others = verdicts.count("passes"), verdicts.count("not applicable")
+        passed = verdicts.count("passes")
+        others = verdicts.count("not applicable")
         failed = f", {len(self.failures)} failed: {'; '.join(f.check for f in self.failures)}" if self.failures else ""
         return f"{count_things(passed, 'check')} passed, {others} not applicable{failed}"
 

@@ -108,8 +108,11 @@ def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
 def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     """Each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
     ordered = sorted(texts, key=len, reverse=True)
-    first, second = scorer.totals(ordered), scorer.totals(ordered)
-    difference, allowed, remark = largest(second, first), 10 * scorer.allowed(first), ""
+    first = scorer.totals(ordered)
+    second = scorer.totals(ordered)
+    difference = largest(second, first)
+    allowed = 10 * scorer.allowed(first)
+    remark = ""
     if difference <= allowed:
         scorer.noise = difference
     else:
@@ -121,8 +124,11 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.many:
         return inapplicable("score takes one text; many=True is for a function of a list of texts")
-    alone, together = scorer.totals(texts), scorer.read(*texts).total
-    difference, allowed, remark = abs(together - float(alone.sum())), 10 * scorer.allowed(alone, alone.sum()), ""
+    alone = scorer.totals(texts)
+    together = scorer.read(*texts).total
+    difference = abs(together - float(alone.sum()))
+    allowed = 10 * scorer.allowed(alone, alone.sum())
+    remark = ""
     if difference > allowed:
         why = "padding is counted, something is left out, a mean is one of means, or texts see each other"
         remark = f"together {together:.6g} nats, one by one {float(alone.sum()):.6g}: {why}"
@@ -134,10 +140,12 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.ranked:
         return inapplicable("score has no arguments rank and world_size")
     samples = texts if scorer.many else [max(texts, key=len)]
-    one_rank, faults = scorer.read(*samples), list[str]()
+    one_rank = scorer.read(*samples)
+    faults = list[str]()
     for world in (2, 3):
         parts = [scorer.read(*samples, rank=rank, world_size=world) for rank in range(world)]
-        total, allowed = sum(part.total for part in parts), 10 * scorer.allowed(torch.tensor([one_rank.total]))
+        total = sum(part.total for part in parts)
+        allowed = 10 * scorer.allowed(torch.tensor([one_rank.total]))
         if not abs(total - one_rank.total) <= allowed:
             faults.append(f"{world} ranks add up to {total:.6g} nats, one to {one_rank.total:.6g}")
         for key, count in one_rank.counts.items():
@@ -149,9 +157,13 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     samples = [[text] for text in texts] + ([list(texts)] if scorer.many else [])
-    faults, tested, untested = list[str](), set[str](), set[str]()
+    faults = list[str]()
+    tested = set[str]()
+    untested = set[str]()
     for batch in samples:
-        reading, forms, true = scorer.read(*batch), [scorer.form(text) for text in batch], dict[str, int]()
+        reading = scorer.read(*batch)
+        forms = [scorer.form(text) for text in batch]
+        true = dict[str, int]()
         if scorer.skipped is not None and not isinstance(batch[0], str):
             true["tokens"] = sum(len(text) - scorer.skipped for text in batch)
         elif reading.each is not None:
@@ -195,9 +207,13 @@ class Scorer:
     """The user's function. skipped: how many tokens at the start it does not score (None: not known)."""
 
     def __init__(self, score: Callable[..., Any], form: Callable[[Any], Any], many: bool) -> None:
-        self.score, self.form, self.many = score, form, many
+        self.score = score
+        self.form = form
+        self.many = many
         self.ranked = not isinstance(score, type) and {"rank", "world_size"} <= set(inspect.signature(score).parameters)
-        self.unit, self.noise, self.calls = allow(torch.float32)[0], 0.0, 0
+        self.unit = allow(torch.float32)[0]
+        self.noise = 0.0
+        self.calls = 0
         self.skipped: int | None = None
 
     def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Score:
@@ -220,14 +236,16 @@ class Scorer:
 
     def convert(self, value: Any) -> Score:
         """Convert what the scorer returned to one form; ValueError for nan."""
-        counts, means = dict[str, float](), dict[str, float]()
+        counts = dict[str, float]()
+        means = dict[str, float]()
         if isinstance(value, Mapping):
             counts = {key: float(value[key]) for key in ("tokens", "words", "bytes") if key in value}
             means = {key: float(value[key]) for key in ("loss", "perplexity") if key in value}
             if "nll" not in value:
                 if not means or not counts:
                     raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
-                mean, count = means.get("loss", math.log(means.get("perplexity", 1.0))), next(iter(counts.values()))
+                mean = means.get("loss", math.log(means.get("perplexity", 1.0)))
+                count = next(iter(counts.values()))
                 return Score(mean * count if count else 0.0, None, counts, means)
             value = value["nll"]
         is_list = isinstance(value, list | tuple) and any(torch.as_tensor(row).dim() for row in value)
@@ -298,7 +316,8 @@ class Explanation:
 
 def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
     """The findings of sums over the vocabulary, position by position."""
-    reading, names = scorer.read(base), (SUM, ONCE, LATER)
+    reading = scorer.read(base)
+    names = (SUM, ONCE, LATER)
     total = torch.tensor([reading.total])
     allowed = scorer.allowed(total if reading.each is None else reading.each)
     why = ""
@@ -314,7 +333,8 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     if each is not None:
         scorer.skipped = find_skipped(scorer, base)
         if scorer.skipped is None:
-            each, allowed = None, scorer.allowed(total)
+            each = None
+            allowed = scorer.allowed(total)
     positions = choose_positions(len(base), window, calls // size)
     sums = read_sums(scorer, base, each, size, positions, allowed)
     off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
@@ -323,7 +343,9 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int
     )
     if explained.undecided:
         return dict.fromkeys(names, inapplicable(explained.undecided))
-    faults, remark, blamed = sums.faults, explained.remark, explained.blamed
+    faults = sums.faults
+    remark = explained.remark
+    blamed = explained.blamed
     if explained.fault:
         faults = [*faults, explained.fault]
     if blamed:
@@ -441,7 +463,8 @@ def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: in
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:
         return []
-    generator, sums = torch.Generator().manual_seed(2), torch.zeros(drawn, length, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    sums = torch.zeros(drawn, length, dtype=torch.float64)
     for i in range(drawn):
         text = torch.randint(size, (1,), generator=generator).tolist()
         before = scorer.total(text)

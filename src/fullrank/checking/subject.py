@@ -138,7 +138,8 @@ class Subject:
 
     def with_special_tokens(self) -> Subject:
         """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
-        config, text = text_config(self.original), self.ids[0]
+        config = text_config(self.original)
+        text = self.ids[0]
         ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
         known = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
         special = self.replace_padding(torch.tensor(known, device=text.device)).unique()
@@ -340,11 +341,14 @@ def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
         texts[-1, length - max(1, length // 4) : length] = 0
     if subject.kind != "translator" and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return replace(subject, texts=texts)
-    count, words = max(1, length - 2), subject.vocab_size
+    count = max(1, length - 2)
+    words = subject.vocab_size
     if subject.kind == "translator":
-        count, words = min(count, model.max_source_length or length), model.encoder.config.vocab_size
+        count = min(count, model.max_source_length or length)
+        words = model.encoder.config.vocab_size
     sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(texts.device))
-    fixed, name = {"input_ids": sources}, sequence or "decoder_input_ids"
+    fixed = {"input_ids": sources}
+    name = sequence or "decoder_input_ids"
     return replace(subject, texts=texts[:, :length], fixed=fixed, sequence=name)
 
 
@@ -364,7 +368,8 @@ def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
     texts: Tensor = example.pop(name)
     if not texts.is_floating_point() and subject.vocab_size < 2:
         raise InputError(f"{type(subject.original).__name__} does not say how many token ids it knows; give vocab_size")
-    device, rows = subject.texts.device, torch.arange(ROWS) % len(texts)
+    device = subject.texts.device
+    rows = torch.arange(ROWS) % len(texts)
     for other, value in example.items():
         if isinstance(value, Tensor):
             example[other] = (value[rows] if value.dim() and len(value) == len(texts) else value).to(device)
@@ -377,12 +382,14 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
 
     shorter: lengths of texts that are tried, too, since a model may have a longest text and not say it.
     """
-    original, name = subject.original, type(subject.original).__name__
+    original = subject.original
+    name = type(subject.original).__name__
     error: Exception | None = None
     can_be_double = subject.parameters <= DOUBLE_UP_TO
     lengths = [subject.length, *(length for length in shorter if length < subject.length)]
     for length, is_double in itertools.product(lengths, (True, False) if can_be_double else (False,)):
-        tried, model = subject.with_length(length), move_copy(original)
+        tried = subject.with_length(length)
+        model = move_copy(original)
         if not subject.has_example:  # sources, which may be too long, too
             tried = replace(tried, fixed={name: value[:, :length] for name, value in subject.fixed.items()})
         try:
@@ -458,10 +465,14 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
         return None
     if subject.kind != "module":
         return MASKS[0]
-    example, ids, ones = subject.fixed.get(subject.mask_name), subject.ids, subject.masks()["ones"]
+    example = subject.fixed.get(subject.mask_name)
+    ids = subject.ids
+    ones = subject.masks()["ones"]
     if isinstance(example, Tensor) and example.shape[:2] != ids.shape[:2]:
         return None  # a square one
-    hidden, other, logits = ones.clone(), ids.clone(), subject.logits(ids)
+    hidden = ones.clone()
+    other = ids.clone()
+    logits = subject.logits(ids)
     hidden[:, 0] = 0
     other[:, 0] = ids.roll(1, 0)[:, 0]
     taken = list[MaskForm]()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fullrank.checking import Report, check, check_scoring
+from fullrank.checking.copies import list_attentions
 from fullrank.config.load import Resolved, flatten, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.config import EncoderConfig, ModelConfig
@@ -139,10 +140,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConf
     if config.num_key_value_heads is not None:
         groups = config.num_attention_heads // config.num_key_value_heads
         sizes["num_key_value_heads"] = max(1, sizes["num_attention_heads"] // groups)
-    parts = [config]
-    if translates:
-        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
-    if any(attention.tied_to_length for part in parts for attention in part.attentions):
+    if any(attention.tied_to_length for attention in list_attentions(config, translates=translates)):
         sizes["max_position_embeddings"] = min(config.max_position_embeddings, _PAIRED)
     heads, head_dim = sizes["num_attention_heads"], sizes.get("head_dim", 1)
     for key, count in clusters.items():
