@@ -170,10 +170,10 @@ class Distillation(TrainingPart):
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         scale = scale_tokens(hidden, batch.targets != IGNORED, batch.weights)
         states, taught, tokens = hidden.flatten(0, 1), self.hidden.flatten(0, 1), len(scale)
-        places, total = torch.arange(tokens), scale.new_zeros(())
+        places, call, total = torch.arange(tokens), draws.calls(), scale.new_zeros(())
         for start in range(0, tokens, self.CHUNK):
             part = slice(start, start + self.CHUNK)
-            with draws.select_tokens(places[part], tokens):
+            with draws.select_tokens(places[part], tokens, call):
                 total = total + draws.checkpoint_function(self._cross_entropy, states[part], taught[part], scale[part])
         return (1 - self.settings.weight) * loss + self.settings.weight * total
 
