@@ -133,9 +133,10 @@ def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | Non
     totals (R, W), log_probs (R W, V). Each beam can end only once, so that with an <eos> twice as many as there are beams
     hold enough unfinished ones.
     """
-    (rows, width), vocabulary = totals.shape, log_probs.shape[-1]
-    scores = totals[:, :, None] + log_probs.view(rows, width, vocabulary)
-    best, index = scores.flatten(1).topk(min(beams * (1 if eos_id is None else 2), width * vocabulary))
+    vocabulary = log_probs.shape[-1]
+    scores = (totals[:, :, None] + log_probs.view(*totals.shape, vocabulary)).flatten(1)
+    count = beams if eos_id is None else 2 * beams
+    best, index = scores.topk(min(count, scores.shape[1]))
     return best, index // vocabulary, index % vocabulary
 
 

@@ -466,7 +466,8 @@ def _find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
 def read_checkpoint(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`. Its tensors may be views of the files."""
     _, run, state = read_record(path)
-    weights, training = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, TRAINING))
+    weights = safetensors.torch.load_file(path / WEIGHTS)
+    training = safetensors.torch.load_file(path / TRAINING)
     return Snapshot(weights, training, state, run)
 
 
