@@ -139,6 +139,29 @@ def test_no_memory_no_cache():
     assert find(definition.memory, module).verdict == run(agreement.decoding, module).verdict == "not applicable"
 
 
+class LastBatch(leaky.Model):
+    """Adds the batch that it read before."""
+
+    keeps = 1
+    last: Any = 0
+
+    def hidden(self, input_ids):
+        x = super().hidden(input_ids)
+        y = x + self.last
+        self.last = self.keeps * x.detach()
+        return y
+
+
+def test_what_is_kept_between_calls_is_asked_for():
+    report = fr.check(LastBatch(), quick=True)
+    assert report.passes, report
+    (finding,) = (finding for finding in report.findings if finding.check.startswith("the same call after another"))
+    assert (finding.verdict, "is that a memory" in finding.reason) == ("not applicable", True)
+    forgetful = LastBatch()
+    forgetful.keeps = 0
+    assert find(agreement.call_after_another, open_subject(forgetful), CERTAIN[0]).verdict == "passes"
+
+
 def test_a_faint_leak_across_rows_of_a_model_with_parts_in_float32():
     """Norms of Llama are computed in float32, whose rounding is larger than the leak."""
     model = tiny.llama()

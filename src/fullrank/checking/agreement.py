@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,10 +28,8 @@ from fullrank.checking.layers import Part, Reading, find_layer_by_compiler, find
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest
 from fullrank.checking.subject import ROWS, agree
 from fullrank.core.errors import count_things
-from fullrank.forward import read_arguments
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
-MEMORIES = {"memory", "memories", "mems", "state", "states"}  # arguments of a forward that has one
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +96,10 @@ def conclude(
     return replace(finding, remark=f"worst: {worst.name}", layers=layers)
 
 
-def is_random(run: Run, reading: Reading, ids: Tensor) -> bool:
-    """Random numbers are drawn beside those of dropout."""
+def is_random(run: Run, logits: Tensor, ids: Tensor) -> bool:
+    """Random numbers are drawn beside those of dropout: of texts that gave these logits."""
     other = replace(run, call=replace(run.call, seed=2))(ids)
-    return largest(other, reading.all_logits) > run.allow()[0]
+    return largest(other, logits) > run.allow()[0]
 
 
 def change_rows(run: Run) -> Finding:
@@ -116,7 +113,7 @@ def change_rows(run: Run) -> Finding:
         changed[row] = run.subject.change(texts)[row]
         part = replace(batch.part, chosen=others)
         comparisons.append(Comparison(f"rows beside row {row}", run.read(changed, part), batch.with_part(part)))
-    if not (run.call.training and is_random(run, batch, texts)):
+    if not (run.call.training and is_random(run, batch.all_logits, texts)):
         first = batch.with_part(replace(batch.part, chosen=slice(1)))
         comparisons.append(Comparison("a row alone, beside the same in a batch", run.read(texts[:1]), first))
     looked_at = f"logits of rows after all tokens of another row were changed, and of a row alone; {run.call.name}"
@@ -124,34 +121,23 @@ def change_rows(run: Run) -> Finding:
 
 
 def call_after_another(run: Run) -> Finding:
-    """Texts have the same logits after other texts were read: nothing is kept between calls."""
+    """Texts have the same logits after other texts were read; where they have not, a memory may be meant, and it is asked."""
     subject = run.subject
-    model = run.model
-    first = run.read(subject.ids)
+    first = run.read(subject.ids).all_logits
     if is_random(run, first, subject.ids):
         return inapplicable("random numbers are drawn beside those of dropout")
-    with ExitStack() as stack, torch.no_grad():
-
-        def begin(*earlier: Tensor) -> tuple[()]:
-            """The model as it was passed, which then reads texts."""
-            stack.close()
-            stack.enter_context(mode(model, training=False))
-            for ids in earlier:
-                subject.logits(ids, model=model)
-            return ()
-
-        def read() -> Tensor:
-            return subject.logits(subject.ids, model=model)
-
-        begin_late = partial(begin, subject.change(subject.ids))
-        later = Reading(read(*begin_late()), first.part, read, begin_late)
-        first = replace(first, read=read, before=begin)
-        kept = Comparison("something is kept between calls, by which a text sees those of earlier calls", later, first)
-        finding = compare(run, [kept], "logits of texts, first and after a call with other texts")
-    memories = sorted(MEMORIES & set(read_arguments(model)))
-    if finding.verdict == "fails" and memories:
-        return inapplicable(f"forward takes {', '.join(memories)}, which it may keep between calls")
-    return finding
+    with mode(run.model, training=False), torch.no_grad():
+        subject.logits(subject.change(subject.ids), model=run.model)
+        later = subject.logits(subject.ids, model=run.model)
+    divide = divide_by_size(first)
+    difference = largest(divide(later), divide(first))
+    finding = judge("logits of texts, first and after a call with other texts", difference, *run.allow())
+    if finding.verdict == "passes":
+        return finding
+    return inapplicable(
+        "something is kept between calls, by which a text sees those of earlier calls: is that a memory from segment to "
+        "segment? If not, it is a fault"
+    )
 
 
 def read_longest_texts(run: Run) -> Reading:
@@ -173,7 +159,7 @@ def compare_prefixes(run: Run) -> Finding:
     comparisons = list[Comparison]()
     size = full.part.length
     ids = subject.texts[:, :size].contiguous()
-    if is_random(run, full, ids):
+    if is_random(run, full.all_logits, ids):
         return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
     if torch.equal(run(subject.change(ids)), full.all_logits):
         return inapplicable(NOTHING_MOVES)

@@ -75,30 +75,6 @@ class Remembering(leaky.Model):
             self.kept.append(y.detach())
         return y
 
-    def forward(self, input_ids, memory=None):
-        return super().forward(input_ids)
-
-
-class LastBatch(leaky.Model):
-    """Adds the batch that it read before."""
-
-    def __init__(self, keeps):
-        super().__init__()
-        self.keeps, self.last = keeps, 0
-
-    def hidden(self, input_ids):
-        x = super().hidden(input_ids)
-        y = x + self.last
-        self.last = self.keeps * x.detach()
-        return y
-
-
-def _after_another_call(model):
-    ids = tokens()
-    with torch.no_grad():
-        first, _, again = (plainly(model.double().eval(), x) for x in (ids, ids.flip(1), ids))
-    return float((first - again).abs().max())
-
 
 def _fresh(model, ids):
     """Nothing is remembered, and chance begins anew."""
@@ -272,8 +248,6 @@ EXHIBITS = [
     pair("padding on the left is seen", Deaf, (True, True), (False, True), _beside_padding, PADDED),
     pair("a mask that is ignored, without positions", Deaf, (True, False), (False, False), _beside_padding, PADDED,
          said="attention_mask changes nothing"),
-    pair("the batch before, kept between calls", LastBatch, (True,), (False,), _after_another_call,
-         frozenset({"the same call after another gives the same logits"}), layer=f"{OWN_FORWARD}, before output"),
     *(pair(f"a text begins with {name}", OfIds, (begins,), (None,), later(_begun(start)), SPECIAL)
       for name, (begins, start) in BEGINNINGS.items()),
     pair("positions counted from the end", FromTheEnd, (True,), (False,), _in_a_longer_text, frozenset(PREFIX),

@@ -60,7 +60,6 @@ FAMILIES = {
     "packed": "packed documents are independent",
     "trained": "future, after training on random tokens",
     "rows": "rows of a batch are independent.*",
-    "calls": "the same call after another.*",
 }
 
 
