@@ -131,7 +131,8 @@ def call_after_another(run: Run) -> Finding:
         later = subject.logits(subject.ids, model=run.model)
     divide = divide_by_size(first)
     difference = largest(divide(later), divide(first))
-    finding = judge("logits of texts, first and after a call with other texts", difference, *run.allow())
+    looked_at = "logits of texts, first and after a call with other texts"
+    finding = judge(looked_at, difference, *run.allow(), path=run.call.name)
     if finding.verdict == "passes":
         return finding
     return inapplicable(
