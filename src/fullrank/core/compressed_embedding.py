@@ -72,14 +72,16 @@ class AdaptiveInput(Input):
 
     input_ids (B, N) -> (B, N, E).  W_i is `weights[i]` (V_i, E // div_val^i) and P_i `projections[i]` (E, E // div_val^i),
     also for i = 0; with div_val 1 every width is E and there are no projections.
-    Built from a `ModelConfig`, or from an `InputConfig` with `vocab_size` and `hidden_size`; ids are sorted by frequency. Looks
-    every token up in every cluster and keeps the right one, so that no device is waited for.
+    Built from a `ModelConfig`, or from an `InputConfig` and the sizes it lacks; ids are sorted by frequency. Looks every token
+    up in every cluster and keeps the right one, so that no device is waited for.
     Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
-    def __init__(self, config: ModelConfig | InputConfig, **sizes: int | None) -> None:
+    def __init__(
+        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
+    ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         entries, widths = self.clusters.sizes, self.clusters.widths

@@ -194,17 +194,22 @@ class SoftmaxOutput(Output):
     """One softmax over the vocabulary: p(v | h) = softmax(W h + b)_v.
 
     weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
-    Built from a `ModelConfig`, or from an `OutputConfig` with `vocab_size` and `hidden_size`; tied, it needs the `embedding`.
+    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, OutputConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, OutputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self._tied: TokenEmbedding | None = None
         if options.tied:
@@ -294,10 +299,15 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     """
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
-        super().__init__(config, embedding, **sizes)
-        config, options, _ = with_sizes(self, config, MixtureConfig, **sizes)
+        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
+        config, options, _ = with_sizes(self, config, MixtureConfig, vocab_size, hidden_size)
         self.mixture = Latents(options, config.hidden_size)
         if self.weight is not None:
             start_normal(self.weight, config.hidden_size**-0.5)
@@ -327,15 +337,20 @@ class AdaptiveSoftmax(Output):
     W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`, a row for each
     tail. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input. P_0 is never shared. With div_val
     1 there are no projections and the forms are one.
-    Built from a `ModelConfig`, or from an `OutputConfig` with `vocab_size` and `hidden_size`; tied, it needs the `embedding`.
+    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
     Differs from Transformer-XL's code: classes are not stored in reverse. From fairseq's: no square projections.
     """
 
     def __init__(
-        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
