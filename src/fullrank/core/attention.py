@@ -157,7 +157,7 @@ class Attention(nn.Module):
         size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings, groups, layer)
         weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
         self.hidden_size, self.position = size.hidden_size, model.position
-        self.of_one_text = weighted.of_one_text
+        self.same_text_stages = weighted.same_text_stages
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         self.project = Projection(model, config, self.attend)
         self.permute = StochasticCrossHead(weighted.cross_head)
@@ -189,8 +189,8 @@ class Attention(nn.Module):
             layout = Layout.of(*shape, causal=source is x, device=x.device)
         if layout.shape != shape:
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
-        if self.of_one_text and source is not x and not layout.causal:
-            stages = ", ".join(f"{slot}: {name}" for slot, name in self.of_one_text.items())
+        if self.same_text_stages and source is not x and not layout.causal:
+            stages = ", ".join(f"{slot}: {name}" for slot, name in self.same_text_stages.items())
             raise InputError(f"attention.{stages} takes queries and keys of one text, given another source; use none")
         if self.position in ("alibi", "t5") and layout.distance_bias is None:
             raise ValueError(f"model.position {self.position}: a layer needs a layout that its model has placed")

@@ -276,7 +276,7 @@ class Source:
 
 @dataclass(frozen=True)
 class TranslationCache:
-    """What decoding a translation has read, a value like `Cache`: the target `written` so far, and the source.
+    """Cache of a translation that is decoded, a value like `Cache`: the target `written` so far, and its source.
 
     layers: keys and values of the source for each layer, a row for each target row; mask: as in `Source`.
     rows (R,): the sentence that each target row translates.

@@ -228,7 +228,7 @@ class WeightedConfig(AttentionConfig, built_in=True):
             )
 
     @property
-    def of_one_text(self) -> dict[str, str]:
+    def same_text_stages(self) -> dict[str, str]:
         """Chosen stages, by slot, for which queries and keys must be of one text."""
         slots = {
             "gate": "exclusive",
@@ -240,7 +240,7 @@ class WeightedConfig(AttentionConfig, built_in=True):
         return {slot: name for slot, name in chosen.items() if name in slots[slot].split()}
 
     def across(self) -> AttentionConfig:
-        plain = dict.fromkeys(self.of_one_text, "none")
+        plain = dict.fromkeys(self.same_text_stages, "none")
         return super().across().with_known(pattern="full", stride=None, **plain)
 
 
