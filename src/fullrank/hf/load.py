@@ -12,7 +12,6 @@ import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor
-from transformers.models.auto.auto_factory import _get_model_class
 
 from fullrank.core.errors import FullRankError, InputError, one_line, pip_install
 from fullrank.files import read_json
@@ -216,8 +215,8 @@ def _find_saved_class(config: Any) -> Any:
 
 def _choose_class(cls: Any, config: Any) -> Any:
     """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
+    saved = _find_saved_class(config)
     if cls is None:
-        saved = _find_saved_class(config)
         if saved is None:
             raise InputError(
                 f"transformers has no class {config.architectures}; give the class to load, load_injected(folder, cls)"
@@ -225,9 +224,11 @@ def _choose_class(cls: Any, config: Any) -> Any:
         return saved
     if not hasattr(cls, "_model_mapping"):
         return cls
-    if type(config) not in cls._model_mapping:
+    model_class = cls._model_mapping.get(type(config), None)
+    if model_class is None:
         raise InputError(f"{cls.__name__}: has no class for a model of type {config.model_type}; give another, or none")
-    return _get_model_class(config, cls._model_mapping)
+    several = model_class if isinstance(model_class, tuple | list) else (model_class,)
+    return saved if saved in several else several[0]
 
 
 def find_longest_text(model: Any) -> int | None:
