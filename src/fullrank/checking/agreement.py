@@ -185,7 +185,7 @@ def compare_prefixes(run: Run) -> Finding:
     path = f"texts of other lengths{', training' * run.call.training}"
     if finding.verdict == "passes":
         return replace(finding, path=path)
-    leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
+    leaks = f"other logits of {finding.remark.removeprefix('worst: ')} where {size} tokens are read"
     return replace(finding, path=path, leaks=leaks)
 
 

@@ -70,7 +70,7 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """As everybody calls a model: every model has to offer it."""
+        """True for the two calls that every model has to offer: evaluation and training, without anything else."""
         return self.name in ("evaluation", "training")
 
 
