@@ -219,7 +219,7 @@ GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch o
 
 
 def compare_on_gpu(settings: Settings) -> list[Comparison]:
-    """The same as `compare` with 32,768 tokens a call. Peers that take long to compile run with 8 heads of 64 alone."""
+    """Comparisons as `compare` makes them, of 32,768 tokens a call; peers that compile slowly run with 8 heads of 64 alone."""
     if settings.torch_device.type != "cuda":
         raise InputError("needs a CUDA device; give --device cuda")
     comparisons = []
