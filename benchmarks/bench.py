@@ -11,7 +11,7 @@ import torch
 import typer
 
 from candidates import BOTH, DTYPES, Settings, Suite
-from fullrank.cli.app import print_json, say
+from fullrank.cli.app import print_json
 from fullrank.core.errors import InputError, suggest
 from fullrank.render.blocks import Cell
 from fullrank.training.device import choose_device
@@ -104,7 +104,7 @@ def bench(
         for suite in suites:
             count = rounds or (_QUICK_ROUNDS if quick else suite.rounds)
             tokens = chosen_lengths or (suite.quick if quick else suite.lengths)
-            outcomes.append(measure(suite, settings, dtypes, tokens, count, minutes, say))
+            outcomes.append(measure(suite, settings, dtypes, tokens, count, minutes))
             if not json:
                 _print(outcomes[-1], threads)
     finally:

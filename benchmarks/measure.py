@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import logging
 import multiprocessing
 import statistics
 import time
@@ -20,6 +21,8 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.kernels import chosen
 from machine import counts_resident_memory, measure_cuda_growth_mib, measure_growth_mib, read_free_bytes
 from timing import MIN_LENGTHS, PEAK_GFLOP, Ratio, choose_clock, exponent, make_product, measure_times
+
+logger = logging.getLogger("fullrank.bench")
 
 MEMORY_PROTOCOL = (
     "memory = MiB over inputs and parameters, gradients included; on a CPU the growth of the resident high-water mark in a "
@@ -142,7 +145,6 @@ def measure(
     lengths: Sequence[int],
     rounds: int,
     minutes: float,
-    say: Callable[[str], None],
 ) -> Outcome:
     """Measure `suite` at every length; no size begins after so many minutes.
 
@@ -156,7 +158,7 @@ def measure(
             if time.monotonic() - begin > 60 * minutes:
                 outcome.skipped[place] = f"left out, {minutes:g} minutes are over"
                 continue
-            say(f"{suite.name}: {place}")
+            logger.info(f"{suite.name}: {place}")
             outcome.rows.append(_measure_row(comparison, what, outcome))
             if any(candidate.compiled for candidate in comparison.candidates):
                 torch.compiler.reset()  # else its limit of sizes is reached, and later ones run uncompiled

@@ -99,10 +99,6 @@ def measure_nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, 
     return total / len(ids)
 
 
-def say_nothing(line: str) -> None:
-    pass
-
-
 def measure_children() -> float:
     """CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -122,7 +118,7 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     training = subprocess.Popen(command, env=variables)
     while not (run / "config.yaml").exists() and training.poll() is None:
         time.sleep(1)
-    corpus = corpus_of(run, "valid", say_nothing)
+    corpus = corpus_of(run, "valid")
     start = corpus.tokenizer.start_id
     ids = {split: corpus.ids(split) for split in ("train", "valid", "test")}
 
@@ -149,7 +145,7 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     }
     for name, reading in READINGS.items():
         for split in ("valid", "test"):
-            ours[f"{split}, {name}"] = evaluate(run, split, **reading, say=say_nothing)["nll"]
+            ours[f"{split}, {name}"] = evaluate(run, split, **reading)["nll"]
             theirs[f"{split}, {name}"] = measure_nats(loop.model, ids[split], start, reading)
             size = corpus.splits[split]
             for arm in (ours, theirs):

@@ -41,7 +41,7 @@ def search(config: str, steps: int, trials: int, out: Path) -> optuna.Trial:
         trial.set_user_attr("settings", settings)
         run, folder = resolve(config, overrides=[*equal_terms, *settings]), out / f"trial-{trial.number}"
         for step in (quarter, 2 * quarter, steps):
-            train(run, folder, until=step, quiet=True, say=lambda line: None)  # goes on where it paused
+            train(run, folder, until=step, quiet=True)  # goes on where it paused
             trial.report(validation_nll(folder), step)
             if trial.should_prune():
                 raise optuna.TrialPruned

@@ -22,7 +22,6 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.run import task_of
-from fullrank.files import silent
 from research import LEDGER, RESEARCH
 from research.ledger import Row, identify_text, read_ledger
 
@@ -64,7 +63,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
     config = resolve_any(row["recipe"], row["row"], row["scale"], words).config
     assert isinstance(config, RunConfig)
-    corpus = task_of(config).prepare(silent).corpus
+    corpus = task_of(config).prepare().corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
     size = len(corpus.tokenizer)
     start_id = corpus.tokenizer.start_id

@@ -4,12 +4,11 @@ import json
 
 from fullrank.config.load import Resolved, build_any
 from fullrank.experiments.run import train
-from fullrank.files import silent
 
 
 def train_quietly(raw, folder, **options):
     """The result of a training of a configuration, {} where it pauses."""
-    return train(Resolved(build_any(raw), "test", settings=raw), folder, quiet=True, say=silent, **options)
+    return train(Resolved(build_any(raw), "test", settings=raw), folder, quiet=True, **options)
 
 
 def read_result(folder):

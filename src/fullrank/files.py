@@ -9,6 +9,7 @@ import errno
 import hashlib
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -31,12 +32,10 @@ import yaml
 
 from fullrank.core.errors import InputError, RunError, one_line
 
+logger = logging.getLogger(__name__)
+
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
 _HALVES = re.compile("[\ud800-\udfff]")
-
-
-def silent(text: str) -> None:
-    """A remark that nobody hears: `--quiet`."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -263,7 +262,6 @@ def format_yaml(value: Any, **options: Any) -> str:
 # -- text in pieces, processes, and folders of the cache ---------------------------------------------------------------
 
 Entries = dict[str, Any]  # of a JSON document, or of a part of one
-Report = Callable[[str], None]  # hears of every step, a line at a time
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _PIECE = 1 << 20
@@ -514,9 +512,9 @@ def _do(group: list[Any]) -> list[Any]:
     return [_work(item) for item in group]
 
 
-def show_progress(pieces: Iterable[Piece], doing: str, total: int, report: Report) -> Iterator[Piece]:
-    """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal."""
-    if report is silent or not sys.stderr.isatty():
+def show_progress(pieces: Iterable[Piece], doing: str, total: int) -> Iterator[Piece]:
+    """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal and remarks are logged."""
+    if not (logger.isEnabledFor(logging.INFO) and sys.stderr.isatty()):
         yield from pieces
         return
     from rich.console import Console

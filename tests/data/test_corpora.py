@@ -14,7 +14,6 @@ from fullrank.config.run import DataConfig, list_corpora
 from fullrank.core.errors import RunError
 from fullrank.data import prepare
 from fullrank.data.corpora import download
-from fullrank.files import silent
 
 SPLITS = ("train", "valid", "test")
 
@@ -29,15 +28,13 @@ def counts(corpus):
 
 
 @pytest.mark.parametrize("inner", ["", "ptb"])
-def test_penn_treebank_is_the_published_one(corpora, cache, inner):
-    told = []
-    corpus = prepare(
-        DataConfig(name="ptb", dir=str(corpora / inner), cache=cache), report=told.append, allow_slice=False
-    )
+def test_penn_treebank_is_the_published_one(corpora, cache, inner, caplog):
+    caplog.set_level("INFO")
+    corpus = prepare(DataConfig(name="ptb", dir=str(corpora / inner), cache=cache), allow_slice=False)
     assert counts(corpus) == [929_589, 73_760, 82_430]
     assert len(corpus.tokenizer) == 10_000  # 9,998 words, <unk>, <eos>
     assert (corpus.label, corpus.is_slice, corpus.details["differs_from_published"]) == ("ptb", False, {})
-    assert not any("slice" in line for line in told)
+    assert not any("slice" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("tokens", ["byte", "character"])
@@ -50,11 +47,11 @@ def test_enwik8_slice_cut_90_5_5(corpora, cache, tokens):
         assert b"".join(corpus.ids(split).astype("u1").tobytes() for split in SPLITS) == raw
 
 
-def test_text8_has_27_characters_cut_90_5_5(tmp_path, cache):
+def test_text8_has_27_characters_cut_90_5_5(tmp_path, cache, caplog):
     text = "the quick brown fox jumps over a lazy dog and " * 50
     write(tmp_path / "text8", text)
-    told = []
-    corpus = prepare(DataConfig(name="text8", dir=str(tmp_path), cache=cache), report=told.append)
+    caplog.set_level("INFO")
+    corpus = prepare(DataConfig(name="text8", dir=str(tmp_path), cache=cache))
     assert counts(corpus) == [2070, 115, 115]
     assert set(corpus.tokenizer.entries) <= set("abcdefghijklmnopqrstuvwxyz ") | {"<unk>", "\n"}
     assert "".join(corpus.tokenizer.decode(corpus.ids(split).tolist()) for split in SPLITS) == text
@@ -112,14 +109,14 @@ def read(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_files_come_verified_and_only_once(server, tmp_path):
+def test_files_come_verified_and_only_once(server, tmp_path, caplog):
     info = three_files(server)
-    told = []
-    folder = download(info, tmp_path, told.append)
+    caplog.set_level("INFO")
+    folder = download(info, tmp_path)
     assert folder == tmp_path / "sources" / "ptb"
     assert read(folder) == {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
-    assert any("Linguistic Data Consortium" in line for line in told)
-    assert download(info, tmp_path, silent) == folder
+    assert any("Linguistic Data Consortium" in line for line in caplog.messages)
+    assert download(info, tmp_path) == folder
     assert len(server.asked) == 3
 
 
@@ -132,7 +129,7 @@ def test_a_download_that_fails_leaves_nothing(server, tmp_path, fault):
     else:
         del server.files[named]
     with pytest.raises(RunError, match=named):
-        download(info, tmp_path, silent)
+        download(info, tmp_path)
     assert list((tmp_path / "sources").iterdir()) == []
 
 
@@ -149,4 +146,4 @@ def test_the_second_mirror_and_an_archive(server, tmp_path):
     server.files.update({"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"})
     urls = (tuple(f"{server.url}/{mirror}/w.zip" for mirror in ("gone", "bad", "good")),)
     info = dataclasses.replace(list_corpora()["wikitext-103"], urls=urls, sha256={})
-    assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
+    assert read(download(info, tmp_path)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}

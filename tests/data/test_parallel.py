@@ -9,7 +9,7 @@ import pytest
 from fullrank import files as files_module
 from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import Tokenizer, prepare
+from fullrank.data import Tokenizer, preparation, prepare
 from fullrank.files import Section, read_pieces
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process makes all pieces")
@@ -68,8 +68,10 @@ def test_what_stops_leaves_nothing(files, monkeypatch):
         if line.endswith("encoding train"):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(files, "cache"), report=stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation.logger, "info", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(files, "cache"))
     with monkeypatch.context() as patch:  # as the system does for want of memory
         patch.setattr(Tokenizer, "cut", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunError, match="was killed"):

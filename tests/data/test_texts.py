@@ -64,15 +64,15 @@ def test_max_tokens_cuts_training_exactly(files, tokens, limit):
         assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "\n", "<unk>"}
 
 
-def test_absent_splits_are_cut_from_the_end(files):
-    told = []
-    corpus = prepare(config(files, valid=None, test=None), report=told.append)
+def test_absent_splits_are_cut_from_the_end(files, caplog):
+    caplog.set_level("INFO")
+    corpus = prepare(config(files, valid=None, test=None))
     assert text_of(corpus, "train") == "\n".join(LINES[:90]) + "\n"
     assert corpus.splits["valid"]["tokens"] == sum(len(line.split()) + 1 for line in LINES[90:95])
     assert corpus.splits["test"]["tokens"] == sum(len(line.split()) + 1 for line in LINES[95:])
     note = "valid and test: the last lines of the training files, 5 % each"
     assert corpus.details["notes"] == [note]
-    assert note in told
+    assert note in caplog.messages
     only_valid = prepare(config(files, valid=None))
     assert text_of(only_valid, "train") == "\n".join(LINES[:95]) + "\n"
     assert text_of(only_valid, "test") == "a dog\n\nthe dog\n"
@@ -95,7 +95,7 @@ def test_other_content_or_settings_is_another_corpus(files):
 
 
 @pytest.mark.parametrize("victim", ["train.ids.bin", "ids/tokenizer.json"])
-def test_a_damaged_cache_is_made_again(files, victim):
+def test_a_damaged_cache_is_made_again(files, victim, caplog):
     good = prepare(config(files))
     path = good.folder / victim
     content = path.read_bytes()
@@ -104,9 +104,9 @@ def test_a_damaged_cache_is_made_again(files, victim):
     )
     with pytest.raises((RunError, InputError)):
         load_corpus(good.folder)
-    told = []
-    again = prepare(config(files), report=told.append)
-    assert any("preparing it again" in line for line in told)
+    caplog.set_level("INFO")
+    again = prepare(config(files))
+    assert any("preparing it again" in line for line in caplog.messages)
     assert again.splits == good.splits
     assert path.read_bytes() == content
     assert prepared_folders(files) == [good.folder]

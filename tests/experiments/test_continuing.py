@@ -91,7 +91,7 @@ def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     whole = trained(tmp_path / "whole", raw)
     train_quietly(raw, tmp_path / "part", until=5)
     first.rename(tmp_path / "away")
-    resume(tmp_path / "part", quiet=True, say=lambda _: None)
+    resume(tmp_path / "part", quiet=True)
     assert_same_training(tmp_path / "part", whole)
 
 

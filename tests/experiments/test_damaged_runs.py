@@ -12,7 +12,6 @@ from fullrank.comparison.runs import read_run
 from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import average, evaluate, resume, train
-from fullrank.files import silent
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def pristine(tmp_path_factory):
         "eval": {"every_steps": 4},
     }  # fmt: skip
     (place / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    train(resolve_any(str(place / "config.yaml")), place / "here" / "run", quiet=True, say=silent)
+    train(resolve_any(str(place / "config.yaml")), place / "here" / "run", quiet=True)
     (place / "here").rename(place / "kept")
     return place
 
@@ -49,7 +48,7 @@ def run(pristine):
 
 
 def nll(run, **options):
-    return float(evaluate(run, "test", device_name="cpu", say=silent, **options)["nll"])
+    return float(evaluate(run, "test", device_name="cpu", **options)["nll"])
 
 
 def edit(path, change):
@@ -108,8 +107,8 @@ def test_changed_text_is_refused_by_a_resume_and_may_go(run):
     text = source.read_text(encoding="utf-8")
     source.write_text(text + "one more line\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"train\.txt was changed since .*run was started on it"):
-        resume(run, quiet=True, say=silent)
+        resume(run, quiet=True)
     source.unlink()
     (run / "tokenizer.json").unlink()  # which is written again
-    resume(unfinished(run), quiet=True, say=silent)
+    resume(unfinished(run), quiet=True)
     assert nll(run) > 0

@@ -16,7 +16,6 @@ from fullrank.core.errors import InputError
 from fullrank.data.padded_batches import ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.files import silent
 from fullrank.training.values import TrainingPosition
 from run_files import read_metrics, train_quietly
 
@@ -96,7 +95,7 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
 
 
 def columns_of(config):
-    train = Finetuning(config).prepare(silent).corpus["train"]
+    train = Finetuning(config).prepare().corpus["train"]
     texts, labels = zip(*train.rows, strict=True)
     return list(texts), torch.tensor(labels)
 
@@ -162,7 +161,7 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
     }
     train_quietly(raw, tmp_path / "run")
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    dev = Finetuning(build_any(raw)).prepare(silent).corpus["dev"]
+    dev = Finetuning(build_any(raw)).prepare().corpus["dev"]
     texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]
     model = fr.load_injected(tmp_path / "run" / "model")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")

@@ -13,7 +13,6 @@ from fullrank.experiments import run as speed
 from fullrank.experiments import translation
 from fullrank.experiments.init import choose_data, write_configuration
 from fullrank.experiments.run import train
-from fullrank.files import silent
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]
@@ -66,7 +65,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
         write_lines(tmp_path / "train.de", 600, 1)
         write_lines(tmp_path / "train.en", 600, 2)
     out = tmp_path / "my.yaml"
-    config = write_configuration(texts, out, minutes=1.0, say=silent, **wish)
+    config = write_configuration(texts, out, minutes=1.0, **wish)
     assert resolve(str(out)).config == config
     assert {key: getattr(config.train, key) for key in states} == states
     assert config.model.position == "rotary"
@@ -74,14 +73,14 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
     assert all("  # " in line for line in lines if line.startswith("  "))
     few = ["train.steps=1", "train.warmup_steps=1", "eval.every_steps=1", "eval.beams=1", "train.threads=1"]
     few += ["eval.max_length_a=0", "eval.max_length_b=3"] if wish.get("task") else []
-    result = train(resolve(str(out), overrides=few), tmp_path / "run", quiet=True, say=silent)
+    result = train(resolve(str(out), overrides=few), tmp_path / "run", quiet=True)
     assert math.isfinite(result["final"]["valid"]["nll"])
 
 
 @pytest.mark.parametrize("minutes", [1.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slow):
     """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
-    config = write_configuration([book], tmp_path / "my.yaml", minutes=minutes, size="tiny", say=silent)
+    config = write_configuration([book], tmp_path / "my.yaml", minutes=minutes, size="tiny")
     per_step = config.train.batch_size * config.train.segment_length
     text = Path(book).read_text(encoding="utf-8").splitlines(keepends=True)
     cut = len(text) // 20

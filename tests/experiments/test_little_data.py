@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(text, teacher, tmp_pa
     shutil.rmtree(elder)
     trained(elder, configuration(text, steps=2, seed=2))
     with pytest.raises(InputError, match="elder was changed after this training began"):
-        resume(tmp_path / "run", quiet=True, say=lambda _: None)
+        resume(tmp_path / "run", quiet=True)
 
 
 def test_parts_are_checked_by_name_and_option():

@@ -196,8 +196,7 @@ def test_the_temperature_of_a_protocol():
         ({"segment_length": 20, "context": 20, "order": "contiguous"}, {"segment_length": 40}, False),
     ],
 )
-def test_a_text_read_in_more_tokens_than_a_model_is_trained_on_is_warned_of(train, settings, warned):
+def test_a_text_read_in_more_tokens_than_a_model_is_trained_on_is_warned_of(train, settings, warned, caplog):
     config = configuration({"data": {"name": "builtin"}, "train": train, "eval": settings})
-    lines: list[str] = []
-    warn_of_length(config, final_protocol(config), lines.append)
-    assert [f"trained on {train['segment_length']} " in line for line in lines] == [True] * warned
+    warn_of_length(config, final_protocol(config))
+    assert [f"trained on {train['segment_length']} " in line for line in caplog.messages] == [True] * warned

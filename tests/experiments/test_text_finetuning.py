@@ -21,7 +21,6 @@ from fullrank.data import load_tokenizer
 from fullrank.data.tokenizers import PretrainedTokenizer
 from fullrank.experiments.run import evaluate, resume
 from fullrank.experiments.text_finetuning import TextFinetuning
-from fullrank.files import silent
 from fullrank.hf.causal import CausalModel, load_causal, load_tokenizers
 from fullrank.training.values import TrainingPosition
 from run_files import read_result, train_quietly
@@ -71,7 +70,7 @@ def call(*words):
 )
 def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention):
     """The first loss is that of transformers, plain and injected, which starts equal to it; dropout is off."""
-    task = TextFinetuning(build_any(settings(place, kind, attention))).prepare(silent)
+    task = TextFinetuning(build_any(settings(place, kind, attention))).prepare()
     parts = task.parts(tmp_path, torch.device("cpu"))
     parts.model.eval()
     model = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
@@ -102,7 +101,7 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
 
 
 def test_label_smoothing_and_penalties_are_in_the_loss(place, tmp_path):
-    task = TextFinetuning(build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))).prepare(silent)
+    task = TextFinetuning(build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))).prepare()
     parts = task.parts(tmp_path, torch.device("cpu"))
     model = parts.model.eval()
     batch = parts.batches.batch(0, 0)
@@ -163,7 +162,7 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_byte(place, tmp_path, adapter):
     raw = settings(place, "gpt2", {**B, "cross_head": 0.3}, adapter=adapter, averaging="swa")
     train_quietly(raw, tmp_path / "whole")
     assert train_quietly(raw, tmp_path / "paused", until=7) == {}
-    resume(tmp_path / "paused", quiet=True, say=silent)
+    resume(tmp_path / "paused", quiet=True)
     whole, paused = state_of(tmp_path / "whole"), state_of(tmp_path / "paused")
     assert whole[0] == paused[0]
     assert whole[2] == paused[2]
@@ -199,12 +198,12 @@ def test_an_adapter_is_saved_alone_and_gives_the_same_logits(place, tmp_path, ki
 
 def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     result = read_result(finished)
-    figures = evaluate(finished, "test", say=silent)
+    figures = evaluate(finished, "test")
     assert figures["nll"] == pytest.approx(result["final"]["test"]["nll"], rel=1e-6)
-    windows = evaluate(finished, "test", say=silent, context=16, stride=8)
+    windows = evaluate(finished, "test", context=16, stride=8)
     assert windows["tokens"] == figures["tokens"]
     assert windows["nll"] != figures["nll"]
-    own = evaluate(finished, "valid", text=place / "book.txt", say=silent)
+    own = evaluate(finished, "valid", text=place / "book.txt")
     size = (place / "book.txt").stat().st_size
     assert own["bits_per_byte"] == pytest.approx(own["nll"] * own["tokens"] / math.log(2) / size)
     model = fr.open_model(finished)
@@ -220,7 +219,7 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     for verb in ("analyze spectrum", "diagnose --texts 4", "check --quick", "report", "average --last 2"):
         done = call(*verb.split(), finished, "--json")
         assert done.exit_code == 0, done.stderr
-    assert evaluate(finished, "test", checkpoint="average", say=silent)["nll"] < result["before"]["test"]["nll"]
+    assert evaluate(finished, "test", checkpoint="average")["nll"] < result["before"]["test"]["nll"]
     with pytest.raises(InputError, match=r"eval\.memory_length: for models of ours, given 8"):
         evaluate(finished, "test", memory_length=8)
 
@@ -280,7 +279,7 @@ def test_arms_differ_in_what_is_injected_alone(place):
 @pytest.mark.parametrize(("context", "given", "taken"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
 def test_usual_segments_are_no_longer_than_the_model_reads(place, context, given, taken):
     raw = settings(place, segment_length=given, context=context, order="contiguous")
-    config = TextFinetuning(build_any(raw)).prepare(silent).config
+    config = TextFinetuning(build_any(raw)).prepare().config
     assert config.train.segment_length == taken
 
 

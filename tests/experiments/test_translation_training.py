@@ -44,7 +44,7 @@ def config(tmp_path_factory):
 
 
 def run(config, folder):
-    return train(resolve(str(config)), folder, quiet=True, say=lambda text: None)
+    return train(resolve(str(config)), folder, quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_a_row_is_made_again_from_its_record(tmp_path):
 
     def train_row(folder, words):
         resolved = resolve_any(RECIPE, "b", "tiny", [*words, *files])
-        train(resolved, tmp_path / folder, quiet=True, say=lambda _: None)
+        train(resolved, tmp_path / folder, quiet=True)
         return row_of(tmp_path / folder)
 
     words = ["data.name=text", "model.hidden_size=16", "train.tokens=null", "train.steps=4", "train.seed=5"]

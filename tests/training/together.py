@@ -14,7 +14,6 @@ import torch
 from fullrank.config.load import Resolved, build_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import train
-from fullrank.files import silent
 from fullrank.training import device as distributed
 from fullrank.training import loop
 from tiny_encoder import tiny_encoder, write_cola
@@ -98,9 +97,7 @@ def write_texts(folder):
 
 def run(folder, name, out, **options):
     """The result of a case in the run folder `out`; options: others of its `train` section."""
-    return train(
-        Resolved(build_any(document(folder, name, options)), name, None, None, None), out, quiet=True, say=silent
-    )
+    return train(Resolved(build_any(document(folder, name, options)), name, None, None, None), out, quiet=True)
 
 
 def document(folder, name, options):

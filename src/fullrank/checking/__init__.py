@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,8 @@ from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import ROWS, Subject, open_subject
 from fullrank.core.errors import InputError, one_line
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Finding", "Report", "check", "check_scoring"]
 
@@ -82,7 +85,6 @@ def check(
     only: Sequence[str] = (),
     description: Mapping[str, Any] | None = None,
     shrunk: tuple[str, ...] = (),
-    say: Callable[[str], None] = lambda verdict: None,
 ) -> Report:
     """Check that the model does not see the future on any code path, and that two ways to compute the same agree.
 
@@ -95,7 +97,7 @@ def check(
     71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
     quick: without compiling, training a copy on random tokens, prefixes in training and rare code paths.
-    only: the checks whose names begin so. description, shrunk: for the report. say: is told each verdict (`say=print`).
+    only: the checks whose names begin so. description, shrunk: for the report. Each verdict is logged, as DEBUG.
     Raises InputError for a model that gives no logits.
     """
     subject = open_subject(model, vocab_size, length, inputs, sequence, step)
@@ -121,7 +123,7 @@ def check(
     for title, row in checks.items():
         if title.startswith(wanted or ""):
             findings.append(replace(run_guarded(row, subject), check=title))
-            say(f"{title}: {findings[-1].verdict}")
+            logger.debug(f"{title}: {findings[-1].verdict}")
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 

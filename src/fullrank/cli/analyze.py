@@ -30,7 +30,6 @@ from fullrank.cli.app import (
     exclude,
     expand,
     print_json,
-    say,
     set_parameters,
     suggest_recipes,
     tell,
@@ -189,7 +188,7 @@ def check(
     else:
         report = check_named(
             name, row=row, scale=scale, overrides=overrides or (), full=full, checkpoint=checkpoint, length=length,
-            vocab_size=vocab_size, quick=quick, say=say,
+            vocab_size=vocab_size, quick=quick,
         )  # fmt: skip
     tell(report.as_dict(), _report_lines(report), json=json)
     if not report.passes:

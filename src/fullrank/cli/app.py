@@ -11,12 +11,14 @@ import errno
 import gc
 import importlib
 import inspect
+import logging
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
@@ -69,9 +71,24 @@ def explain(error: Exception) -> str:
     return f"fullrank: {type(error).__name__}: {words} (--debug shows where)"
 
 
-def say(text: str) -> None:
-    """A remark for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Inside, what fullrank logs goes to stderr; of several processes the first alone tells more than errors."""
+    logger = logging.getLogger("fullrank")
+    handler = logging.StreamHandler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR if int(os.environ.get("RANK", 0)) else logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+def lower_verbosity(quiet: bool) -> bool:
+    if quiet:
+        logging.getLogger("fullrank").setLevel(logging.WARNING)
+    return quiet
 
 
 def print_json(content: Any) -> None:
@@ -249,7 +266,7 @@ Checkpoint = Annotated[str, Option(help="Of a run: best, last, or average, as `f
 Checkpoints = Annotated[str, Option(metavar="A,B", help="The same; of several the mean of their probabilities.")]
 Runs = Annotated[list[Path], Argument(metavar="DIR", help="A run folder; of several the mean of their probabilities.")]
 Source = Annotated[str | None, Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")]
-Quiet = Annotated[bool, Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress.", callback=lower_verbosity)]
 Run = Annotated[Path, Argument(metavar="DIR", help="A run folder.")]
 Model = Annotated[
     str,
@@ -318,7 +335,7 @@ class TextOptions:
     def to_reading(self) -> Reading:
         from fullrank.experiments.analyze import Reading
 
-        return Reading(self.text, self.segment_length, self.checkpoint, self.device, say, self.texts)
+        return Reading(self.text, self.segment_length, self.checkpoint, self.device, self.texts)
 
 
 @dataclass(frozen=True)
@@ -429,7 +446,8 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         other_words = import_modules([word for word in words if word != "--debug"])
-        status = load()(other_words, prog_name="fullrank", standalone_mode=False)
+        with log_to_stderr():
+            status = load()(other_words, prog_name="fullrank", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told
         if "triton" not in sys.modules:  # which tells of all that no collection has freed
             gc.freeze()  # the end of the process frees everything: looking for cycles first takes 0.2 s

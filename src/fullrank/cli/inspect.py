@@ -23,7 +23,6 @@ from fullrank.cli.app import (
     describe,
     examples,
     print_json,
-    say,
     suggest_recipes,
     tell,
     verb,
@@ -92,7 +91,7 @@ def info(
     if run.model.vocab_size is None:
         from fullrank.experiments.run import task_of
 
-        run = task_of(run).prepare(say).config
+        run = task_of(run).prepare().config
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
     tell(size, describe_size(size), json=json)
@@ -249,7 +248,7 @@ def prepare_data(
     from fullrank.experiments.run import task_of
 
     task = task_of(config)
-    task.corpus = corpus = prepare(config.data, report=say)
+    task.corpus = corpus = prepare(config.data)
     about = {"folder": str(corpus.folder), **task.describe()}
     shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
     tell(about, [corpus.label, *describe(shown)], json=json)
@@ -261,7 +260,7 @@ def _read_task(raw: dict[str, Any]) -> tuple[Entries, list[Any]]:
     from fullrank.experiments.run import task_of
 
     config = build_any(raw)
-    splits = task_of(config).prepare(say).corpus
+    splits = task_of(config).prepare().corpus
     content = {
         "name": config.data.name,
         "is_slice": any(split.is_slice for split in splits.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import re
 import shlex
 from collections.abc import Sequence
@@ -27,20 +28,19 @@ from fullrank.cli.app import (
     import_options,
     print_json,
     read_seeds,
-    say,
     show_report,
     suggest_recipes,
     tell,
     verb,
 )
 from fullrank.core.errors import InputError
-from fullrank.files import silent
 
 if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.load import Figure, Resolved
     from fullrank.config.run import RunConfig
-    from fullrank.files import Report
+
+logger = logging.getLogger(__name__)
 
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
@@ -95,7 +95,7 @@ def init(
 
     languages = None if source is None or target is None else (source, target)
     write_configuration(
-        texts, out, task=task, tokens=tokens, size=size, minutes=minutes, languages=languages, force=force, say=say
+        texts, out, task=task, tokens=tokens, size=size, minutes=minutes, languages=languages, force=force
     )
     print(out.read_text(encoding="utf-8"), end="")
 
@@ -133,10 +133,9 @@ def train(
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.experiments.run_folder import default_folder, reopen, start_from_run
 
-    progress = silent if options.quiet else say
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
-        choice = replace(choice, config=_write_configuration(choice.config, progress))
+        choice = replace(choice, config=_write_configuration(choice.config))
     folder = Path(choice.config)
     out = options.out
     quiet = options.quiet
@@ -159,11 +158,11 @@ def train(
     from fullrank.experiments.run import train as train_model
     from fullrank.training.device import is_main_process
 
-    result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, until=until)
+    result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, until=until)
     if not is_main_process():
         return
     if not result:
-        progress(f"{folder}: paused, and not measured; without --until it goes on")
+        logger.info(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
     page = folder / "report.html"
@@ -186,16 +185,16 @@ def _is_text(name: str) -> bool:
     return path.suffix == ".txt" or (glob.has_magic(name) and bool(glob.glob(name)))
 
 
-def _write_configuration(text: str, say: Report) -> str:
+def _write_configuration(text: str) -> str:
     """Write the configuration that `init` would into the working directory; one that is there is kept."""
     stem = re.sub(r"[^\w.-]+", "-", Path(text).stem or Path(text).resolve().name).strip("-") or "my"
     out = Path(f"{stem}.yaml")
     if out.exists():
-        say(f"{out} is there already, and is trained as it is; delete it to have it written anew")
+        logger.info(f"{out} is there already, and is trained as it is; delete it to have it written anew")
     else:
         from fullrank.experiments.init import write_configuration
 
-        write_configuration([text], out, say=say)
+        write_configuration([text], out)
     return str(out)
 
 
@@ -297,7 +296,7 @@ def reproduce(
         tell(status, lines, json=json)
         return
     train_table(
-        table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say
+        table, planned, kernel_name=kernel, quiet=quiet or finetuning
     )  # fmt: skip
     folders = [cell.folder for cell in planned]
     parent = planned[0].folder.parent
@@ -317,9 +316,9 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     from fullrank.experiments.analyze import Reading, measure_models
     from fullrank.records import find_measurement
 
-    say(f"measuring {figure.measurement} ...")
+    logger.info(f"measuring {figure.measurement} ...")
     measurement = find_measurement(figure.measurement)
-    measured = measure_models(measurement, list(map(str, folders)), Reading(say=silent, texts=figure.texts))
+    measured = measure_models(measurement, list(map(str, folders)), Reading(texts=figure.texts))
     page = out / "report.html"
     write_report(folders, page, figure.title, name)
     show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
@@ -413,6 +412,6 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
 
     planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
     train_arms(
-        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet, say=silent if options.quiet else say
+        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet
     )  # fmt: skip
     show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=arms[0].recipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ from fullrank.cli.app import (
     exclude,
     make_options,
     name_option,
-    say,
     show_report,
     tell,
     verb,
@@ -40,6 +40,8 @@ from fullrank.files import text_of
 
 if TYPE_CHECKING:
     from fullrank.experiments.translation import LineTranslator, Translation
+
+logger = logging.getLogger(__name__)
 
 
 @verb(
@@ -80,9 +82,7 @@ def evaluate(
     if names := ", ".join(map(name_option, drop_missing(wrong))):
         raise InputError(f"{names}: {run} {what}, and has no such setting; leave it out")
     settings = drop_missing(protocol) | drop_missing(search)
-    figures = measure(
-        run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel, say=say
-    )
+    figures = measure(run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel)
     first = choose([read_run(run)]).key
     tell(figures, _describe_figures(figures, first), json=json)
 
@@ -158,7 +158,6 @@ def generate(
         checkpoint=checkpoint,
         device_name=device,
         kernel_name=kernel,
-        say=say,
     )
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 
@@ -284,14 +283,13 @@ def translate(
         batch_size=batch_size,
         device_name=device,
         kernel_name=kernel,
-        warn=say,
     )
     style = "json" if as_lines else "list" if n_best > 1 else "text"
     start = time.monotonic()
     done = 0
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
-        if stream.isatty() and not quiet:
-            say("a sentence a line; Ctrl-D ends")
+        if stream.isatty():
+            logger.info("a sentence a line; Ctrl-D ends")
         if score is not None:
             _score_lines(translator, stream, score, as_lines=as_lines)
             return
@@ -302,8 +300,7 @@ def translate(
                 text = "".join(f"{text_line}\n" for text_line in format_line(done, line, best, style))
                 sys.stdout.buffer.write(text.encode("utf-8"))
             sys.stdout.buffer.flush()
-    if not quiet:
-        say(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
+    logger.info(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
 
 
 def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *, as_lines: bool) -> None:

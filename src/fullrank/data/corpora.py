@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import inspect
+import logging
 import re
 import shutil
 import sys
@@ -23,7 +24,6 @@ from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin, invented
 from fullrank.files import (
-    Report,
     Section,
     check_folder,
     count_lines,
@@ -37,6 +37,7 @@ from fullrank.files import (
     sha256_of,
 )
 
+logger = logging.getLogger(__name__)
 _TIMEOUT = 30  # seconds without a byte
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
@@ -45,7 +46,7 @@ _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented} 
 # downloads, which go into a temporary folder first and are verified
 
 
-def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
+def download(info: CorpusInfo, cache: Path) -> Path:
     """The folder `sources/<name>` of the cache with the files of a corpus, downloaded unless it is there.
 
     Raises RunError, naming the addresses and the local way, when no mirror gives the files.
@@ -58,7 +59,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
         loaded = folder / "loaded"
         for mirrors in info.urls:
             for file in files.values() if "{}" in mirrors[0] else [""]:
-                _download_first(info, [url.format(file) for url in mirrors], loaded, report)
+                _download_first(info, [url.format(file) for url in mirrors], loaded)
         for path in [*loaded.rglob("*")]:
             if path.is_file() and (path.name in files.values() or path.name.startswith(_SHARDS)):
                 path.rename(folder / path.name)
@@ -73,7 +74,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
     return final
 
 
-def _download_first(info: CorpusInfo, mirrors: Sequence[str], folder: Path, report: Report) -> None:
+def _download_first(info: CorpusInfo, mirrors: Sequence[str], folder: Path) -> None:
     """Download a file from the first mirror that has it, and unpack it."""
     import pooch
 
@@ -88,7 +89,7 @@ def _download_first(info: CorpusInfo, mirrors: Sequence[str], folder: Path, repo
             unpack = pooch.Untar()
         elif name.endswith(".gz"):
             unpack = pooch.Decompress(name=name.removesuffix(".gz"))
-        report(f"{info.name}: downloading {url} ({info.licence})")
+        logger.info(f"{info.name}: downloading {url} ({info.licence})")
         loader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT)
         try:
             pooch.retrieve(url, None, fname=name, path=folder, processor=unpack, downloader=loader)
@@ -159,20 +160,20 @@ def check_data(config: DataConfig | TaskDataConfig) -> None:
                 open_text(path, f"data.{split}").close()
 
 
-def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Path:
+def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path) -> Path:
     """The folder with the files of a corpus, which is downloaded where no folder is named."""
     if info.name in _MADE:
         program = _MADE[info.name]
         folder = cache / "texts" / f"{info.name}-{digest([sys.version, inspect.getsource(program)])[:16]}"
         if not folder.is_dir():
-            report(f"{info.name}: making the text")
+            logger.info(f"{info.name}: making the text")
             with create_folder(folder) as new:
                 program.write_texts(new)
         return folder
     if config.dir is not None:
         folder = check_folder(Path(config.dir).expanduser(), info.file_names())
     elif info.urls:
-        folder = download(info, cache, report)
+        folder = download(info, cache)
     else:
         raise InputError(
             f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
@@ -268,7 +269,7 @@ class Sources:
         return rows
 
 
-def _find_own(config: DataConfig, report: Report) -> Sources:
+def _find_own(config: DataConfig) -> Sources:
     """The files of `data.name: text` or `parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
 
     Splits that are not given are cut from the end of the training lines.
@@ -299,7 +300,7 @@ def _find_own(config: DataConfig, report: Report) -> Sources:
     for split, *cuts in zip(["train", *absent], *parts, strict=True):
         splits[split] = replace(train, key=f"data.{split}", columns=tuple(cuts))
     note = f"{' and '.join(absent)}: the last {cut}"
-    report(note)
+    logger.info(note)
     return Sources({split: splits[split] for split in SPLITS}, (note,))
 
 
@@ -310,11 +311,11 @@ def list_sections(sections: Mapping[str, Sequence[Section]], *notes: str) -> Sou
     return Sources({split: Split(f"data.{split}", (sections[split],)) for split in SPLITS}, notes)
 
 
-def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
+def find_text(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
     """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
     if info.name == "text":
-        return _find_own(config, report)
-    folder = _choose_folder(config, info, cache, report)
+        return _find_own(config)
+    folder = _choose_folder(config, info, cache)
     if info.name == "lm1b":
         return _find_lm1b(folder)
     files = _choose_files(info, folder)
@@ -366,7 +367,7 @@ def _is_tokenized(path: Path) -> bool:
     return "tok" in path.name.split(".")
 
 
-def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
+def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
     """The files of a corpus of sentence pairs.
 
     Raises InputError for folders or files that are missing, empty, or of different numbers of lines; RunError if a
@@ -375,7 +376,7 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     if info.languages is None:
         suffixes = (str(side).removesuffix(".txt") for side in (config.source, config.target))
         languages = tuple(suffix.rpartition(".")[2] for suffix in suffixes)
-        sources = replace(_find_own(config, report), languages=languages)
+        sources = replace(_find_own(config), languages=languages)
     else:
         source = config.source or next(side for side in info.languages if side != config.target)
         target = config.target or next(side for side in info.languages if side != source)
@@ -384,7 +385,7 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
                 f"data.source, data.target: {info.name} has the languages {' and '.join(info.languages)}, given {source} "
                 f"and {target}"
             )
-        folder = _choose_folder(config, info, cache, report)
+        folder = _choose_folder(config, info, cache)
         sources = _find_iwslt(info, (source, target), folder) or _find_known(config, info, (source, target), folder)
     if config.codes is not None:
         sources = replace(sources, codes=Path(config.dir or "").expanduser() / Path(config.codes).expanduser())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import shutil
 from array import array
@@ -40,7 +41,9 @@ from fullrank.data.language import (
 )
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, sort_by_count
-from fullrank.files import Report, batched, file_digest, lines, map_in_processes
+from fullrank.files import batched, file_digest, lines, map_in_processes
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
@@ -73,13 +76,13 @@ class PairSettings:
     concatenate: int | None
 
 
-def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
+def plan_pairs(config: DataConfig, cache: Path) -> Plan:
     """How the sentence pairs of a configuration are prepared.
 
     Raises InputError for bad data or settings, RunError for a failed download.
     """
     info = find_corpus(config.name)
-    sources = find_pairs(config, info, cache, report)
+    sources = find_pairs(config, info, cache)
     settings = _resolve_settings(config, info, sources)
     identity: dict[str, Any] = {}
     if settings.moses:
@@ -88,7 +91,7 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
         identity["tokenizers"] = tokenizers.__version__
 
     def build(folder: Path) -> Built:
-        return _build(folder, info, settings, sources, lambda line: report(f"{info.name}: {line}"))
+        return _build(folder, info, settings, sources)
 
     name = f"{info.name}-{'-'.join(settings.languages)}-{settings.tokens}"
     return Plan(info, name, dataclasses.asdict(settings), sources, identity, build)
@@ -129,20 +132,20 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) ->
     )
 
 
-def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sources, report: Report) -> Built:
+def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sources) -> Built:
     """Write the lines of every split, then their ids."""
     cleaning = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
     counts: dict[str, int] = {}
     cleaned = folder / "lines"
     cleaned.mkdir()
     for split in sources.splits:
-        report(f"reading {split}")
+        logger.info(f"{info.name}: reading {split}")
         counts |= _write_lines(split, sources, settings, cleaned, cleaning)
-    report("making the vocabularies")
-    languages = _make_languages(settings, sources.codes, cleaned, counts["train"], report)
+    logger.info(f"{info.name}: making the vocabularies")
+    languages = _make_languages(settings, sources.codes, cleaned, counts["train"])
     splits = {}
     for split in counts:
-        report(f"encoding {split}")
+        logger.info(f"{info.name}: encoding {split}")
         splits[split] = _encode(cleaned, folder, split, languages, settings)
     shutil.rmtree(cleaned)
     marks = []
@@ -238,12 +241,10 @@ def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, i
 # vocabularies of the training lines
 
 
-def _make_languages(
-    settings: PairSettings, codes: Path | None, folder: Path, pairs: int, report: Report
-) -> list[Language]:
+def _make_languages(settings: PairSettings, codes: Path | None, folder: Path, pairs: int) -> list[Language]:
     """Source and target language of the training `pairs` in `folder`. With a joint vocabulary they have the same entries."""
     train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
-    pieces = _learn_pieces(settings, codes, train, pairs, report)
+    pieces = _learn_pieces(settings, codes, train, pairs)
     everything = build_language("", pieces)
     counts: list[Counter[str]] = []
     for path in train:
@@ -260,7 +261,7 @@ def _make_languages(
     return languages
 
 
-def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Pieces:
+def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int) -> Pieces:
     def read_lines() -> Iterator[str]:
         return (line for path in train for line in lines(path, "data.cache"))
 
@@ -268,9 +269,9 @@ def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path],
     if settings.segmenter == "word":
         return find_words(read_lines())
     if settings.segmenter == "codes" and codes is not None:
-        report(f"BPE with the merges of {codes}")
+        logger.info(f"BPE with the merges of {codes}")
         return read_codes(codes, read_lines())
-    report(f"learning {settings.tokens}: {size:,} {'merges' if settings.segmenter == 'codes' else 'entries'}")
+    logger.info(f"learning {settings.tokens}: {size:,} {'merges' if settings.segmenter == 'codes' else 'entries'}")
     if settings.segmenter == "codes":
         return learn_codes(read_lines, size)
     if settings.segmenter == "byte_bpe":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import platform
 import shutil
 import sys
@@ -38,7 +39,6 @@ from fullrank.data.tokenizers import (
 )
 from fullrank.files import (
     Piece,
-    Report,
     Section,
     batched,
     cache_root,
@@ -47,45 +47,43 @@ from fullrank.files import (
     open_text,
     read_pieces,
     show_progress,
-    silent,
 )
 
+logger = logging.getLogger(__name__)
 _BUILTIN_MIN_COUNT = 3
 _PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one
 # of tokens, at the end of a label; words are the usual
 _LABELS = {"byte": ", bytes", "character": ", characters", "bpe": ", BPE", "pretrained": ", tokens of the model"}
 
 
-def prepare(
-    config: DataConfig, *, report: Report = silent, allow_slice: bool = True, tokenizer: Tokenizer | None = None
-) -> Corpus:
+def prepare(config: DataConfig, *, allow_slice: bool = True, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus of a configuration: found or downloaded, checked against published counts, tokenized, and kept.
 
-    A second call with the same text and settings only opens it. `report` is called with a line at each step and with
-    every departure from the published corpus. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
+    A second call with the same text and settings only opens it. Each step, and every departure from the published
+    corpus, is logged. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
     tokenizer: of another text, in place of one that is made from this one.
     Raises InputError for bad data or settings, RunError for a failed download or a full disk.
     """
     cache = cache_root(config.cache)
-    plan = plan_pairs(config, cache, report) if config.has_pairs else plan_text(config, cache, report, tokenizer)
+    plan = plan_pairs(config, cache) if config.has_pairs else plan_text(config, cache, tokenizer)
     folder = cache / "corpora" / plan.name_folder()
     corpus = None
     if folder.exists():
         try:
             corpus = load_corpus(folder)
         except (InputError, RunError) as error:
-            report(f"the prepared corpus cannot be used, preparing it again: {error}")
+            logger.info(f"the prepared corpus cannot be used, preparing it again: {error}")
             shutil.rmtree(folder, ignore_errors=True)
     if corpus is None:
         with create_folder(folder) as new:
             write_corpus(new, plan)
         corpus = load_corpus(folder)
     if corpus.is_slice:
-        _report_slice(corpus, report, allow_slice)
+        _report_slice(corpus, allow_slice)
     return corpus
 
 
-def _report_slice(corpus: Corpus, report: Report, allowed: bool) -> None:
+def _report_slice(corpus: Corpus, allowed: bool) -> None:
     differs = "; ".join(
         f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"
         for split, counts in corpus.details["differs_from_published"].items()
@@ -95,7 +93,7 @@ def _report_slice(corpus: Corpus, report: Report, allowed: bool) -> None:
             f"data.name: {corpus.label} is not the published corpus ({differs}), and the paper scale needs it; give the "
             "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
         )
-    report(f"{corpus.label}: {differs}; figures are not comparable with published ones")
+    logger.info(f"{corpus.label}: {differs}; figures are not comparable with published ones")
 
 
 # text for language models
@@ -118,7 +116,7 @@ class Settings:
         return piece.text + "\n" * (piece.open_end and self.kind in ("word", "bpe"))
 
 
-def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokenizer | None) -> Plan:
+def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> Plan:
     """How the text of a configuration is prepared. tokenizer: of another text, in place of one that is made from this one.
 
     Raises InputError for bad data or settings, RunError for a failed download.
@@ -128,22 +126,22 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
     identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
     if settings.kind in ("bpe", "pretrained"):
         identity["tokenizers"] = tokenizers.__version__
-    sources = find_text(config, info, cache, report)
+    sources = find_text(config, info, cache)
 
     def build(folder: Path) -> Built:
-        return _build(folder, info, settings, sources, report, tokenizer)
+        return _build(folder, info, settings, sources, tokenizer)
 
     return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), sources, identity, build)
 
 
-def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) -> Corpus:
+def encode_file(path: Path, tokenizer: Tokenizer, folder: Path) -> Corpus:
     """A file as the split `text` of a corpus, in the tokens of a trained model; its ids are written into `folder`.
 
     Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
     """
     has_sos = tokenizer.sos_id is not None
     settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None, has_sos)
-    counts = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
+    counts = _encode(tokenizer, [Section(path)], folder, settings, "text", key="--text")
     return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
 
@@ -162,18 +160,16 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, tokenizer: Tokenizer
     )
 
 
-def _build(
-    folder: Path, info: CorpusInfo, settings: Settings, sources: Sources, report: Report, tokenizer: Tokenizer | None
-) -> Built:
+def _build(folder: Path, info: CorpusInfo, settings: Settings, sources: Sources, tokenizer: Tokenizer | None) -> Built:
     """Write the ids of every split."""
     sections = {split: content.columns[0] for split, content in sources.splits.items()}
     if tokenizer is None:
-        report(f"{info.name}: making a {settings.kind} vocabulary")
-        tokenizer = _make_tokenizer(sections["train"], settings, report)
+        logger.info(f"{info.name}: making a {settings.kind} vocabulary")
+        tokenizer = _make_tokenizer(sections["train"], settings)
     counts = {}
     for split in SPLITS:
-        report(f"{info.name}: encoding {split}")
-        counts[split] = _encode(tokenizer, sections[split], folder, settings, split, report)
+        logger.info(f"{info.name}: encoding {split}")
+        counts[split] = _encode(tokenizer, sections[split], folder, settings, split)
     marks = []
     if info.name == "builtin":
         marks.append(f"Python {platform.python_version()}")
@@ -191,25 +187,25 @@ def _build(
     return Built({IDS: tokenizer}, counts, counted, marks, slack=slack)
 
 
-def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str, report: Report) -> Iterator[Piece]:
+def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str) -> Iterator[Piece]:
     """The pieces of all sections, one after another, with a progress bar."""
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
     pieces = (read_pieces(section, exact=settings.kind == "byte", key=key) for section in sections)
-    return show_progress(chain.from_iterable(pieces), doing, sum(section.size for section in sections), report)
+    return show_progress(chain.from_iterable(pieces), doing, sum(section.size for section in sections))
 
 
 def _list_names(sections: Sequence[Section]) -> str:
     return ", ".join(dict.fromkeys(str(section.path) for section in sections))
 
 
-def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
+def _make_tokenizer(sections: Sequence[Section], settings: Settings) -> Tokenizer:
     """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
     kind = settings.kind
     lowercase = settings.lowercase
     if kind == "byte":
         return build_bytes(lowercase=lowercase)
-    pieces = _read(sections, settings, f"counting {kind}s", "data.train", report)
+    pieces = _read(sections, settings, f"counting {kind}s", "data.train")
     if kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
         return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
@@ -253,7 +249,6 @@ def _encode(
     folder: Path,
     settings: Settings,
     split: str,
-    report: Report,
     key: str | None = None,
 ) -> Mapping[str, int]:
     """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
@@ -272,7 +267,7 @@ def _encode(
             ids = ids[1:]
         return ids, _measure(piece.text, piece.begins, piece.open_end, units), piece.begins
 
-    pieces = _read(sections, settings, f"encoding {split}", key, report)
+    pieces = _read(sections, settings, f"encoding {split}", key)
     encoded = map_in_processes(encode, pieces, _PIECES_AT_ONCE, alone=settings.kind == "byte")
     tokens = 0
     sizes = np.zeros(3, dtype=np.int64)

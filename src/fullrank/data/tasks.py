@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +21,15 @@ from fullrank.config.run import CorpusInfo, list_corpora
 from fullrank.core.errors import InputError, RunError, one_line, pip_install
 from fullrank.data import invented
 from fullrank.files import (
-    Report,
     digest,
     lines,
     mended,
     parse_json,
     read_text,
     sha256_of,
-    silent,
 )
 
+logger = logging.getLogger(__name__)
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
 _COLA = ["source", "label", "mark", "sentence"]  # its files have no header
 _CHUNK = 1024  # questions that the tokenizer gets at once
@@ -72,11 +72,11 @@ class TaskSplit:
         return {**counts, "source": self.source, "sha256": self.sha256}
 
 
-def read_task(data: TaskDataConfig, split: str, report: Report = silent) -> TaskSplit:
+def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
     """One split of a task: train or dev; of glue/mnli also dev_mismatched.
 
     From `data.dir`, a file in the official form or a folder: of the tasks, or of the files of this one. Without it from the
-    Hugging Face hub, which keeps its copy in `data.cache`. `report` hears of a slice and of a download.
+    Hugging Face hub, which keeps its copy in `data.cache`. A slice and a download are logged.
     Raises InputError for files that are missing, empty, cut short, not UTF-8, or of another form or version; that lack a column
     or hold a label outside the allowed ones; where an answer is not in its context or two questions have one id. RunError if
     the hub cannot be reached.
@@ -89,7 +89,7 @@ def read_task(data: TaskDataConfig, split: str, report: Report = silent) -> Task
         return TaskSplit(split, rows, published, "invented", digest([repr(rows)]))
     file = None if data.dir is None else _find_file(info, split, Path(data.dir).expanduser())
     source = str(file or info.hub.partition(",")[0])
-    hub_rows = _read_hub(info, split, data.cache, report) if file is None else []
+    hub_rows = _read_hub(info, split, data.cache) if file is None else []
     if data.answers:
         version = SQUAD[data.name]
         rows = _read_squad_file(file) if file else [_read_question(row, version) for row in hub_rows]
@@ -102,7 +102,7 @@ def read_task(data: TaskDataConfig, split: str, report: Report = silent) -> Task
     sha256 = digest(plain) if file is None else sha256_of(file)
     task = TaskSplit(split, rows, published, source, sha256)
     if task.is_slice:
-        report(f"{data.name} (slice): {split} has {len(rows):,} rows, published are {published:,} ({source})")
+        logger.info(f"{data.name} (slice): {split} has {len(rows):,} rows, published are {published:,} ({source})")
     return task
 
 
@@ -123,7 +123,7 @@ def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
     return file
 
 
-def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Report) -> Iterable[dict[str, Any]]:
+def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None) -> Iterable[dict[str, Any]]:
     """The rows of a split on the Hugging Face hub.
 
     Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
@@ -136,7 +136,7 @@ def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None, report: Re
     import datasets
 
     part = Path(file).stem.partition("-")[0].replace("dev", "validation")  # `validation_matched` of dev_matched.tsv
-    report(f"{name}: {part} from the Hugging Face hub ({info.licence})")
+    logger.info(f"{name}: {part} from the Hugging Face hub ({info.licence})")
     try:
         rows = datasets.load_dataset(
             name,

@@ -13,7 +13,6 @@ from fullrank.core.errors import InputError
 from fullrank.experiments.measure import choose_masked_protocol, final_protocol
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
-from fullrank.experiments.task import Say
 from fullrank.files import Entries, write_json
 from fullrank.models import LoadedModel, open_model, trained_kind
 from fullrank.records import Measurement, Record, check_records, declaration_to_dict
@@ -37,7 +36,6 @@ class Reading:
     segment_length: int | None = None
     checkpoint: str = "best"
     device: str = "auto"
-    say: Say = print
     texts: int | None = None
 
 
@@ -55,13 +53,13 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
     length = choose_length(model, reading.segment_length, usual)
     if reading.text is not None:
         return read_file(model, reading.text, length, count=reading.texts)
-    return replace(read_split(model, length, reading.say), count=reading.texts)
+    return replace(read_split(model, length), count=reading.texts)
 
 
-def read_split(model: LoadedModel, segment_length: int, say: Say = print) -> Text:
+def read_split(model: LoadedModel, segment_length: int) -> Text:
     """The valid split of a run; of a translation run its source sentences, each with <eos>."""
     assert model.folder is not None
-    corpus = corpus_of(model.folder, SPLIT, say)
+    corpus = corpus_of(model.folder, SPLIT)
     name = f"{corpus.label}, {SPLIT}"
     start = None
     if isinstance(model.fullrank_model, Encoder):

@@ -20,7 +20,6 @@ from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
 from fullrank.experiments.run import task_of
-from fullrank.experiments.task import Say
 from fullrank.models import open_model
 from fullrank.names import model_kind
 from fullrank.plugins import import_function
@@ -38,7 +37,6 @@ def check_named(
     overrides: Sequence[str] = (),
     full: bool = False,
     checkpoint: str = "best",
-    say: Say = print,
     **options: Any,
 ) -> Report:
     """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
@@ -51,7 +49,7 @@ def check_named(
     if kind == "configuration":
         if options.pop("vocab_size", None) is not None:
             raise InputError(f"--vocab-size: for a model that does not say it; {name} is a configuration, which does")
-        return check_configuration(resolve(name, row, scale, overrides), name, full, say, **options)
+        return check_configuration(resolve(name, row, scale, overrides), name, full, **options)
     choice = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in choice.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
@@ -76,7 +74,7 @@ def check_scoring_named(function: str, vocab_size: int | None = None, length: in
 
 
 def check_configuration(
-    resolved: Resolved[RunConfig], name: str, full: bool, say: Say, length: int | None = None, quick: bool = False
+    resolved: Resolved[RunConfig], name: str, full: bool, length: int | None = None, quick: bool = False
 ) -> Report:
     """The checks of a model that is drawn anew, small unless `full`."""
     run, translates = resolved.config, resolved.config.translates
@@ -89,7 +87,7 @@ def check_configuration(
     ):  # some token, until there is a vocabulary
         run = replace(run, model=replace(run.model, document_token_id=0))
     if full and run.model.vocab_size is None:
-        run = task_of(run).prepare(say).config
+        run = task_of(run).prepare().config
     config = run.model if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

@@ -20,7 +20,7 @@ from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
 from fullrank.experiments.run import task_of, try_training
-from fullrank.files import Entries, parse_json, python_command, read_json, silent, usable_cores, write_json
+from fullrank.files import Entries, parse_json, python_command, read_json, usable_cores, write_json
 from fullrank.records import find_measurement
 from fullrank.training.device import catch_signals
 
@@ -58,7 +58,7 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
     console.print(f"{best.name} writes, after “{_PROMPT}”:\n", highlight=False)
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
-    measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
+    measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", texts=8))
     page, content = write_report(folders, out / "report.html", "A Transformer without its bottlenecks")
     print_page(page, console)
     result = results[best]
@@ -92,7 +92,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
         raise InputError(f"{out} is not empty and holds no demo; give another --out")
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     config = resolve(RECIPE).config
-    prepared = task_of(config).prepare(remarks.print)
+    prepared = task_of(config).prepare()
     remarks.print("Measuring the speed of this machine ...")
     torch.set_num_threads(1)  # as each model has
     trials = [try_training(resolve(RECIPE, row).config, prepared, _EVALUATIONS) for row in rows]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import shlex
 from collections import Counter
@@ -33,6 +34,8 @@ from fullrank.records import find_measurement
 from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section, join_words
 from fullrank.render.page import build_blocks
 from fullrank.text import Text
+
+logger = logging.getLogger(__name__)
 
 TEXTS = 16  # segments whose attention weights are read
 _GRADIENTS = 4096  # tokens whose gradient is read
@@ -233,7 +236,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     findings = []
     for check in CHECKS:
         findings.append((check, check.examine(subject)))
-        reading.say(f"{check.title}: {findings[-1][1].verdict}")
+        logger.info(f"{check.title}: {findings[-1][1].verdict}")
     return Diagnosis(subject, findings)
 
 

@@ -21,7 +21,7 @@ from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, 
 from fullrank.data.tasks import NO_ANSWER, Question, TaskSplit, Window, read_task, squad_windows
 from fullrank.evaluation.tasks import glue_scores, squad_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Say, Task, begin_pass, finish_loss
+from fullrank.experiments.task import Parts, Task, begin_pass, finish_loss
 from fullrank.files import Entries, write_json
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import all_gather, device_of, rank, world_size
@@ -286,11 +286,11 @@ def benchmark_of(config: FinetuneConfig) -> Benchmark:
 class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
-    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
         data = self.config.data
         self.corpus = {}
         for name in list_corpora()[data.name].published:
-            source = read_task(data, name, say)
+            source = read_task(data, name)
             most = data.max_train if name == "train" else data.max_eval
             rows = choose_subset(len(source), most, data.subset_seed)
             self.corpus[name] = source if len(rows) == len(source) else source.take(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from fullrank.data import Tokenizer
 from fullrank.decoding import Ensemble, beam_search, reader_of, sample, window_of
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import Entries, with_newlines
-from fullrank.files import Report as Say
 from fullrank.kernels import kernel
 from fullrank.models import LoadedModel, TransformersModel, open_model
 from fullrank.training.device import device_of
+
+logger = logging.getLogger(__name__)
 
 
 def generate(
@@ -53,7 +55,6 @@ def write(
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
-    say: Say | None = None,
     **drawing: Any,
 ) -> Entries:
     """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
@@ -61,7 +62,7 @@ def write(
     By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, min_p,
     repetition_penalty, greedy and seed, as in `fullrank.decoding.sample`. Of several models, and of several checkpoints
     (`best,last`), the mean of their probabilities; their vocabularies must be one. With `stop` a text ends at <eos>. window:
-    as in `LanguageModel.generate`; say: told where it slides.
+    as in `LanguageModel.generate`. Where it slides is logged.
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
     if beams is not None and number > beams:
@@ -84,8 +85,8 @@ def write(
     readers = [reader_of(model) for model in models]
     reader: Any = readers[0] if len(readers) == 1 else Ensemble(readers)
     window = longest(*(window_of(model, window) for model in models))
-    if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
-        say(
+    if window is not None and ids.shape[1] + max_new_tokens > window:
+        logger.info(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
         )
     limits: dict[str, Any] = {

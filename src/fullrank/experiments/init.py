@@ -7,6 +7,7 @@ What the rules were measured by stands in docs/own_text.md. No torch is imported
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ from fullrank.files import format_yaml, open_text, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.run import Trial
-    from fullrank.experiments.task import Say, Task
+    from fullrank.experiments.task import Task
+
+logger = logging.getLogger(__name__)
 
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5  # while training
@@ -62,7 +65,6 @@ def write_configuration(
     minutes: float = 5.0,
     languages: tuple[str, str] | None = None,
     force: bool = False,
-    say: Say = print,
 ) -> RunConfig:
     """Write the configuration that the rules make of a text for a training on this machine, and return it.
 
@@ -92,7 +94,7 @@ def write_configuration(
 
     from fullrank.experiments.run import task_of, try_training
 
-    prepared = task_of(config).prepare(say)
+    prepared = task_of(config).prepare()
     have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
         raise InputError(
@@ -104,7 +106,7 @@ def write_configuration(
         values = choose_values(data, size, amounts, prepared)
         return try_training(_build(data, values), prepared, _EVALUATIONS)
 
-    say("Measuring the speed of this machine ...")
+    logger.info("Measuring the speed of this machine ...")
     size, *larger = [size] if size else SIZES
     trial = attempt(size, Amounts())
     for other_size in larger:

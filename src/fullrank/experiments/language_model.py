@@ -53,7 +53,6 @@ from fullrank.experiments.measure import (
 )
 from fullrank.experiments.task import (
     Connections,
-    Say,
     TextTask,
     begin_pass,
     finish_loss,
@@ -224,7 +223,7 @@ class LanguageModelTask(TextTask):
         start = self.config.train.start
         return None if start is None else load_tokenizer(Path(start))
 
-    def with_sizes(self, say: Say) -> RunConfig:
+    def with_sizes(self) -> RunConfig:
         """With `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
         config: RunConfig = self.config
         tokenizer, size = self.corpus.tokenizer, config.model.vocab_size

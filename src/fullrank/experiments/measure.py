@@ -12,6 +12,7 @@ beginning is only read, and a stream one that a model with memory reads in segme
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,9 +33,10 @@ from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.data.padded_batches import batches_by_length
 from fullrank.files import Entries
-from fullrank.files import Report as Say
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import EvaluationResult
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +177,16 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
-def warn_of_length(config: RunConfig, protocol: Any, say: Say) -> None:
+def warn_of_length(config: RunConfig, protocol: Any) -> None:
     """Warn where more tokens are read at once than in training: positions beyond may mean nothing to a model of ours."""
     if config.translates or config.model.position == "pretrained":
         return
     read = protocol.segment_length
     trained = config.train.segment_length + config.train.context
     if read > trained and protocol.kind != "memory":
-        say(f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further")
+        logger.warning(
+            f"warning: segments of {read} tokens, but the model is trained on {trained} and may not go further"
+        )
 
 
 def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:

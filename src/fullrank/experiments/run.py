@@ -6,6 +6,7 @@ prepare the data -> claim the folder -> model, objective, batches -> fit -> meas
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 import shutil
@@ -44,8 +45,8 @@ from fullrank.experiments.run_folder import (
     reopen,
     start_from_run,
 )
-from fullrank.experiments.task import Parts, Say, Task, TextTask
-from fullrank.files import Entries, sha256_of, silent, write_json
+from fullrank.experiments.task import Parts, Task, TextTask
+from fullrank.files import Entries, sha256_of, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
@@ -68,6 +69,8 @@ from fullrank.training.loop import Training
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
+
+logger = logging.getLogger(__name__)
 
 
 def task_of(config: AnyConfig) -> Any:
@@ -95,7 +98,6 @@ def train(
     *,
     kernel_name: str = "auto",
     quiet: bool = False,
-    say: Say = print,
     until: int | None = None,
 ) -> Entries:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
@@ -109,24 +111,24 @@ def train(
     result = None
     with process_group(device), ExitStack() as exits:
         with main_process_first():
-            prepare_run(task, resolved, folder, kernel_name, say if rank() == 0 else silent)
+            prepare_run(task, resolved, folder, kernel_name)
             if rank() == 0:
                 exits.enter_context(lock_folder(folder))
                 has_begun = claim(folder, task.config, task.identity)
                 task.save(folder)  # also files that somebody took away
                 if has_begun and (result := read_result(folder)) is not None:
-                    say(f"{folder}: already finished")
+                    logger.info(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
             return result or {}
-        return fit_run(task, folder, device, quiet=quiet, until=until, say=say)
+        return fit_run(task, folder, device, quiet=quiet, until=until)
 
 
-def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str, say: Say) -> None:
+def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str) -> None:
     """Prepare the data of a run; the identity of the task then says what it is trained on and how."""
     check_usable(folder)
     has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
     recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
-    task.prepare(say, recorded, allow_slice=resolved.scale != "paper")
+    task.prepare(recorded, allow_slice=resolved.scale != "paper")
     if recorded and isinstance(task.corpus, Corpus):
         check_sources(task.corpus, folder)
     identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
@@ -149,7 +151,7 @@ def describe_start(folder: str) -> dict[str, str]:
     return {"folder": folder, "sha256": sha256_of(weights)}
 
 
-def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say) -> Entries:
+def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None) -> Entries:
     """Train and measure a run; the first of several processes writes its result.json."""
     config = task.config
     corpus = task.corpus
@@ -163,9 +165,9 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
         observers = []
         if is_first:
             if remark := remark_on_precision(options.precision, device):
-                say(remark)
+                logger.warning(remark)
             if isinstance(task, TextTask):
-                warn_of_length(config, task.protocol(), say)
+                warn_of_length(config, task.protocol())
             bits = None
             if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
@@ -221,13 +223,13 @@ def resume(folder: Path, **how: Any) -> Entries:
     return train(resolved, folder, kernel_name=kernel_name, **how)
 
 
-def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
+def corpus_of(folder: Path, split: str) -> Any:
     """The data that the run in `folder` was started on, as they were prepared then, or prepared again.
 
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
     config, identity = open_run(folder)
-    task = task_of(config).prepare(say, identity)
+    task = task_of(config).prepare(identity)
     corpus = task.corpus
     splits = task.identity["text"]
     if split not in splits:
@@ -249,7 +251,6 @@ def evaluate(
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
-    say: Say = print,
     **changes: Any,
 ) -> Entries:
     """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
@@ -263,13 +264,13 @@ def evaluate(
         protocol = task.protocol(split)
         model = task.model.load(folder, checkpoint).to(device)
         if text is None:
-            task.corpus = corpus_of(folder, split, say)
+            task.corpus = corpus_of(folder, split)
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            task.corpus = encode_file(text, load_tokenizer(folder), ids_folder, say)
+            task.corpus = encode_file(text, load_tokenizer(folder), ids_folder)
             split = "text"
         figures = task.figures(model, split, protocol)
-    warn_of_length(config, protocol, say)
+    warn_of_length(config, protocol)
     return {
         "run": str(folder),
         "split": split,
@@ -367,15 +368,13 @@ def reproduce(
     *,
     kernel_name: str = "auto",
     quiet: bool = False,
-    say: Say,
 ) -> None:
     """Train the runs that are not finished; one that was stopped is resumed."""
     for number, cell in enumerate(planned, start=1):
-        remark = silent if cell.finished else say
         if not cell.finished:
-            say(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+            logger.info(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
-        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
+        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet)
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------
@@ -461,7 +460,7 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     task = task_of(config)
     corpus = prepared.corpus
     task.corpus = corpus
-    task.config = task.with_sizes(silent)
+    task.config = task.with_sizes()
     parts = task.parts(Path(), choose_device(config.train.device))
     step, evaluation = measure_speed(parts)
     unit = "pairs" if corpus.has_pairs else "tokens"

@@ -26,7 +26,6 @@ from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data import Corpus, Tokenizer, load_corpus, prepare
 from fullrank.data.batches import Shared
 from fullrank.files import Entries
-from fullrank.files import Report as Say
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import (
     Batches,
@@ -83,7 +82,7 @@ class Task:
     def check(self) -> None:
         """Raises ConfigError or InputError for faults that are known before any work; by default there are none."""
 
-    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
         """Read or build the data. recorded: the run.json of a run that is resumed, whose data are used if they are there."""
         raise NotImplementedError
 
@@ -121,7 +120,7 @@ class TextTask(Task):
         """The tokenizer that the text is encoded with; None: one is made of the text."""
         return None
 
-    def with_sizes(self, say: Say) -> Any:
+    def with_sizes(self) -> Any:
         """The configuration with the sizes that it leaves to its data; ConfigError or InputError where they do not fit."""
         return self.config
 
@@ -160,15 +159,15 @@ class TextTask(Task):
 
     # -- what all do alike
 
-    def prepare(self, say: Say, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
         corpus = reuse_prepared(recorded or {})
         if corpus is None:
             tokenizer = self.read_tokenizer()
-            corpus = prepare(self.config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+            corpus = prepare(self.config.data, allow_slice=allow_slice, tokenizer=tokenizer)
         folder = str(corpus.folder.resolve())
         self.corpus = corpus
         self.identity = {"vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": folder}
-        self.config = self.with_sizes(say)
+        self.config = self.with_sizes()
         return self
 
     def save(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer
 from fullrank.experiments.finetuning import make_groups, mixing_names
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.task import Parts, Say
+from fullrank.experiments.task import Parts
 from fullrank.files import Entries, read_json, write_json
 from fullrank.hf.causal import MODEL, CausalModel, adapt, explain, load_causal, load_tokenizers
 from fullrank.hf.load import quiet, read_part
 from fullrank.training.device import all_gather, rank
 from fullrank.training.optimizer import Groups
+
+logger = logging.getLogger(__name__)
 
 BEFORE = "before.json"  # in the run folder: figures and checks of the model before training
 
@@ -38,7 +41,7 @@ class TextFinetuning(LanguageModelTask):
     def read_tokenizer(self) -> Tokenizer:
         return load_tokenizers(self.config.model)[1]
 
-    def with_sizes(self, say: Say) -> TextFinetuneConfig:
+    def with_sizes(self) -> TextFinetuneConfig:
         """With segments of the usual length, where the model reads less, as long as it reads; another length stays."""
         config: TextFinetuneConfig = self.config
         with explain(config.model) as options:
@@ -50,7 +53,7 @@ class TextFinetuning(LanguageModelTask):
         room = longest - train.context
         if not 0 < room < train.segment_length:
             return config
-        say(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
+        logger.info(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
         return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
 
     def build(self) -> CausalModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
     Connections,
-    Say,
     TextTask,
     begin_pass,
     finish_loss,
@@ -34,6 +34,8 @@ from fullrank.files import Entries, write_text
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, Loss, TrainingPosition
+
+logger = logging.getLogger(__name__)
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -174,7 +176,7 @@ class TranslationTask(TextTask):
         self.corpus.source.save(folder / SOURCE)
         self.corpus.target.save(folder / TARGET)
 
-    def with_sizes(self, say: Say) -> RunConfig:
+    def with_sizes(self) -> RunConfig:
         """With `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
 
         What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write
@@ -367,8 +369,8 @@ class LineTranslator:
 
         LineTranslator(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
 
-    search: None: that of the first run's eval section. `warn` is called for lines that are too long. `config`, `model` (the
-    first), `models`, `source` and `target` may be read.
+    search: None: that of the first run's eval section. `config`, `model` (the first), `models`, `source` and
+    `target` may be read. A line that is too long is cut, and the log warns of it.
     Raises InputError for a folder without a translation run and for vocabularies that differ, RunError for damaged files.
     """
 
@@ -381,7 +383,6 @@ class LineTranslator:
         batch_size: int = 64,
         device_name: str = "auto",
         kernel_name: str = "auto",
-        warn: Say | None = None,
     ) -> None:
         folders = [folder] if isinstance(folder, Path) else list(folder)
         self.config, *_ = map(open_translation_run, folders)
@@ -395,7 +396,7 @@ class LineTranslator:
         self.models = [Translator.load(folder, name).to(device) for folder in folders for name in names]
         self.model = self.models[0]
         self.search = Search.from_config(self.config.eval) if search is None else search
-        self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
+        self.batch_size, self.kernel_name = batch_size, kernel_name
 
     @property
     def longest_source(self) -> int:
@@ -462,8 +463,8 @@ class LineTranslator:
         """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
         ids = self.source.encode(line)
         most = self.longest_source - 1
-        if len(ids) > most and self._warn is not None:
-            self._warn(
+        if len(ids) > most:
+            logger.warning(
                 f"line {number}: {len(ids):,} tokens are more than the {most:,} that the model takes; the rest is not "
                 "translated"
             )

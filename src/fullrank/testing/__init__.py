@@ -51,10 +51,7 @@ def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options:
     __tracebackhide__ = True
     from fullrank.checking import check_scoring
 
-    report = check_scoring(score, texts, **options)
-    if not report.passes:
-        raise AssertionError(f"{getattr(score, '__name__', 'score')}: {describe_failures(report)}")
-    return report
+    return require_passes(check_scoring(score, texts, **options), f"{getattr(score, '__name__', 'score')}: ")
 
 
 def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **options: Any) -> Report:
@@ -62,14 +59,17 @@ def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, 
     __tracebackhide__ = True  # pytest then shows the line of the test
     from fullrank.checking import check
 
-    report = check(model, inputs, only=only, **{"quick": True} | options)
-    if not report.passes:
-        raise AssertionError(describe_failures(report))
+    report = require_passes(check(model, inputs, only=only, **{"quick": True} | options))
     for finding in report.findings:
         if needed and finding.check.startswith(needed) and finding.verdict == "not applicable":
             raise AssertionError(f"{finding.check}: it could not be checked: {finding.reason}")
     return report
 
 
-def describe_failures(report: Report) -> str:
-    return "\n".join([report.headline, *(f"- {finding.check}: {finding.words}" for finding in report.failures)])
+def require_passes(report: Report, name: str = "") -> Report:
+    """The report; AssertionError with its failures if it does not pass. name: of what was checked."""
+    __tracebackhide__ = True
+    if not report.passes:
+        failures = [f"- {finding.check}: {finding.words}" for finding in report.failures]
+        raise AssertionError("\n".join([name + report.headline, *failures]))
+    return report

@@ -22,19 +22,16 @@ def leak_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
     Options of the marker come first: @pytest.mark.leak_check(length=257, quick=False).
     """
     from fullrank import testing
+    from fullrank.checking import check
 
     marker = request.node.get_closest_marker("leak_check")
 
     def check_leaks(model: Any, inputs: Any = None, **options: Any) -> Report:
         __tracebackhide__ = True
-        verdicts: list[str] = []
-        try:
-            return testing.assert_causal(
-                model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": verdicts.append}
-            )
-        finally:
-            for line in verdicts:
-                name, _, verdict = line.rpartition(": ")
-                request.node.user_properties.append((f"fullrank.{name}", verdict))
+        of_marker = marker.kwargs if marker else {}
+        report = check(model, inputs, only=testing.CAUSAL, **{"quick": True, **of_marker, **options})
+        for finding in report.findings:
+            request.node.user_properties.append((f"fullrank.{finding.check}", finding.verdict))
+        return testing.require_passes(report)
 
     return check_leaks
