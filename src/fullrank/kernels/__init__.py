@@ -65,7 +65,7 @@ class Kernel:
     refuses: Reason = lambda problem: None
 
     def reason(self, problem: Problem) -> str | None:
-        """Either of them; the machine is looked at last, since that may compile C++."""
+        """Return the first reason not to run a call. The machine is looked at last, since that may compile C++."""
         return self.declines(problem) or self.refuses(problem)
 
 
@@ -85,7 +85,7 @@ _NATIVE_HALF_TRAINING = 192  # ... C++ is faster than the definition, in 16 bits
 
 
 def _rank(problem: Problem) -> list[str]:
-    """Kernels worth trying for a call, from the fastest to the slowest; "reference" ends the search."""
+    """Rank the kernels worth trying for a call, the fastest first; "reference" ends the search."""
     queries = problem.layout.shape[0]
     on_gpu = problem.values.device.type == "cuda"
     plain = is_plain(problem)
@@ -102,7 +102,7 @@ def _rank(problem: Problem) -> list[str]:
 
 
 def _rank_plain(problem: Problem, queries: int) -> list[str]:
-    """Kernels worth trying for plain attention on a CPU.
+    """Rank the kernels worth trying for plain attention on a CPU.
 
     The fused kernel has no dropout there, and a slow backward pass in 16 bits.
     """
@@ -126,9 +126,10 @@ def _fastest(problem: Problem) -> str:
 
 
 def attend(problem: Problem | str) -> Tensor | None:
-    """Weighted attention by the fastest kernel, or the one fixed by `kernel(...)`; None: the definition has to compute it.
+    """Compute weighted attention by the fastest kernel, or by the one fixed by `kernel(...)`.
 
-    A string is the reason for which no kernel can. Raises InputError if the fixed kernel refuses the call.
+    Returns None where the definition has to compute it. A string in place of a problem is the reason why no kernel can.
+    Raises InputError if the fixed kernel refuses the call.
     """
     if _forced == "reference":
         return None
@@ -150,7 +151,16 @@ def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """See `fullrank.core.engine`."""
+    """Multiply by a weight, x W' + b, where a kernel is faster than PyTorch.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+
+    Returns:
+        (.., V); None where PyTorch is the faster library.
+    """
     are_few = x.numel() <= MOST_ROWS * x.shape[-1] and weight.numel() >= LEAST_WEIGHTS
     takes_native = are_few and not torch.is_grad_enabled() and _forced != "reference"
     product = multiply_few_rows(x, weight, bias) if takes_native else None
@@ -162,17 +172,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def multilinear_pairs(problem: Pairs) -> Tensor | None:
-    """See `fullrank.core.engine`."""
+    """Compute multi-linear attention over pairs of positions; None where the definition has to compute it."""
     return _run_multilinear(multilinear.multiply_pairs, problem)
 
 
 def compute_decayed_sums(problem: Tokens | str) -> Tensor | None:
-    """See `fullrank.core.engine`."""
+    """Compute decayed sums; None where the definition has to compute them."""
     return _run_multilinear(multilinear.compute_decayed_sums, problem)
 
 
 def _run_multilinear(run: Callable[[Any], Tensor], problem: Pairs | Tokens | str) -> Tensor | None:
-    """None where the definition computes a call. Raises InputError if a kernel for attention with weights is fixed."""
+    """Run the kernel of multi-linear attention; None where the definition computes a call.
+
+    Raises InputError if a kernel for attention with weights is fixed.
+    """
     if _forced in KERNELS:
         raise InputError(
             f"kernel '{_forced}' cannot compute multi-linear attention; use kernel 'auto', 'multilinear' or 'reference'"
@@ -191,9 +204,10 @@ def _note(name: str) -> None:
 
 @contextlib.contextmanager
 def chosen() -> Iterator[set[str]]:
-    """The names of the kernels that "auto" takes inside a `with` block, as they are taken; compiled code tells none."""
+    """Run the block with a set that collects the names of the kernels that "auto" takes; compiled code adds none."""
     global _chosen
-    before, names = _chosen, set[str]()
+    before = _chosen
+    names: set[str] = set()
     _chosen = names
     try:
         yield names
@@ -202,7 +216,7 @@ def chosen() -> Iterator[set[str]]:
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
-    """See `fullrank.core.engine`."""
+    """Compute the nll (T,) of ids (T,) without the matrix of logits; None where the definition has to compute it."""
     few = not torch.is_grad_enabled() and components.states.shape[:-1].numel() <= MOST_ROWS
     if few or _is_left_to_definition(components, ids):  # the definition has `linear` for few rows
         return None
@@ -212,35 +226,50 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
 def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor] | None:
-    """See `fullrank.core.engine`."""
+    """Compute weighted sums of loss and nll without the matrix of logits, with gradients formed in the forward pass.
+
+    Args:
+        components: the softmaxes of the vocabulary layer.
+        ids: targets (T,).
+        scale: weights of the tokens (T,).
+        label_smoothing: share of the target that all words have in common; 0 for none.
+
+    Returns:
+        sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; None where the definition has to compute them.
+    """
     if _is_left_to_definition(components, ids):
         return None
     return leave_out_of_graphs(vocabulary.vocabulary_loss)(components, ids, scale, label_smoothing)
 
 
 def _is_left_to_definition(components: Components, ids: Tensor) -> bool:
-    """True inside a transform of torch.func, and on the meta device for clusters, which ids without numbers do not tell."""
+    """Return whether the definition is fixed, or the kernels cannot run.
+
+    They cannot inside a transform of torch.func, nor with clusters on the meta device, where ids do not tell their cluster.
+    """
     is_unknown = ids.is_meta and len(components.clusters) > 1
     return _forced == "reference" or is_unknown or is_transformed()
 
 
 def get_forced() -> str | None:
-    """The kernel that is fixed by `kernel(...)`; None: the fastest."""
+    """Return the kernel that is fixed by `kernel(...)`; None for the fastest."""
     return _forced
 
 
 @contextlib.contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Fix the attention kernel inside a `with` block: one of `NAMES`.
+    """Run the block with a fixed attention kernel, one of `NAMES`.
 
-    `reference` also has vocabulary layers computed as their equations read: twice differentiable, with all logits in memory.
+    With `reference`, vocabulary layers are computed as their equations read, too. They are then twice differentiable, and
+    all logits are in memory.
 
     Raises InputError for an unknown name, and in a forward pass if the kernel cannot compute the model's stages.
     """
     global _forced
     if name not in NAMES:
         raise InputError(f"kernel: '{name}' is not available; {suggest(str(name), NAMES)}")
-    before, _forced = _forced, None if name == "auto" else name
+    before = _forced
+    _forced = None if name == "auto" else name
     try:
         yield
     finally:
@@ -248,7 +277,7 @@ def kernel(name: str) -> Iterator[None]:
 
 
 def _load() -> Any:
-    """This module: the definition asks it directly from now on."""
+    """Return this module, which the definition asks directly from now on."""
     return sys.modules[__name__]
 
 

@@ -35,7 +35,8 @@ from fullrank.kernels.vocabulary import define_operator, is_transformed, make_gr
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
 _SMALL = 1 << 17  # numbers of T (B, N, M, M) up to which the definition is as fast (measured)
-_SHELL, _SHELL_SMALL = 8, 16  # positions whose pairs with all earlier ones are one step; where its products are small
+_SHELL = 8  # positions whose pairs with all earlier ones are one step
+_SHELL_SMALL = 16  # the same where the products of a step are small
 _PAIRS = 4096  # at most in a step, where they can be cut
 _CHUNK = 16  # tokens, at least, of a chunk of decayed sums
 
@@ -92,12 +93,18 @@ class Work(NamedTuple):
 
 
 def is_small(batch: int, queries: int, keys: int) -> bool:
-    """True if the definition is as fast."""
+    """Return whether the definition is as fast.
+
+    Args:
+        batch: number of texts.
+        queries: queries of a text.
+        keys: keys of a text.
+    """
     return batch * queries * keys**2 <= _SMALL
 
 
 def multiply_adds(size: Size) -> Work:
-    """Multiply-adds of a call, by the definition where it is small."""
+    """Count the multiply-adds of a call, by the definition where it is small."""
     if is_small(size.batch, size.queries, size.keys):
         forward = size.batch * size.queries * size.keys**2 * (size.rank + size.width)
         return Work(forward, 3 * forward)
@@ -105,7 +112,10 @@ def multiply_adds(size: Size) -> Work:
 
 
 def work(size: Size, steps: tuple[Step, ...]) -> Work:
-    """Multiply-adds of an order. Backward, a product with W becomes two, one of queries and pairs two and once more itself."""
+    """Count the multiply-adds of an order of steps.
+
+    In the backward pass a product with W becomes two. A product of queries and pairs becomes two, and is computed again.
+    """
     by_weight = 0  # products with W or the state, of one sequence
     by_pairs = 0  # products of queries and pairs
     for step in steps:
@@ -121,7 +131,7 @@ def work(size: Size, steps: tuple[Step, ...]) -> Work:
 
 @lru_cache(maxsize=256)
 def order(size: Size) -> tuple[Step, ...]:
-    """All pairs directly, or all by the state but those of a query's own shell: the one with fewer multiply-adds."""
+    """Choose the order with fewer multiply-adds: all pairs directly, or all by the state but those of a query's own shell."""
     direct = list_steps(size, by_state=False)
     if size.masked:
         return direct
@@ -130,7 +140,7 @@ def order(size: Size) -> tuple[Step, ...]:
 
 
 def list_steps(size: Size, by_state: bool) -> tuple[Step, ...]:
-    """The steps of a call, by the state or directly.
+    """List the steps of a call, by the state or directly.
 
     First the pairs of positions that all queries see, in slabs of keys with all values. Then, of causal attention, the shells
     a <= max(j, m) < b of the positions of the queries, from the first to the last.
@@ -152,7 +162,8 @@ def list_steps(size: Size, by_state: bool) -> tuple[Step, ...]:
     shell = _SHELL_SMALL if size.half or size.batch <= 2 else _SHELL
     for first in range(0, queries, shell):
         end = min(first + shell, queries)
-        a, b = seen + first, seen + end
+        a = seen + first
+        b = seen + end
         rectangles = ((a, b, 0, b),)
         if a:
             rectangles = (*rectangles, (0, a, a, b))
@@ -200,7 +211,7 @@ class _Operands:
         self.visible = arguments.visible
 
     def hidden(self, step: Step) -> Tensor | None:
-        """(1 or B, queries first .. masked, p), True where a query does not see a pair."""
+        """Mark the pairs that a query does not see, (1 or B, queries first .. masked, p); None where it sees all."""
         if step.masked == step.first:
             return None
         if self.visible is not None:
@@ -214,8 +225,12 @@ class _Operands:
         return _later(step.rectangles, past + step.first, past + step.masked, self.query.device)
 
     def factors(self, step: Step, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """X^T (p, columns) and P (p, B, R); columns are (B, direct queries), then (B, R) where pairs go into the state."""
-        batch, rank = self.size.batch, self.size.rank
+        """Compute X^T (p, columns) and P (p, B, R).
+
+        The columns are (B, direct queries), then (B, R) where pairs go into the state.
+        """
+        batch = self.size.batch
+        rank = self.size.rank
         columns = batch * step.queries
         if step.into_state:
             x = self.query.new_empty(step.pairs, columns + batch * rank)
@@ -233,7 +248,7 @@ class _Operands:
         return x, pairs
 
     def rows(self, step: Step) -> Tensor:
-        """W (p, E) of the pairs of a step."""
+        """Read W (p, E) of the pairs of a step."""
         rows = _view_rows(self.weight, step)
         if rows is not None:
             return rows.to(self.dtype)
@@ -245,7 +260,7 @@ class _Operands:
 
 @lru_cache(maxsize=128)
 def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: torch.device) -> Tensor:
-    """(1, last - first, p), True where a pair is later than a query at position first .. last; some KiB each."""
+    """Mark the pairs that are later than a query at position first .. last, (1, last - first, p); some KiB each."""
     with torch.inference_mode(False):  # what is cached may be read with gradients later
         ends = [max(j1, m1) for _, j1, _, m1 in rectangles]
         position = torch.arange(max(last, *ends), device=device)
@@ -257,7 +272,7 @@ def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: tor
 
 
 def _view_rows(weight: Tensor, step: Step) -> Tensor | None:
-    """The rows (p, E) of weight (L, L, E) as a view, where the pairs of a step lie together."""
+    """View the rows (p, E) of weight (L, L, E) where the pairs of a step lie together; None where they do not."""
     j0, j1, m0, m1 = step.rectangles[0]
     whole_rows = m0 == 0 and m1 == weight.shape[1]
     if len(step.rectangles) > 1 or not whole_rows or not weight.is_contiguous():
@@ -266,7 +281,7 @@ def _view_rows(weight: Tensor, step: Step) -> Tensor | None:
 
 
 def _parts(x: Tensor, step: Step) -> list[tuple[Rectangle, Tensor]]:
-    """Views (keys, values, ...) of x (p, ...), one for each rectangle."""
+    """Cut x (p, ...) into views (keys, values, ...), one for each rectangle."""
     parts = x.split([_count_pairs(rectangle) for rectangle in step.rectangles])
     views = []
     for rectangle, part in zip(step.rectangles, parts, strict=True):
@@ -285,7 +300,7 @@ def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 def _forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """O (B, N, E), and the state before each step that reads it, (steps, B, R, E), in the dtype of products."""
+    """Compute O (B, N, E) and the state before each step that reads it, (steps, B, R, E), in the dtype of products."""
     with torch.autocast(arguments.query.device.type, enabled=False):
         of = _Operands(arguments)
         size = of.size
@@ -313,7 +328,7 @@ def _forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _backward(arguments: Arguments, cotangent: Tensor, states: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """The gradients of query, keys, values and weight."""
+    """Compute the gradients of query, keys, values and weight."""
     gradients = make_gradients(wanted, arguments[:4], cotangent)
     with torch.autocast(cotangent.device.type, enabled=False):
         of = _Operands(arguments)
@@ -364,7 +379,7 @@ def _backward(arguments: Arguments, cotangent: Tensor, states: Tensor, wanted: S
 
 
 def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
-    """dW of the pairs of a step, X^T dY."""
+    """Write dW of the pairs of a step, X^T dY."""
     rows = _view_rows(d_weight, step)
     if rows is not None and rows.dtype == x.dtype:
         torch.mm(x, d_y, out=rows)
@@ -384,7 +399,7 @@ _apply = define_operator("multilinear", Arguments, 4, _forward, _backward, _make
 
 
 def declines(problem: Pairs | Tokens) -> str | None:
-    """The reason for which the definition is to compute a call, at least as fast."""
+    """Return why the definition is to compute a call: it is as fast, or the kernel cannot. None where the kernel is faster."""
     if isinstance(problem, Tokens):
         few = problem.tokens.shape[1] - problem.before.shape[0] <= _CHUNK
         return "few tokens" if few else None
@@ -397,7 +412,7 @@ def declines(problem: Pairs | Tokens) -> str | None:
 
 
 def multiply_pairs(problem: Pairs) -> Tensor:
-    """O (B, N, E), in the dtype that autocast asks of products."""
+    """Compute O (B, N, E), in the dtype that autocast asks of products."""
     arguments = Arguments(
         problem.query,
         problem.keys,
@@ -414,14 +429,18 @@ def multiply_pairs(problem: Pairs) -> Tensor:
 
 
 def compute_decayed_sums(problem: Tokens) -> Tensor:
-    """A (B, N, S, R): within chunks of c tokens by a product with a c x c matrix, across chunks likewise of their sums.
+    """Compute decayed sums A (B, N, S, R), chunk by chunk.
+
+    Within a chunk of c tokens they are a product with a c x c matrix; across chunks, the same of the sums of chunks:
 
         A(i) = sum over n <= i of chunk k  a^(i-n) x_n  +  a^(i+1) C_k,        C_k = sum over l < k  a^(c (k-1-l)) T_l
 
     with i and n counted within the chunk, and T_l the sum at the end of chunk l alone. Exponents are never below 0, so that no
     quotient of powers can overflow. Plain PyTorch operations: differentiable as often as one likes, and seen by a compiler.
     """
-    tokens, log, state = problem.tokens, problem.log_decay, problem.state
+    tokens = problem.tokens
+    log = problem.log_decay
+    state = problem.state
     past = problem.before.shape[0]
     if past:
         state = torch.exp(log[:, None] * problem.before) @ tokens[:, :past]  # (S, past) @ (B, past, R)
@@ -447,7 +466,7 @@ def compute_decayed_sums(problem: Tokens) -> Tensor:
 
 
 def _powers(log: Tensor, count: int) -> Tensor:
-    """a_s^(i-j) for j <= i, else 0: (S, count, count)."""
+    """Compute a_s^(i-j) for j <= i, else 0: (S, count, count)."""
     index = torch.arange(count, device=log.device)
     distance = (index[:, None] - index).clamp_min(0)
     return torch.exp(log[:, None, None] * distance).tril()

@@ -55,10 +55,18 @@ def define_operator(
 ) -> Callable[[Any], Tensor]:
     """Define the operator `fullrank::name`, once differentiable, as a function of `arguments`.
 
-    arguments: a NamedTuple that begins with tensors, the first `operands` of which have gradients.
-    forward(given) -> the output, and what the backward pass reads of it; fake: the same without numbers.
-    backward(given, cotangent, kept, wanted) -> gradients of the operands, as `make_gradients` has them.
-    what: the operator in the words of an error.
+    Args:
+        name: of the operator.
+        arguments: a NamedTuple that begins with tensors, of which the first have gradients.
+        operands: how many of them have gradients.
+        forward: of `arguments`; the output, and what the backward pass reads of it.
+        backward: of `arguments`, the cotangent, what was saved, and which gradients are wanted; the gradients of the
+            operands, as `make_gradients` has them.
+        fake: as `forward`, without numbers.
+        what: the operator in the words of an error.
+
+    Returns:
+        A function of `arguments` that returns the output.
     """
     kinds = get_type_hints(arguments)
     schema = ", ".join(f"{_SCHEMA[kind]} {field}" for field, kind in kinds.items())
@@ -124,7 +132,16 @@ def define_operator(
 
 
 def make_gradients(wanted: Sequence[bool], operands: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
-    """Room for the gradients of operands, whose last dimension is dense; no numbers for one that is not wanted."""
+    """Make room for the gradients of operands; their last dimension is dense.
+
+    Args:
+        wanted: whether the gradient of each operand is asked for.
+        operands: the tensors, or None.
+        like: a tensor of the dtype and device of the empty gradients.
+
+    Returns:
+        A tensor for each operand; without numbers for one that is None or not wanted.
+    """
     rooms = []
     for want, x in zip(wanted, operands, strict=True):
         if x is None or not want:
@@ -135,7 +152,7 @@ def make_gradients(wanted: Sequence[bool], operands: Sequence[Tensor | None], li
 
 
 def refuse_second_order(what: str) -> None:
-    """Called in a backward pass: RuntimeError where it is to be differentiated again.
+    """Raise RuntimeError, from a backward pass, where that is to be differentiated again.
 
     Autograd would take the gradients for constants where their cotangent is one, and say nothing.
     """
@@ -147,19 +164,19 @@ def refuse_second_order(what: str) -> None:
 
 
 def device_kind(tensor: Tensor) -> str:
-    """The device as autocast knows it; it does not know `meta`."""
+    """Return the kind of device as autocast knows it; it does not know `meta`."""
     return "cpu" if tensor.device.type == "meta" else tensor.device.type
 
 
 def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype that autocast asks matrix products to have."""
+    """Return the dtype that autocast asks matrix products to have."""
     kind = device_kind(operand)
     is_narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if is_narrow else weight.dtype
 
 
 def is_transformed() -> bool:
-    """True inside a transform of torch.func, which operators written by hand do not know."""
+    """Return whether a transform of torch.func is active, which operators written by hand do not know."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -176,7 +193,7 @@ _disabled: dict[Callable[..., Any], Any] = {}
 
 
 def leave_out_of_graphs(function: Function) -> Function:
-    """The function, which a compiler leaves out of its graphs. Where no compiler is imported there is none."""
+    """Let a compiler leave the function out of its graphs; the function itself where no compiler is imported."""
     _disable(function)
     return cast("Function", _disabled[function])
 
@@ -196,9 +213,10 @@ _LEAST_PRODUCT = 1 << 20  # multiply-adds from which a call of oneDNN pays
 
 @functools.cache
 def prefers_onednn() -> bool:
-    """True on a processor with AVX-512 that is not Intel's: MKL, which PyTorch takes for fp32, has no AVX-512 for it.
+    """Return whether oneDNN is the faster library: on a processor with AVX-512 that is not Intel's.
 
-    oneDNN, which is part of PyTorch, has; on a Zen 5 it takes 0.45 of the time of MKL.
+    MKL, which PyTorch takes for fp32, has no AVX-512 for such a processor. oneDNN, which is part of PyTorch, has. On a Zen 5
+    it takes 0.45 of the time of MKL.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not has_both or torch.backends.cpu.get_cpu_capability() != "AVX512":
@@ -238,20 +256,46 @@ class OneDnnProduct(torch.autograd.Function):
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b (.., V), as `torch.nn.functional.linear`, by the faster library.  x (.., E), weight (V, E), bias (V,)."""
+    """Multiply by a weight, x W' + b, as `torch.nn.functional.linear`, by the faster library.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+
+    Returns:
+        (.., V).
+    """
     product = multiply_large(x, weight, bias)
     return F.linear(x, weight, bias) if product is None else product
 
 
 def takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """True where oneDNN is the faster library; never inside `torch.backends.mkldnn.flags(enabled=False)`."""
+    """Return whether oneDNN is the faster library for a product.
+
+    It is never inside `torch.backends.mkldnn.flags(enabled=False)`.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+    """
     is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT and x.dtype == torch.float32
     is_chosen = is_large and prefers_onednn() and bool(torch.backends.mkldnn.enabled)
     return is_chosen and are_plain(x, weight, bias)
 
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """`multiply` by oneDNN; None where that is not the faster library."""
+    """Multiply by oneDNN, as `multiply`.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+
+    Returns:
+        (.., V); None where oneDNN is not the faster library.
+    """
     if not takes_onednn(x, weight, bias):
         return None
     # oneDNN reads a bias as if it were dense, and takes seconds where rows or columns of the weight have gaps
@@ -263,7 +307,13 @@ def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True for dense operands of a product on a CPU, in one dtype, that nobody traces, watches, casts or transforms."""
+    """Return whether a product has dense operands on a CPU, in one dtype, that nobody traces, watches, casts or transforms.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+    """
     watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() or is_transformed()
     has_tangents = forward_ad._current_level >= 0
     if watched or has_tangents or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
@@ -330,7 +380,7 @@ class _Pass:
         self.bias_grad = torch.zeros_like(self.bias) if self.bias is not None and needs[3] else None
 
     def losses(self, ids: Tensor, smoothing: float, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
+        """Compute loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
         loss = torch.empty(ids.shape, dtype=self.wide, device=self.hidden.device)
         nll = torch.empty_like(loss) if smoothing else loss
         for chunk in self._chunks():
@@ -351,7 +401,8 @@ class _Pass:
                 block = _compute_softmax(z, ids[tokens], smoothing)
             else:
                 block = _compute_mixture(z, ids[tokens], self.log_prior[tokens])
-            loss[tokens], nll[tokens] = block.loss, block.nll
+            loss[tokens] = block.loss
+            nll[tokens] = block.nll
             if not any(self.needs):
                 continue
             assert scale is not None
@@ -369,14 +420,14 @@ class _Pass:
             self._add_chunk(self._rows(chunk), logits, scales)
 
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """With respect to hidden, log_prior, weight and bias."""
+        """Return the gradients with respect to hidden, log_prior, weight and bias; None for one that is not needed."""
         return self.hidden_grad, self.prior_grad, self.weight_grad, self.bias_grad
 
     def _rows(self, tokens: slice) -> slice:
         return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
 
     def _chunks(self) -> Iterator[slice]:
-        """Tokens: so many at a time that a pass over dW for each chunk costs little."""
+        """Cut the tokens into chunks, so large that a pass over dW for each costs little."""
         vocabulary, width = self.weight.shape
         if self.on_cpu:
             budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20)  # bytes
@@ -387,9 +438,10 @@ class _Pass:
         return _pieces(self.tokens, most)
 
     def _blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """A few tokens at a time, in `wide` and with the bias: on a CPU so few that their logits stay in its cache.
+        """Yield a few tokens at a time and their logits, in `wide` and with the bias.
 
-        Tokens count from the first of `logits`. A block may be the memory of `logits`.
+        On a CPU they are so few that their logits stay in its cache. Tokens count from the first of `logits`. A block may be
+        the memory of `logits`.
         """
         rows, vocabulary = logits.shape
         tokens = rows // self.mixtures
@@ -417,7 +469,7 @@ class _Pass:
             self.weight_grad = self.weight_grad.to(self.wide).add_(gradient.t() @ hidden)
 
     def _add_by_pieces(self, gradient: Tensor, hidden: Tensor) -> None:
-        """dW += G' h for a MiB of dW at a time: oneDNN adds to nothing, and copies G."""
+        """Add G' h to dW, a MiB of dW at a time: oneDNN adds to nothing, and copies G."""
         is_first = self.weight_grad is None
         if self.weight_grad is None:
             self.weight_grad = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
@@ -431,13 +483,13 @@ class _Pass:
 
 
 def _pieces(total: int, longest: int) -> Iterator[slice]:
-    """0 .. total in the fewest pieces of at most `longest`, all nearly equally long."""
+    """Cut 0 .. total into the fewest pieces of at most `longest`, all nearly equally long."""
     count = -(-total // longest)
     return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
 
 
 def _normalize(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
+    """Compute z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
     if normalize == "softmax":
         return scores, None
     steep = torch.sigmoid(-scores).add_(1) if slope else None
@@ -445,7 +497,7 @@ def _normalize(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Ten
 
 
 def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax (R, V), nll (R,) and logsumexp (R,) of z (R, V), from one pass of exponentials.
+    """Compute softmax (R, V), nll (R,) and logsumexp (R,) of z (R, V), from one pass of exponentials.
 
     The largest probability is 1 / sum_v exp(z_v - max), at least 1/V: unlike that of an improbable target it never
     underflows, and -log of it is what the logsumexp is above the largest z.
@@ -464,7 +516,7 @@ def _subtract_targets(gradient: Tensor, ids: Tensor, share: float) -> None:
 
 
 def _compute_softmax(z: Tensor, ids: Tensor, e: float) -> _Block:
-    """A single softmax: d loss / d z = softmax(z) - q."""
+    """Compute the block of a single softmax, d loss / d z = softmax(z) - q."""
     gradient, nll, total = _softmax_and_nll(z, ids)
     loss = nll
     if e:
@@ -475,7 +527,10 @@ def _compute_softmax(z: Tensor, ids: Tensor, e: float) -> _Block:
 
 
 def _compute_mixture(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
-    """A mixture where only the target counts: K cross entropies, weighted by how much each explains of it."""
+    """Compute the block of a mixture where only the target counts.
+
+    It is K cross entropies, weighted by how much each explains of the target.
+    """
     tokens, mixtures = log_prior.shape
     ids = ids.repeat_interleave(mixtures)
     gradient, each, _ = _softmax_and_nll(z, ids)
@@ -565,9 +620,10 @@ class _Part(NamedTuple):
 
 
 def _split_by_cluster(components: Components, ids: Tensor) -> tuple[_Part, list[tuple[Tensor, _Part]]]:
-    """The head, whose targets are words and classes of tails; each tail behind the positions of its tokens.
+    """Split tokens by the cluster of their target.
 
-    One sort, and the one question that a device has to answer: how many tokens each cluster has.
+    Returns the head, whose targets are words and classes of tails, and each tail behind the positions of its tokens. It
+    takes one sort, and waits for a device once, to learn how many tokens each cluster has.
     """
     head, *tails = components.clusters
     if not tails:
@@ -592,7 +648,7 @@ def _split_by_cluster(components: Components, ids: Tensor) -> tuple[_Part, list[
 
 
 def _compute_nll(components: Components, part: _Part) -> Tensor:
-    """nll (T,) by the softmax of one cluster."""
+    """Compute nll (T,) by the softmax of one cluster."""
     cluster = part.cluster
     hidden = project_states(cluster, part.states).flatten(0, 1)
     operands = (hidden, components.log_prior, cluster.weight, cluster.bias)
@@ -601,7 +657,7 @@ def _compute_nll(components: Components, part: _Part) -> Tensor:
 
 
 def _compute_loss(components: Components, part: _Part, scale: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster."""
+    """Compute sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster."""
     cluster = part.cluster
     hidden = project_states(cluster, part.states).flatten(0, 1)
     operands: tuple[Tensor | None, ...] = (hidden, components.log_prior, cluster.weight, cluster.bias)
@@ -612,7 +668,7 @@ def _compute_loss(components: Components, part: _Part, scale: Tensor, smoothing:
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
-    """nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
+    """Compute nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
     head, tails = _split_by_cluster(components, ids)
     nll = _compute_nll(components, head)
     if not tails:
@@ -628,9 +684,16 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
 def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Weighted sums of loss and nll, with gradients formed in the forward pass.
+    """Compute weighted sums of loss and nll, with gradients formed in the forward pass.
 
-    None for label smoothing over tails and over mixtures.
+    Args:
+        components: the softmaxes of the vocabulary layer.
+        ids: targets (T,).
+        scale: weights of the tokens (T,).
+        label_smoothing: share of the target that all words have in common; 0 for none.
+
+    Returns:
+        sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; None for label smoothing over tails or mixtures.
     """
     if label_smoothing and (len(components.clusters) > 1 or components.log_prior is not None):
         return None

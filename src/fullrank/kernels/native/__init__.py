@@ -43,21 +43,24 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def is_plain(problem: Problem) -> bool:
-    """Scaled dot product, softmax, no mixing: the attention of PyTorch's fused kernels."""
+    """Return whether a call is scaled dot product, softmax and no mixing, which PyTorch's fused kernels compute."""
     mixes = any(mixer is not None for mixer in get_mixers(problem))
     return not mixes and problem.distances is None and problem.normalize == "softmax"
 
 
 def get_mixers(problem: Problem) -> tuple[Tensor | None, ...]:
-    """The tensors of a call that mix weights or scores, None where it has none."""
+    """Return the tensors of a call that mix weights or scores, None where it has none."""
     return problem.mixing, problem.scoring, problem.key_mixing, problem.key_scoring, problem.convolution
 
 
 def fits(problem: Problem) -> bool:
-    """True if all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
-    (batch, heads, queries, width), keys = problem.query.shape, problem.keys.shape[2]
-    distances, mask = problem.distances, problem.layout.key_mask
-    of_queries, of_keys = (problem.mixing, problem.scoring), (problem.key_mixing, problem.key_scoring)
+    """Return whether all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
+    batch, heads, queries, width = problem.query.shape
+    keys = problem.keys.shape[2]
+    distances = problem.distances
+    mask = problem.layout.key_mask
+    of_queries = (problem.mixing, problem.scoring)
+    of_keys = (problem.key_mixing, problem.key_scoring)
     return (
         problem.keys.shape == problem.values.shape == (batch, heads, keys, width)
         and problem.layout.shape == (queries, keys)
@@ -72,8 +75,9 @@ def fits(problem: Problem) -> bool:
 
 
 def find_obstacle(problem: Problem) -> str | None:
-    """The reason for which neither C++ nor Triton computes a call: its tensors, or keys that are no interval; or None."""
-    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
+    """Find why neither C++ nor Triton computes a call: its tensors, or visible keys that are no interval; None: nothing."""
+    layout = problem.layout
+    heads = (problem.query, problem.keys, problem.values)
     if len({x.dtype for x in heads}) > 1:
         return "query, keys and values must have one dtype"
     if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
@@ -90,7 +94,7 @@ def find_obstacle(problem: Problem) -> str | None:
 
 
 def differentiable(problem: Problem) -> list[Tensor]:
-    """The tensors for which gradients may be asked."""
+    """List the tensors for which gradients may be asked."""
     tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, *get_mixers(problem)]
     if problem.distances is not None:
         tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
@@ -99,7 +103,7 @@ def differentiable(problem: Problem) -> list[Tensor]:
 
 
 def needs_grad(problem: Problem) -> bool:
-    """True if a gradient is asked for."""
+    """Return whether a gradient is asked for."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
 
 
@@ -120,7 +124,10 @@ class VisibleKeys:
 
 
 def find_visible_keys(layout: Layout) -> VisibleKeys | None:
-    """`layout.visible()` as intervals; None where it is none: a stride, or a window over rows that differ or without order."""
+    """Write `layout.visible()` as intervals.
+
+    Returns None where the visible keys are no interval: at a stride, or in a window over rows that differ or without order.
+    """
     if layout.strided:
         return None
     queries, keys = layout.shape
@@ -145,13 +152,16 @@ def find_visible_keys(layout: Layout) -> VisibleKeys | None:
 
 
 def find_beginnings(documents: Tensor, queries: int) -> Tensor:
-    """The first key of the document of each query, (B, N) int32; documents (B, M) ascend."""
+    """Find the first key of the document of each query, (B, N) int32; documents (B, M) ascend."""
     of_queries = documents[:, documents.shape[1] - queries :]
     return torch.searchsorted(documents, of_queries.contiguous(), out_int32=True)
 
 
 def table_row(layout: Layout, distance: int) -> int:
-    """The row of `distance` in the table of distances, the nearest first; itself if no query sees a key so far away."""
+    """Return the row of `distance` in the table of distances, the nearest first.
+
+    It is the distance itself if no query sees a key so far away.
+    """
     before = 0
     for low, high in layout.spans:
         if low <= distance <= high:
@@ -164,7 +174,10 @@ def table_row(layout: Layout, distance: int) -> int:
 
 
 def refuses(problem: Problem) -> str | None:
-    """Asked after `declines`: the first time on a machine the library is compiled for the answer."""
+    """Return why the machine cannot run the kernel; None: it can.
+
+    It is asked after `declines`, since the library is compiled for the answer, the first time on a machine.
+    """
     if problem.values.device.type != "cpu" or not available():
         return f"it needs a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0; given {problem.values.device}"
     return None
@@ -172,11 +185,12 @@ def refuses(problem: Problem) -> str | None:
 
 @mark_constant
 def available() -> bool:
-    """True if the library is there, or can be compiled now."""
+    """Return whether the library is there, or can be compiled now."""
     return library() is not None
 
 
 def declines(problem: Problem) -> str | None:
+    """Return why the kernel does not compute a call, because of its tensors or its layout; None: it does."""
     if problem.values.dtype not in _DTYPES:
         return "the dtype must have 16, 32 or 64 bits"
     if problem.convolution is not None:
@@ -189,13 +203,13 @@ def declines(problem: Problem) -> str | None:
 
 
 def read_bias_as_distances(problem: Problem) -> Problem:
-    """Write biases of distances as a relative score, in one dimension more:
+    """Write biases of distances as a relative score, in one dimension more.
 
     s Q.K + b(p) = s ([Q, 0] . [K, 0] + ([Q, 0] + v) . R(p)),   v = [0, 1],  R(p) = [0, b(p) / s]
     """
     table = problem.layout.distance_bias
     assert table is not None
-    heads, width = problem.query.shape[1], problem.query.shape[3]
+    _, heads, _, width = problem.query.shape
     keys = F.pad((table / problem.scale).T[..., None], (width, 0))  # (H, T, D + 1)
     zero = keys.new_zeros(heads, width + 1)
     query = F.pad(problem.query, (0, 1))
@@ -208,14 +222,16 @@ def read_bias_as_distances(problem: Problem) -> Problem:
 
 
 def attend(problem: Problem) -> Tensor:
-    """(B, H, N, D)."""
+    """Compute weighted attention, (B, H, N, D)."""
     width = problem.values.shape[-1]
     if problem.layout.distance_bias is not None:
         problem = read_bias_as_distances(problem)
     layout = problem.layout
     distances = problem.distances
     dtype = problem.values.dtype
-    query, keys, values = problem.query, problem.keys, problem.values
+    query = problem.query
+    keys = problem.keys
+    values = problem.values
     position = table = base = None
     if distances is not None:
         u = distances.u.to(query.dtype)[:, None]
@@ -225,7 +241,8 @@ def attend(problem: Problem) -> Tensor:
         table = _ready(distances.keys.to(dtype))
         base = _table_rows(layout)
     if not _lie_ready(problem):
-        keys, values = _ready(keys), _ready(values)
+        keys = _ready(keys)
+        values = _ready(values)
     visible = find_visible_keys(layout)
     assert visible is not None
     tokens = visible.tokens
@@ -256,18 +273,18 @@ def attend(problem: Problem) -> Tensor:
 
 
 def _ready(heads: Tensor) -> Tensor:
-    """Without gaps, and with zeros up to whole vectors."""
+    """Lay heads without gaps, and with zeros up to whole vectors."""
     idle = _count_idle(heads)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
 
 
 def _ready_rows(heads: Tensor) -> Tensor:
-    """With whole vectors in each row, which may lie anywhere."""
+    """Lay heads with whole vectors in each row; rows may lie anywhere."""
     return heads if heads.stride(-1) == 1 and not _count_idle(heads) else _ready(heads)
 
 
 def _count_idle(heads: Tensor) -> int:
-    """Numbers that a head of (..., D) lacks to be whole vectors."""
+    """Count the numbers that a head of (..., D) lacks to be whole vectors."""
     vector = 8 if heads.dtype == torch.float64 else 16
     return -heads.shape[-1] % vector
 
@@ -277,7 +294,7 @@ def _widen_matrix(matrix: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _find_room(heads: Tensor, width: int) -> int | None:
-    """Rows from one head of (B, H, M, D) to the next, each of `width` numbers; None where they do not lie so."""
+    """Count the rows from one head of (B, H, M, D) to the next, each of `width` numbers; None where they do not lie so."""
     batch, count, rows, _ = heads.shape
     to_text, to_head, to_row, to_number = heads.stride()
     apart = rows * width
@@ -289,8 +306,12 @@ def _find_room(heads: Tensor, width: int) -> int | None:
 
 
 def _lie_ready(problem: Problem) -> bool:
-    """True if keys and values are part of a cache, and can be read in place: zeros stand behind keys up to whole vectors."""
-    keys, values = problem.keys, problem.values
+    """Return whether keys and values are part of a cache and can be read in place.
+
+    Zeros stand behind keys then, up to whole vectors.
+    """
+    keys = problem.keys
+    values = problem.values
     if keys.dtype not in (torch.float32, torch.float64) or needs_grad(problem) or torch.compiler.is_compiling():
         return False
     idle = _count_idle(keys)
@@ -303,7 +324,10 @@ def _lie_ready(problem: Problem) -> bool:
 
 
 def _table_rows(layout: Layout) -> Tensor:
-    """(M,): the row of the table of distances for query n and key m is n plus this; of keys that no query sees, some number."""
+    """Compute the offset of each key (M,) in the table of distances: query n and the key have row n plus the offset.
+
+    It is some number for keys that no query sees.
+    """
     assert layout.runs is not None
     last_start, last_size = layout.runs[-1]
     first_query = last_start + last_size - layout.shape[0]
@@ -429,12 +453,12 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
 
 
 def _find_kind(matrix: Tensor | None) -> int:
-    """0: none, 1: (H, H), 2: (B, N, H, H)."""
+    """Return the kind of a matrix: 0 for none, 1 for (H, H), 2 for (B, N, H, H)."""
     return 0 if matrix is None else matrix.dim() // 2
 
 
 def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """The output and the logarithms of the sums, (B, H, N)."""
+    """Compute the output and the logarithms of the sums, (B, H, N)."""
     wide = _widen(arguments)
     out = torch.empty_like(wide.query)
     lse = wide.query.new_empty(wide.query.shape[:3])
@@ -462,7 +486,7 @@ def _differentiate(arguments: Arguments, cotangent: Tensor, lse: Tensor, wanted:
 
 
 def _widen(arguments: Arguments) -> Arguments:
-    """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
+    """Widen operands to fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
     operands = zip(arguments._fields, arguments[:_OPERANDS], strict=False)
     wide: dict[str, Any] = {
         name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in operands if x is not None
@@ -487,7 +511,7 @@ _LEAST_MOVED = 1 << 17  # numbers that are worth a thread
 
 
 def transpose(matrix: Tensor) -> Tensor:
-    """`matrix.t().contiguous()`, which PyTorch computes by one thread, at a third of the speed.  (N, M) in fp32."""
+    """Transpose a matrix (N, M) in fp32 without gaps; `t().contiguous()` does it by one thread, at a third of the speed."""
     kernels = library() if matrix.stride(1) == 1 else None
     if kernels is None:
         return matrix.t().contiguous()

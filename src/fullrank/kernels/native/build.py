@@ -34,7 +34,7 @@ _log = logging.getLogger("fullrank")
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, compiled now if need be (about ten seconds); None where that is not possible or not wanted."""
+    """Load the kernels, and compile them now if need be (about ten seconds); None where that is not possible or not wanted."""
     if os.environ.get("FULLRANK_NATIVE", "1").lower() in ("0", "off", "false", "no"):
         return None
     try:
@@ -102,7 +102,8 @@ def _describe_processor() -> bytes:
 
 
 def _compile(compiler: list[str], path: Path) -> None:
-    prefix, errors = f".building-{path.stem}-", ""
+    prefix = f".building-{path.stem}-"
+    errors = ""
     for leftover in path.parent.glob(f"{prefix}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
@@ -127,7 +128,10 @@ def _compile(compiler: list[str], path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One process at a time, so that several do not compile the same; without locks each compiles for itself."""
+    """Run the block in one process at a time, so that several do not compile the same.
+
+    Where there are no locks, each process compiles for itself.
+    """
     import fcntl  # absent on Windows
 
     with path.open("w") as file:

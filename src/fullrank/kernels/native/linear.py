@@ -18,7 +18,16 @@ _LEAST_WORK = 1 << 17  # multiply-adds that are worth a thread
 
 
 def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """x W' + b (.., V) without gradient, of at most 8 rows; None for other tensors.  x (.., E), weight (V, E), bias (V,)."""
+    """Multiply at most 8 rows by a weight, x W' + b, without gradient.
+
+    Args:
+        x: (.., E).
+        weight: (V, E).
+        bias: (V,); None for none.
+
+    Returns:
+        (.., V); None where the operands are not dense fp32 or fp64 tensors on a CPU, or there is no C++ kernel.
+    """
     operands = (x, weight) if bias is None else (x, weight, bias)
     is_known = x.dtype in (torch.float32, torch.float64) and are_plain(x, weight, bias)
     are_contiguous = is_known and x.numel() > 0 and all(tensor.is_contiguous() for tensor in operands)

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from fullrank.core.engine import Problem
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MOST_HEADS, _MOST_SIZE = 32, 128
+_MOST_HEADS = 32  # that are mixed
+_MOST_SIZE = 128  # numbers of a head
 _MOST_PROGRAMS = 65_535  # along an axis of a grid
 _OLDEST_GPU = 8  # the major number of the first with products of bf16
 _TRIAL = (8, 1024)  # texts and tokens on which kernels are tried first
@@ -71,11 +72,13 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks onl
 
 
 def refuses(problem: Problem) -> str | None:
+    """Return why the stages or the machine forbid the kernel; None: they do not. The first call of a kind tries it."""
     if problem.distances is not None or problem.layout.distance_bias is not None:
         return "it computes no relative scores and no biases of distances"
     if any(mixer is not None for mixer in get_mixers(problem)[1:]):
         return "it mixes no scores before the softmax, and nothing by tokens of keys"
-    query, layout = problem.query, problem.layout
+    query = problem.query
+    layout = problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):
         kind = f"{query.dtype} on {query.device}".removeprefix("torch.")
         return (
@@ -113,15 +116,15 @@ class Kind(NamedTuple):
 
 @mark_constant
 def find_failure(*kind: Any) -> str | None:
-    """The reason for which calls of a kind (the fields of `Kind`) cannot run on this machine; None: they can."""
+    """Find why calls of a kind (the fields of `Kind`) cannot run on this machine; None: they can."""
     return try_out(Kind(*kind))  # of a cached function a compiler would trace the inside
 
 
 @functools.cache
 def try_out(kind: Kind) -> str | None:
-    """See `find_failure`, with a warning.
+    """Try all kernels of a kind, on texts of zeros, and return why they fail, with a warning; None: they run.
 
-    The first call of a kind tries all kernels, on texts of zeros: that compiles them and chooses their block sizes.
+    The first call of a kind compiles the kernels and chooses their block sizes.
     """
     arguments = _make_trial(kind)
     try:
@@ -140,11 +143,12 @@ def try_out(kind: Kind) -> str | None:
 
 
 def _make_trial(kind: Kind) -> Arguments:
-    """A call of a kind, on zeros."""
+    """Make a call of a kind, on zeros."""
     batch, length = _TRIAL
     heads = kind.heads
     if kind.mixing is None:
-        batch, heads = batch * heads, 1
+        batch *= heads
+        heads = 1
     shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
     with torch.device(kind.device):
         rows = torch.zeros(batch, length, heads, kind.size, dtype=kind.dtype).transpose(1, 2)
@@ -167,7 +171,10 @@ def _make_trial(kind: Kind) -> Arguments:
 
 @mark_constant
 def _runs_on(device: torch.device) -> bool:
-    """A GPU that is new enough, or a CPU under Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
+    """Return whether the device is a GPU that is new enough, or a CPU under Triton's interpreter.
+
+    The interpreter (TRITON_INTERPRET=1) is for tests.
+    """
     if device.type == "cuda":
         return (
             _is_installed()
@@ -178,6 +185,7 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def declines(problem: Problem) -> str | None:
+    """Return why the kernel does not compute a call, because of its tensors or its layout; None: it does."""
     batch, heads, queries, size = problem.query.shape
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
         return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
@@ -193,9 +201,12 @@ def declines(problem: Problem) -> str | None:
 
 
 def attend(problem: Problem) -> Tensor:
-    """(B, H, N, D), in the dtype of the values."""
-    query, keys, values = problem.query, problem.keys, problem.values
-    mixing, layout = problem.mixing, problem.layout
+    """Compute weighted attention, (B, H, N, D), in the dtype of the values."""
+    query = problem.query
+    keys = problem.keys
+    values = problem.values
+    mixing = problem.mixing
+    layout = problem.layout
     batch, heads = query.shape[:2]
     seed = draws.seed(query.device) if problem.dropout else None
     if mixing is None:  # heads do not meet: each is a text of its own with a single head
@@ -267,7 +278,7 @@ def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _make_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """The output, in the order of memory of a projection (B, N, H, D), and one number for each head and query."""
+    """Make room for the output, in the memory order of a projection (B, N, H, D), and one number for each head and query."""
     query = arguments.query
     batch, heads, queries, size = query.shape
     out = query.new_empty(batch, queries, heads, size).transpose(1, 2)
@@ -275,14 +286,14 @@ def _make_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _describe_rows(heads: Tensor) -> tuple[Any, ...]:
-    """Heads as the kernels read them: the tensor, and its strides of texts, heads and rows."""
+    """Describe heads as the kernels read them: the tensor, and its strides of texts, heads and rows."""
     if heads.stride(3) != 1:
         heads = heads.contiguous()
     return heads, *heads.stride()[:3]
 
 
 def _differentiate(arguments: Arguments, cotangent: Tensor, total: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
+    """Compute the gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
     from fullrank.kernels.triton.launch import launch
 
     for_query, for_keys, for_values, for_mixing = wanted
@@ -318,8 +329,10 @@ _mix_heads = define_operator(
 
 
 def _share_arguments(arguments: Arguments) -> dict[str, Any]:
-    """Arguments that kernels share, by name."""
-    query, key_mask, documents = arguments.query, arguments.key_mask, arguments.documents
+    """Collect the arguments that kernels share, by name."""
+    query = arguments.query
+    key_mask = arguments.key_mask
+    documents = arguments.documents
     batch, heads, queries, size = query.shape
     length = arguments.keys.shape[2]
     first, end, own_key, looks, looked = _intervals(
@@ -360,7 +373,7 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
 
 
 def _precision(query: Tensor) -> str:
-    """Precision of the kernels' products (`programs.dot`); 16-bit numbers have "ieee" only."""
+    """Choose the precision of the kernels' products (`programs.dot`); 16-bit numbers have "ieee" only."""
     if query.dtype == torch.bfloat16 and not query.is_cuda:
         return "widened"
     if query.dtype != torch.float32 or not query.is_cuda:
@@ -372,9 +385,9 @@ def _precision(query: Tensor) -> str:
 def _intervals(
     causal: bool, queries: int, keys: int, runs: tuple[int, ...], window: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """`VisibleKeys` on the device, and for each key the interval of queries that may see it: both ends ascend.
+    """Copy `VisibleKeys` to the device, and for each key the interval of queries that may see it; both ends ascend.
 
-    Kept, so that layers and steps share it and nothing is copied from the host at each call.
+    The result is cached, so that layers and steps share it and nothing is copied from the host at each call.
     """
     if window:
         pairs = zip(runs[::2], runs[1::2], strict=True)
@@ -389,7 +402,7 @@ def _intervals(
 
 
 def _order_mixing(arguments: Arguments) -> Tensor:
-    """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
+    """Order M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
     mixing = arguments.mixing
     if mixing is None:
         return arguments.query  # not read

@@ -36,7 +36,8 @@ _ROWS_ASYNCHRONOUS = 64
 _REGISTERS = {"ieee": 208, "tf32": 128, "tf32x3": 64}
 _REGISTERS_ASYNCHRONOUS = {"ieee": 224, "tf32": 160, "tf32x3": 64}
 # Triton 3.9 makes of a grouped program with 128 rows one that computes nothing on sm_100, the fastest of all.
-_BLACKWELL, _ROWS_LOST = 10, 128
+_BLACKWELL = 10
+_ROWS_LOST = 128
 _MOST_HELD = 16  # heads: the loop over them is unrolled
 
 
@@ -82,7 +83,10 @@ class Choice(NamedTuple):
 def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
     """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes.
 
-    shared: arguments by name, of which the kernel takes those that it knows.
+    Args:
+        name: of the kernel, a key of `KERNELS`.
+        shared: arguments by name, of which the kernel takes those that it knows.
+        tensors: arguments of this kernel alone.
     """
     program, over_keys = KERNELS[name]
     heads = shared["H"]
@@ -107,14 +111,14 @@ def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
 
 
 def count_groups(heads: int, sizes: dict[str, Any]) -> int:
-    """Programs for one tile of a text: groups of heads, or pairs of groups."""
+    """Count the programs for one tile of a text: groups of heads, or pairs of groups."""
     sources = sizes.get("GJ", heads)
     return triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sources)
 
 
 @functools.cache
 def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, device: int) -> Any:
-    """The kernel with what it tries, of which Triton remembers the best for each kind of call, on the disk too."""
+    """Make the kernel with the choices it tries; Triton remembers the best for each kind of call, on the disk too."""
     utilities = triton.runtime.driver.active.utils
     shared = utilities.get_device_properties(device)["max_shared_mem"]
     capability = triton.runtime.driver.active.get_current_target().arch // 10
@@ -126,9 +130,9 @@ def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, de
 
 
 def list_choices(name: str, call: Call) -> list[Choice]:
-    """List the choices that are tried, those first that load least; of each tile with the groups of heads that load least.
+    """List the choices that are tried, one for each tile, those first that load least.
 
-    Where neither registers nor memory suffice, the smallest.
+    Each tile has the groups of heads that load least. Where neither registers nor memory suffice, the smallest choice is tried.
     """
     tiles: tuple[Tile, ...] = _TILES.get(name, _TILES_OF_GROUPS)
     if call.capability == _BLACKWELL and name not in _TILES:
@@ -144,7 +148,7 @@ def list_choices(name: str, call: Call) -> list[Choice]:
 
 
 def _list_groups(name: str, call: Call, tile: Tile) -> list[Choice]:
-    """Choices with that tile, from the largest groups to the smallest; with rows in shared memory first."""
+    """List the choices with a tile, from the largest groups to the smallest; with rows in shared memory first."""
     groups: list[dict[str, int]] = [{}]
     if name == "mixing_gradient":
         groups = [
@@ -154,25 +158,27 @@ def _list_groups(name: str, call: Call, tile: Tile) -> list[Choice]:
     elif name != "totals":
         sizes = {_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}
         largest_first = sorted(sizes, reverse=True)
-        groups = [{"G": size, "HELD": held} for held in (call.heads <= _MOST_HELD, False) for size in largest_first]
+        groups = []
+        for in_shared_memory in (call.heads <= _MOST_HELD, False):
+            groups += [{"G": size, "HELD": in_shared_memory} for size in largest_first]
     of_tile = {"BM": tile.rows, "BN": tile.columns}
     return [Choice(of_tile | group, tile.warps, tile.stages) for group in groups]
 
 
 def _split_evenly(heads: int, group: int) -> int:
-    """The size of as many groups as that takes, made as equal as can be."""
+    """Return the size of groups of at most `group` heads, as few as possible and as equal as can be."""
     return triton.cdiv(heads, triton.cdiv(heads, group))
 
 
 def _count_columns(call: Call, sizes: dict[str, int]) -> int:
-    """Heads whose rows of the other side a program loads in each round."""
+    """Count the heads whose rows of the other side a program loads in each round."""
     if "G" not in sizes:
         return 1
     return sizes["G"] + sizes.get("GJ", call.heads)
 
 
 def _count_loads(name: str, call: Call, choice: Choice) -> float:
-    """Rows that are loaded for a position of queries and one of keys, in all programs together."""
+    """Count the rows that are loaded for a position of queries and one of keys, in all programs together."""
     sizes = choice.sizes
     loads = _count_columns(call, sizes) / sizes["BM"]
     if not sizes.get("HELD", True):
@@ -191,26 +197,29 @@ def _is_asynchronous(call: Call, choice: Choice) -> bool:
 
 
 def _count_registers(call: Call, choice: Choice) -> float:
-    """Numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
+    """Count the numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
     sizes = choice.sizes
     group = sizes.get("G", 0)
-    tiles, columns_of_sums = group, group * call.width
     if "GJ" in sizes:
-        tiles, columns_of_sums = sizes["GJ"], group * sizes["GJ"] * 8
+        tiles = sizes["GJ"]
+        columns_of_sums = group * sizes["GJ"] * 8
+    else:
+        tiles = group
+        columns_of_sums = group * call.width
     numbers = (2 + tiles) * sizes["BM"] * sizes["BN"] + columns_of_sums * sizes["BM"]
     return numbers / (32 * choice.warps)
 
 
 def _count_shared_bytes(name: str, call: Call, choice: Choice) -> int:
-    """Bytes of shared memory: rows that stay there during the loop, and loads under way."""
+    """Count the bytes of shared memory: rows that stay there during the loop, and loads under way."""
     sizes = choice.sizes
     columns = _count_columns(call, sizes)
     buffers = choice.stages if _is_asynchronous(call, choice) else choice.stages - 1
     if not sizes.get("HELD", True):
         rows = max(buffers, 1) * (sizes["BM"] + sizes["BN"])
     else:
-        kept = call.heads if "HELD" in sizes else columns
-        rows = kept * sizes["BM"] + max(columns * buffers, 1) * sizes["BN"]
+        resident = call.heads if "HELD" in sizes else columns
+        rows = resident * sizes["BM"] + max(columns * buffers, 1) * sizes["BN"]
     if name in ("query_gradient", "key_gradient"):
         rows += sizes["G"] * sizes["BM"]
     return rows * call.width * call.size

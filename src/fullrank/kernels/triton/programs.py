@@ -9,6 +9,25 @@ again, and programs share no sums. With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_
 The output and dV are one kernel, and so are dQ and dK: a tile has its program's own positions as rows, those that the program
 goes through as columns. Either may be queries, the other keys. Numbers of a query or of a key have a second axis of length one,
 so that the same functions serve both orders. Exponents are powers of two.
+
+Arguments of the kernels and of the functions that they loop over:
+
+    Q, K, V, X, D_OUT, OUT    rows of heads (B, H, N or M, D): a pointer, and the strides of texts, heads and rows
+    MIXING                    M (H, H), or (B, H, H, N) with MIX = 2
+    TOTAL, DELTA, D_MIXING    log2 of the sums of weights and delta (B, H, N); D_ji(n) (B, H, H, N)
+    VISIBLE                   first, end and own_key of `VisibleKeys`, and the interval of queries that see a key
+    TOKENS                    (rows, M): 0 where a key is padding
+    SEED, least, kept         dropout, see `drop`
+    N, M, EACH                queries and keys of a text; texts that share a row of TOKENS, and of the intervals if PACKED
+    scale, unit               s, and s log2(e)
+    H, D, BD                  heads, numbers of a head, and those padded to a power of two
+    MIX                       0: M = I and a single head, 1: one M for all positions, 2: an M of each query
+    SIGMOID, PADDED           sigsoftmax; some key is padding
+    PACKED, DROP              texts hold documents; weights are dropped
+    PRECISION                 of products, see `dot`
+    KEYS, HELD                a program owns keys, not queries; rows of all heads of its tile stay in shared memory
+    G, GJ                     heads of a group, and sources of a group
+    BM, BN                    positions that a program owns, and those that it goes through at a time
 """
 
 from __future__ import annotations
@@ -17,12 +36,18 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-# place: a text, the number of its rows, and which of them. dropout: SEED, least and kept (`drop`).
-
 
 @triton.jit
 def load_rows(X, place, head, D: constexpr, BD: constexpr):
-    """Rows of one head, padded with zeros to BD columns. X: a pointer, and the strides of texts, heads and rows."""
+    """Load rows of one head, padded with zeros.
+
+    Args:
+        X: a pointer, and the strides of texts, heads and rows.
+        place: a text, the number of its rows, and which of them.
+        head: its number.
+        D: numbers of a head.
+        BD: columns of the tile, at least D.
+    """
     text, length, at = place
     d = tl.arange(0, BD)
     inside = (at < length)[:, None]
@@ -34,7 +59,16 @@ def load_rows(X, place, head, D: constexpr, BD: constexpr):
 
 @triton.jit
 def store_rows(X, place, head, tile, D: constexpr, BD: constexpr):
-    """The opposite of `load_rows`."""
+    """Store rows of one head, the opposite of `load_rows`.
+
+    Args:
+        X: a pointer, and the strides of texts, heads and rows.
+        place: a text, the number of its rows, and which of them.
+        head: its number.
+        tile: the rows, with BD columns.
+        D: numbers of a head.
+        BD: columns of the tile, at least D.
+    """
     text, length, at = place
     d = tl.arange(0, BD)
     inside = (at < length)[:, None] & (d < D)[None, :]
@@ -44,13 +78,34 @@ def store_rows(X, place, head, tile, D: constexpr, BD: constexpr):
 
 @triton.jit
 def choose_head(start, i, H: constexpr):
-    """Head i of a group. A group that would go beyond the last head repeats it: computed twice, with the same numbers."""
+    """Choose head i of a group.
+
+    A group that would go beyond the last head repeats it: it is computed twice, with the same numbers.
+
+    Args:
+        start: first head of the group.
+        i: number of the head in the group.
+        H: number of heads.
+    """
     return tl.minimum(start + i, H - 1)
 
 
 @triton.jit
 def load_group(X, place, start, H: constexpr, G: constexpr, D: constexpr, BD: constexpr):
-    """Rows of each head of a group. Loaded before a loop, they stay in shared memory during it."""
+    """Load rows of each head of a group. Loaded before a loop, they stay in shared memory during it.
+
+    Args:
+        X: a pointer, and the strides of texts, heads and rows.
+        place: a text, the number of its rows, and which of them.
+        start: first head of the group.
+        H: number of heads.
+        G: heads of the group.
+        D: numbers of a head.
+        BD: columns of a tile, at least D.
+
+    Returns:
+        A tuple of G tiles.
+    """
     made = ()
     for i in tl.static_range(G):
         made = made + (load_rows(X, place, choose_head(start, i, H), D, BD),)
@@ -59,7 +114,14 @@ def load_group(X, place, start, H: constexpr, G: constexpr, D: constexpr, BD: co
 
 @triton.jit
 def dot(a, b, sums, PRECISION: constexpr):
-    """a b, added to `sums` unless that is None, in fp32. "widened": bf16 for the interpreter, which knows no such products."""
+    """Multiply a b in fp32, and add it to sums.
+
+    Args:
+        a: (rows, inner).
+        b: (inner, columns).
+        sums: (rows, columns); None for none.
+        PRECISION: of products of fp32; "widened" is bf16 for the interpreter, which knows no such products.
+    """
     if PRECISION == "widened":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
     else:
@@ -68,13 +130,25 @@ def dot(a, b, sums, PRECISION: constexpr):
 
 @triton.jit
 def multiply_rows(a, b, PRECISION: constexpr):
-    """a b^T in fp32."""
+    """Multiply a b^T in fp32.
+
+    Args:
+        a: (rows, inner).
+        b: (columns, inner).
+        PRECISION: see `dot`.
+    """
     return dot(a, tl.trans(b), None, PRECISION)
 
 
 @triton.jit
 def make_group(G: constexpr, rows: constexpr, columns: constexpr):
-    """G tiles of zeros."""
+    """Make G tiles of zeros.
+
+    Args:
+        G: number of tiles.
+        rows: of a tile.
+        columns: of a tile.
+    """
     made = ()
     for _ in tl.static_range(G):
         made = made + (tl.zeros((rows, columns), dtype=tl.float32),)
@@ -83,7 +157,10 @@ def make_group(G: constexpr, rows: constexpr, columns: constexpr):
 
 @triton.jit
 def find_place(G: constexpr, KEYS: constexpr):
-    """Tile, first head of the group and text of this program. Those begin first that go through most of a causal text."""
+    """Find the tile, the first head of the group and the text of this program.
+
+    Programs begin first that go through most of a causal text.
+    """
     tile = tl.program_id(0)
     if not KEYS:
         tile = tl.num_programs(0) - 1 - tile
@@ -92,7 +169,19 @@ def find_place(G: constexpr, KEYS: constexpr):
 
 @triton.jit
 def find_text(VISIBLE, TOKENS, row, N, M, PACKED: constexpr):
-    """Intervals and padding of one text, which has a row of them; of the intervals only where it has documents."""
+    """Find the intervals and the padding of one text.
+
+    Args:
+        VISIBLE: pointers to the intervals, see the module.
+        TOKENS: pointer to the padding (rows, M).
+        row: of the text; intervals have rows only if PACKED.
+        N: queries of a text.
+        M: keys of a text.
+        PACKED: whether texts hold documents.
+
+    Returns:
+        VISIBLE and TOKENS of the text.
+    """
     first, looked = VISIBLE[0], VISIBLE[4]
     if PACKED:
         first += row * N
@@ -102,7 +191,13 @@ def find_text(VISIBLE, TOKENS, row, N, M, PACKED: constexpr):
 
 @triton.jit
 def order(block, other, KEYS: constexpr):
-    """Positions of queries and of keys, where those of a program's block are the rows."""
+    """Order positions into those of queries and of keys; those of a program's block are the rows.
+
+    Args:
+        block: positions that the program owns.
+        other: positions that it goes through.
+        KEYS: whether the program owns keys.
+    """
     if KEYS:
         return other[None, :], block[:, None]
     else:
@@ -111,7 +206,18 @@ def order(block, other, KEYS: constexpr):
 
 @triton.jit
 def find_span(VISIBLE, block, N, M, KEYS: constexpr):
-    """The interval of the other side in which all lies that the positions of a program's block see, or are seen by."""
+    """Find the interval of the other side in which all lies that a program's block sees, or is seen by.
+
+    Args:
+        VISIBLE: pointers to the intervals of the text, see the module.
+        block: positions that the program owns.
+        N: queries of a text.
+        M: keys of a text.
+        KEYS: whether the program owns keys.
+
+    Returns:
+        Its first position, and the one after its last.
+    """
     if KEYS:
         first, end, length, other = VISIBLE[3], VISIBLE[4], M, N
     else:
@@ -123,7 +229,17 @@ def find_span(VISIBLE, block, N, M, KEYS: constexpr):
 
 @triton.jit
 def see(VISIBLE, TOKENS, n, k, N, M, PADDED: constexpr):
-    """True where query n sees key k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen."""
+    """Mark where query n sees key k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen.
+
+    Args:
+        VISIBLE: pointers to the intervals of the text, see the module.
+        TOKENS: pointer to the padding of the text.
+        n: positions of queries.
+        k: positions of keys.
+        N: queries of a text.
+        M: keys of a text.
+        PADDED: whether some key is padding.
+    """
     first = tl.load(VISIBLE[0] + n, mask=n < N, other=0)
     end = tl.load(VISIBLE[1] + n, mask=n < N, other=0)
     seen = (k >= first) & (k < end)
@@ -136,7 +252,13 @@ def see(VISIBLE, TOKENS, n, k, N, M, PADDED: constexpr):
 
 @triton.jit
 def exponent(product, unit, SIGMOID: constexpr):
-    """log2 of a weight that is not yet normalised: of exp(a), or of exp(a) sigmoid(a); unit = s log2(e)."""
+    """Compute log2 of a weight that is not yet normalised: of exp(a), or of exp(a) sigmoid(a).
+
+    Args:
+        product: q k.
+        unit: s log2(e).
+        SIGMOID: whether the weight has the factor sigmoid(a).
+    """
     a = product * unit
     if SIGMOID:
         a = a + tl.minimum(a, 0.0) - tl.log2(1.0 + tl.exp2(-tl.abs(a)))
@@ -145,7 +267,13 @@ def exponent(product, unit, SIGMOID: constexpr):
 
 @triton.jit
 def slope(product, unit, SIGMOID: constexpr):
-    """d exponent / d a, both in the same base: 1, or 2 - sigmoid(a)."""
+    """Compute d exponent / d a, both in the same base: 1, or 2 - sigmoid(a).
+
+    Args:
+        product: q k.
+        unit: s log2(e).
+        SIGMOID: whether the weight has the factor sigmoid(a).
+    """
     if SIGMOID:
         a = product * unit
         small = tl.exp2(-tl.abs(a))
@@ -156,13 +284,30 @@ def slope(product, unit, SIGMOID: constexpr):
 
 @triton.jit
 def load_numbers(X, head, n, N):
-    """A number of each query `n`, of one head of X (heads, N)."""
+    """Load a number of each query, of one head.
+
+    Args:
+        X: pointer to the numbers (heads, N).
+        head: its row.
+        n: positions of queries.
+        N: queries of a text.
+    """
     return tl.load(X + head * N + n, mask=n < N, other=0.0)
 
 
 @triton.jit
 def weigh(product, TOTAL, head, n, N, unit, SIGMOID: constexpr):
-    """P of a head; keys that are not seen have any weight yet."""
+    """Compute the weights P of a head; keys that are not seen have any weight yet.
+
+    Args:
+        product: q k.
+        TOTAL: pointer to log2 of the sums of weights (heads, N).
+        head: its row in TOTAL.
+        n: positions of queries.
+        N: queries of a text.
+        unit: s log2(e).
+        SIGMOID: whether a weight has the factor sigmoid(a).
+    """
     return tl.exp2(exponent(product, unit, SIGMOID) - load_numbers(TOTAL, head, n, N))
 
 
@@ -171,9 +316,25 @@ def spread(
     tiles, x, MIXING, text, other, start, n, N,
     OTHER: constexpr, OWN: constexpr, H: constexpr, G: constexpr, MIX: constexpr,
 ):  # fmt: skip
-    """tiles[i] + m x, where m is the entry of M between head `other` and head i of the group.
+    """Add m x to tiles[i], where m is the entry of M between head `other` and head i of the group.
 
-    Its place in MIXING (H, H), or with MIX = 2 (B, H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
+    Args:
+        tiles: a tuple of G tiles.
+        x: a tile of head `other`.
+        MIXING: pointer to M (H, H), or with MIX = 2 (B, H, H, N).
+        text: its number.
+        other: the head that is spread.
+        start: first head of the group.
+        n: positions of queries.
+        N: queries of a text.
+        OTHER: step of M from one `other` to the next.
+        OWN: step of M from one head of the group to the next.
+        H: number of heads.
+        G: heads of the group.
+        MIX: 0: M = I and a single head, 1: one M for all positions, 2: an M of each query.
+
+    Returns:
+        A tuple of G tiles.
     """
     made = ()
     for i in tl.static_range(G):
@@ -191,10 +352,22 @@ def spread(
 
 @triton.jit
 def drop(x, dropout, text, start, i: constexpr, n, k, H: constexpr, G: constexpr):
-    """x / (1 - p) where the mixed weight of head i of a group, query n and key k is kept, 0 where it is dropped.
+    """Drop numbers x of mixed weights: x / (1 - p) where the weight is kept, 0 where it is dropped.
 
-    Philox at (key, query, text and four heads) draws for four heads at once, so no counter has more than 32 bits; where
-    groups are whole fours the compiler sees that they share it. least: of a kept draw, as a signed number; kept: 1 / (1 - p).
+    Philox at (key, query, text and four heads) draws for four heads at once, so no counter has more than 32 bits. Where
+    groups are whole fours, the compiler sees that they share the draw.
+
+    Args:
+        x: a number for each query and key.
+        dropout: SEED, a pointer to the seed and the number of the first text; the least draw that is kept, as a signed
+            number; 1 / (1 - p).
+        text: its number.
+        start: first head of the group.
+        i: number of the head in the group.
+        n: positions of queries.
+        k: positions of keys.
+        H: number of heads.
+        G: heads of the group.
     """
     SEED, least, kept = dropout
     quads: tl.constexpr = (H + 3) // 4
@@ -216,7 +389,10 @@ def add_weights(
     mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
     H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, SIGMOID: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
-    """mixed[i] + M_ji P_j, for rows of head j and those of it in the place `across`."""
+    """Add M_ji P_j to mixed[i], for rows `mine` of head j and its rows of COLUMNS in the place `across`.
+
+    The other arguments are those of the module.
+    """
     text = across[0]
     product = multiply_rows(mine, load_rows(COLUMNS, across, j, D, BD), PRECISION)
     weight = weigh(product, TOTAL, text * H + j, n, N, unit, SIGMOID)
@@ -228,7 +404,10 @@ def add_cotangents(
     wanted, mine, COLUMNS, across, MIXING, dropout, i, start, n, k, N,
     H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, DROP: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
-    """wanted[j] + M_ji G_i, for rows of head i and those of it in the place `across`."""
+    """Add M_ji G_i to wanted[j], for rows `mine` of head i and its rows of COLUMNS in the place `across`.
+
+    The other arguments are those of the module.
+    """
     text = across[0]
     x = multiply_rows(mine, load_rows(COLUMNS, across, i, D, BD), PRECISION)
     if DROP:
@@ -236,10 +415,7 @@ def add_cotangents(
     return spread(wanted, x, MIXING, text, i, start, n, N, 1, H, H, G, MIX)
 
 
-# -- kernels -----------------------------------------------------------------------------------------------------------
-# VISIBLE: first, end and own_key of `VisibleKeys`, and the interval of queries that see a key. EACH: how many texts share one
-# row of TOKENS, and of the intervals if PACKED. KEYS: a program owns keys, not queries. HELD: rows of all heads of its tile
-# stay in shared memory.
+# -- kernels, whose arguments the module describes ---------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH"])
@@ -248,7 +424,10 @@ def totals(
     H: constexpr, D: constexpr, BD: constexpr, SIGMOID: constexpr, PADDED: constexpr,
     PACKED: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """TOTAL (B, H, N): the log2 of the sum of each query's weights. Grid: tiles of queries, heads, texts."""
+    """Compute TOTAL (B, H, N), log2 of the sum of each query's weights.
+
+    Grid: tiles of queries, heads, texts.
+    """
     tile, head, text = find_place(1, False)
     block = tile * BM + tl.arange(0, BM)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
@@ -276,7 +455,10 @@ def sum_rows(
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
     KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """OUT_i = W_i X_i for a group of heads i, W_i = drop(sum_j M_ji P_j); with KEYS W_i^T X_i. Grid: tiles, groups, texts."""
+    """Compute OUT_i = W_i X_i for a group of heads i, W_i = drop(sum_j M_ji P_j); with KEYS W_i^T X_i.
+
+    Grid: tiles, groups, texts.
+    """
     tile, start, text = find_place(G, KEYS)
     if KEYS:
         ROWS, COLUMNS, rows, columns = K, Q, M, N
@@ -327,7 +509,10 @@ def mixing_gradient(
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
     GJ: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i. Grid: tiles of queries, pairs of groups, texts."""
+    """Compute D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i.
+
+    Grid: tiles of queries, pairs of groups, texts.
+    """
     groups: tl.constexpr = (H + G - 1) // G
     tile, pair, text = find_place(1, False)
     source, start = pair // groups * GJ, pair % groups * G
@@ -372,7 +557,10 @@ def score_gradient(
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
     KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """OUT_j = s dA_j K_j for a group of heads j; with KEYS s dA_j^T Q_j. Grid: tiles, groups, texts."""
+    """Compute OUT_j = s dA_j K_j for a group of heads j; with KEYS s dA_j^T Q_j.
+
+    Grid: tiles, groups, texts.
+    """
     tile, start, text = find_place(G, KEYS)
     if KEYS:
         ROWS, COLUMNS, LEFT, RIGHT, rows, columns = K, Q, V, D_OUT, M, N
