@@ -25,7 +25,10 @@ _LARGE = 1 << 16  # a vocabulary, where its size is not known
 
 @dataclass(frozen=True, eq=False)
 class ContextUse:
-    """nll: by tokens of context, the shortest first, nats per token of each of S texts (S,). scored: tokens of each text."""
+    """Perplexity by tokens of context.
+
+    nll: by tokens of context, the shortest first, nats per token of each of S texts (S,). scored: tokens of each text.
+    """
 
     nll: dict[int, np.ndarray]
     scored: int
@@ -35,7 +38,7 @@ class ContextUse:
         return {length: math.exp(values.mean()) for length, values in self.nll.items()}
 
     def reach(self, tolerance: float) -> int:
-        """The fewest tokens of context whose mean nll is within `tolerance` of the lowest."""
+        """Find the fewest tokens of context whose mean nll is within `tolerance` of the lowest."""
         means = {length: values.mean() for length, values in self.nll.items()}
         highest = min(means.values()) + tolerance
         return min(length for length, mean in means.items() if mean <= highest)
@@ -65,9 +68,9 @@ class ContextUse:
 
 
 def read_context(model: LoadedModel, text: Text) -> ContextUse:
-    """The nll after 8, 16, 32 ... tokens of context, and after all there are.
+    """Measure the nll after 8, 16, 32 ... tokens of context, and after as many as there are.
 
-    Read are the first 64 texts as long as a segment and the memory of the model, an eighth of each is scored.
+    Read are the first 64 texts as long as a segment and the memory of the model. An eighth of each is scored.
     Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
     """
     if model.is_masked:
@@ -87,7 +90,7 @@ def read_context(model: LoadedModel, text: Text) -> ContextUse:
 
 
 def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
-    """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens.
+    """Measure the nats per token of the last `scored` tokens of each row (S,), after `length` tokens.
 
     opening: the first token of a row opens every text, and is kept in place of another one.
     """
@@ -106,7 +109,7 @@ def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bo
 
 
 def find_longest(model: LoadedModel, text: Text) -> int:
-    """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
+    """Find the length of the texts that the use of context is measured on: a segment and the memory, in tokens."""
     length = text.segment_length + getattr(model.fullrank_model, "memory_length", 0)
     return min(length, model.max_length or length)
 

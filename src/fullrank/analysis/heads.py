@@ -92,7 +92,10 @@ class Heads:
 
 @contextmanager
 def ablate_head(mix: Any, head: int) -> Iterator[None]:
-    """Inside, a head puts out nothing, O_i = 0. Other heads go on reading its weights."""
+    """Run the block with one head that puts out nothing, O_i = 0.
+
+    Other heads go on reading its weights.
+    """
     finish = mix.finish
     mix.finish = lambda out: finish(out).index_fill(1, torch.tensor(head, device=out.device), 0)
     try:
@@ -102,18 +105,20 @@ def ablate_head(mix: Any, head: int) -> Iterator[None]:
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
-    """Ablate each head of `model` in turn; change of perplexity over texts, and similarity of heads.
+    """Measure what a model loses without each of its heads, and how alike their outputs are.
 
-    A head i is ablated where heads are merged: its output O_i = P'_i V_i is zero, as if its columns of the output projection
-    were. With mixing, P'_i is its mixed weights; other heads go on reading P_i.
-    model, input_ids: as for `spectrum`. Each text is read by itself, and its first token is not predicted; a model with memory
-    reads them as one text in segments. Models with a `LoadedModel.mask_id` predict
-    15 % of the tokens of each text, read as <mask>, chosen once for all heads and never among its marks.
         change_i = exp(nats_i) - exp(nats)     with nats per token over all texts
-    Its interval is Student's of the differences of nats over texts (paired), put into the same equation.
-    Similarity: linear CKA (Kornblith et al. 2019, §3), ||C_ij||^2 / (||C_ii|| ||C_jj||) with the covariances C of O_i and
-    O_j over all tokens. Raises InputError for models without attention weights or vocabulary layer, and for the texts that
-    `spectrum` refuses.
+
+    A head i is ablated where heads are merged: its output O_i = P'_i V_i is zero, as if its columns of the output
+    projection were. With mixing, P'_i is its mixed weights. Other heads go on reading P_i. The interval of a change is
+    Student's of the differences of nats over texts (paired), put into the same equation. Similarity is linear CKA
+    (Kornblith et al. 2019, §3), ||C_ij||^2 / (||C_ii|| ||C_jj||) with the covariances C of O_i and O_j over all tokens.
+
+    model and input_ids are as for `spectrum`. Each text is read by itself, and its first token is not predicted. A
+    model with memory reads the texts as one text in segments. A model with a `LoadedModel.mask_id` predicts 15 % of the
+    tokens of each text, read as <mask>. They are chosen once for all heads and never among its marks.
+    Raises InputError for models without attention weights or vocabulary layer, and for the texts that `spectrum`
+    refuses.
     """
     loaded = open_model(model)
     texts = rows_of(input_ids)
@@ -130,9 +135,11 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
-    """Any figure of a model, such as a task's metric: with all heads, and without each head, by layer.
+    """Measure any figure of a model, such as a task's metric, with all heads and without each head.
 
-    measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
+    measure is called with the model, or with a copy of it that can be ablated, in evaluation mode and without
+    gradients.
+    Returns the figure with all heads, and by layer those without each head.
     """
     layers = open_model(model).attention_layers
     without = []
@@ -148,7 +155,7 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
 
 
 def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:
-    """Nats per token of each text (S,), of the tokens that `heads` looks at."""
+    """Measure the nats per token of each text (S,), of the tokens that `heads` looks at."""
     return _nll(model, predictions(model, rows_of(input_ids))[1])
 
 
@@ -170,7 +177,10 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets (B, N); -100 at targets that
 
 
 def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batch]]:
-    """The tokens of texts (1, N) that are predicted, in words, and the batches in which they are (see `heads`)."""
+    """Choose the tokens of texts (1, N) that are predicted (see `heads`).
+
+    Returns what they are in words, and the batches in which they are predicted.
+    """
     tokens = torch.cat(texts).cpu()
     length = tokens.shape[1]
     if model.mask_id is None and model.is_masked:
@@ -200,7 +210,7 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
 
 
 def _choose_masked(tokens: Tensor, count: int, marks: Sequence[int]) -> Tensor:
-    """Which tokens (B, N) are masked: `count` of each row, always the same ones, and marks after all others."""
+    """Choose which tokens (B, N) are masked: `count` of each row, always the same ones, and marks after all others."""
     draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
     draws[torch.isin(tokens, torch.tensor([*marks]))] = 2.0
     chosen = draws.argsort(1)[:, :count]
@@ -216,7 +226,7 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
 
 
 def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
-    """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
+    """Compute the linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
     tokens = 0
     totals: defaultdict[int, Any] = defaultdict(int)  # by layer, (H D,)
     products: defaultdict[int, Any] = defaultdict(int)  # by layer, (H D, H D)
@@ -242,7 +252,7 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
 
 
 def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Record]:
-    """Change of the deviation over heads from the first model to another, in percent, by layer (Table 3)."""
+    """Yield the change of the deviation over heads from the first model to another, in percent, by layer (Table 3)."""
     before = {record.labels["layer"]: record.value for record in first if record.measure == "deviation"}
     for record in other:
         former = before.get(record.labels.get("layer"))

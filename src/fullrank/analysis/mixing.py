@@ -42,9 +42,9 @@ class LayerMixing:
 def mixing(
     model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor] | None = None
 ) -> tuple[LayerMixing, ...]:
-    """The mixing of every layer that mixes heads, of our models and of injected ones; input_ids as for `spectrum`.
+    """Measure the mixing of every layer that mixes heads, of our models and of injected ones.
 
-    Raises InputError for a model in which no layer does.
+    input_ids are as for `spectrum`. Raises InputError for a model in which no layer mixes heads.
     """
     loaded = open_model(model)
     attention = loaded.attention_layers
@@ -132,7 +132,7 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
 
 
 def find_checkpoints(folder: Path) -> dict[int, str]:
-    """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
+    """Find the checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
     checkpoints = folder / "checkpoints"
     names = {step: f"kept/{path.name}" for step, path in list_kept_checkpoints(checkpoints).items()}
     for name in ("best", "last"):

@@ -54,7 +54,7 @@ class OutputLayer:
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
-    """The number of equal singular values of the same entropy: exp(-sum_i q_i log q_i), q_i = s_i / sum(s).
+    """Compute how many equal singular values have the same entropy: exp(-sum_i q_i log q_i), q_i = s_i / sum(s).
 
     singular_values (..., R) -> (...).
     """
@@ -99,7 +99,7 @@ class LogProbRank:
 
     @property
     def conclusive(self) -> bool:
-        """The matrix is large enough to have a rank above the bound."""
+        """Whether the matrix is large enough to have a rank above the bound."""
         return min(self.contexts, self.columns) > self.layer.bound
 
 
@@ -111,17 +111,28 @@ def rank(
     most_bytes: int = MOST_BYTES,
     seed: int = 0,
 ) -> LogProbRank:
-    """The rank of the log-probabilities of `model` after many contexts, and the bound that its output layer has.
+    """Measure the rank of the log-probabilities of a model after many contexts, beside the bound of its output layer.
 
         A = log p(v | context),  T contexts by V words        a plain softmax:  A = H W' + 1 b' - log Z 1'
 
-    so that its rank is at most d + 1, and d + 2 with an output bias, however many contexts are read.
-    model: a `LanguageModel` or any causal model of Hugging Face. Read in double precision and evaluation mode, on a copy.
-    input_ids (B, N) int64, or several of them, read until there are enough: every row on its own, without memory. A context
-    is a token and all before it in its row; contexts that repeat an earlier one are left out.
-    contexts T: 2 (d + 2) + 32 if not given, and at most what input_ids hold.
-    most_bytes: a larger matrix is made of fewer words, drawn with `seed`, but not of fewer words than contexts.
-    Raises InputError for another kind of model or too few contexts; RunError for log-probabilities that are not finite.
+    The rank of A is at most d + 1, and d + 2 with an output bias, however many contexts are read. A context is a token
+    and all before it in its row. Contexts that repeat an earlier one are left out.
+
+    Args:
+        model: a `LanguageModel` or any causal model of Hugging Face. It is read in double precision and evaluation
+            mode, on a copy.
+        input_ids: token ids (B, N) int64, or several of them, read until there are enough contexts. Every row is read
+            on its own, without memory.
+        contexts: T, at most what input_ids hold; None for 2 (d + 2) + 32.
+        most_bytes: a larger matrix is made of fewer words, but not of fewer words than contexts.
+        seed: seed of the words that are drawn then.
+
+    Returns:
+        The singular values of A, with the facts that bound their rank.
+
+    Raises:
+        InputError: the model is of another kind, or there are too few contexts.
+        RunError: a log-probability is not finite.
     """
     if contexts is not None and contexts < 2:
         raise InputError(f"contexts: two or more, given {contexts}")
@@ -158,7 +169,7 @@ def rank(
 
 
 def describe_output(model: LoadedModel) -> OutputLayer:
-    """The output layer of a model of ours, or the output embedding of one of transformers."""
+    """Describe the output layer of a model of ours, or the output embedding of one of transformers."""
     if model.fullrank_model is None:
         head: Any = model.module.get_output_embeddings()
         capped = getattr(model.module.config.get_text_config(), "final_logit_softcapping", None)
@@ -186,7 +197,7 @@ def describe_output(model: LoadedModel) -> OutputLayer:
 
 
 def _convert_to_double(model: Any) -> Any:
-    """The model in double precision and evaluation mode: itself if it is so, else a copy."""
+    """Convert a model to double precision and evaluation mode: itself if it is so, else a copy."""
     is_double = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
     trains = any(module.training for module in model.modules())
     if is_double and not trains:
@@ -201,7 +212,10 @@ def _convert_to_double(model: Any) -> Any:
 
 
 def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
-    """Batches with the positions (n,) in them, rows end to end, of the first `wanted` contexts that differ, and the repeats."""
+    """Choose the first `wanted` contexts that differ.
+
+    Returns the batches with the positions (n,) of these contexts in them, rows end to end, and the number of repeats.
+    """
     seen: set[bytes] = set()
     chosen = []
     repeats = 0
@@ -280,6 +294,7 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
 
 
 def explain_rank(measured: LogProbRank) -> list[str]:
+    """Explain the rank beside its bound, a sentence each."""
     layer = measured.layer
     bound = f"{layer.in_words} = {layer.bound:,}"
     if layer.exempt is not None:
@@ -319,10 +334,11 @@ class GradientShare:
 
 
 def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> GradientShare:
-    """The share of the gradient of the nll that the output layer of `model` lets through, by its norm.
+    """Measure the share of the gradient of the nll that the output layer of a model lets through, by its norm.
 
     model: of ours or of Hugging Face, with one softmax over a single output matrix.
-    batches: input_ids and targets (B, N) int64; targets -100 do not count. Every row is read on its own, without memory.
+    batches: input_ids and targets (B, N) int64. Targets -100 do not count. Every row is read on its own, without
+    memory.
     Raises InputError for another output layer, and where no target counts.
     """
     loaded = open_model(model)
@@ -351,7 +367,7 @@ def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tenso
 
 
 def _find_basis(weight: Tensor) -> Tensor:
-    """U (V, r): an orthonormal basis of the columns of `weight` (V, d), of rank r."""
+    """Find an orthonormal basis U (V, r) of the columns of `weight` (V, d), of rank r."""
     q, triangle = torch.linalg.qr(weight.double())
     u, s, _ = torch.linalg.svd(triangle)
     least = s[0] * max(weight.shape) * torch.finfo(s.dtype).eps

@@ -45,7 +45,10 @@ _PARTS = (  # first match wins
 
 
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
-    """Parameters, bytes, FLOPs and memory of the model of a run; `length`: the training segment's, of translations 25."""
+    """Measure parameters, bytes, FLOPs and memory of the model of a run.
+
+    length: tokens of a sequence; None for the training segment's, of translations 25.
+    """
     length = length or (SENTENCE if run.translates else run.train.segment_length)
     rows = run.train.batch_size
     if run.translates:
@@ -60,16 +63,24 @@ def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
 
 
 def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, int]:
-    """Bytes that training of `parameters` parameters on `tokens` tokens at a time holds, on one device.
+    """Estimate the bytes that training holds on one device.
 
         parameters 4 P      gradients 4 P      optimizer 4 S P      activations w T L (8 E + 2 F)
 
-    P parameters, S numbers that the optimizer holds for each, T tokens of a batch, L layers of width E and inner width F,
-    w = 2 bytes with bf16, else 4. A layer keeps what its two norms and its products read: 8 E, and F before and after the
-    activation. Keys and values of G < H heads keep 2 (H - G) D fewer, a gated activation F more. A layer of a decoder with
-    cross-attention keeps 6 E more. With `train.activation_checkpointing` activations are w T (L E + 8 E + 2 F): inputs of
-    layers, and one layer. An estimate: dropout, mixing, memories, attention that no kernel computes and the chunk of logits
-    are left out.
+    P parameters, S numbers that the optimizer holds for each, T tokens of a batch, L layers of width E and inner width
+    F, w = 2 bytes with bf16, else 4. A layer keeps what its two norms and its products read: 8 E, and F before and
+    after the activation. Keys and values of G < H heads keep 2 (H - G) D fewer, a gated activation F more. A layer of a
+    decoder with cross-attention keeps 6 E more. With `train.activation_checkpointing` activations are w T (L E + 8 E +
+    2 F): inputs of layers, and one layer. Dropout, mixing, memories, attention that no kernel computes and the chunk of
+    logits are left out.
+
+    Args:
+        run: the run, of which the sizes of the model and the optimizer count.
+        parameters: P.
+        tokens: T, those read at a time.
+
+    Returns:
+        Bytes by kind, and their `total`.
     """
     if run.translates:
         stacks = [run.model.get_encoder_config(), run.model.get_decoder_config()]
@@ -99,18 +110,32 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
 
 
 def optimizer_states(options: TrainConfig) -> float:
-    """Numbers that the optimizer holds for each parameter; of an optimizer of one's own 2, as for Adam."""
+    """Count the numbers that the optimizer holds for each parameter.
+
+    Of an optimizer of one's own they are 2, as for Adam.
+    """
     if options.optimizer in ("sgd", "nag"):
         return 1.0 if options.momentum else 0.0
     return 2.0
 
 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
-    """Size of a language model on `batch` sequences of `length` tokens, as plain numbers.
+    """Measure the size of a language model, as plain numbers.
 
-    A query sees (length + 1) / 2 keys of its segment on average, and the memory. A training step projects the memory again,
-    which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
-    Raises InputError for a length that the output map of multi-linear attention is too small for.
+    A query sees (length + 1) / 2 keys of its segment on average, and the memory. A training step projects the memory
+    again, which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the
+    length.
+
+    Args:
+        config: the model.
+        length: tokens of a sequence.
+        batch: sequences of a batch.
+
+    Returns:
+        Parameters, bytes, and FLOPs per token.
+
+    Raises:
+        InputError: the output map of multi-linear attention is too small for the length.
     """
     model = _build_on_meta(LanguageModel, config)
     keys: float = config.memory_length
@@ -128,11 +153,22 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
-    """Size of a masked language model on `batch` texts of `length` tokens, as plain numbers.
+    """Measure the size of a masked language model, as plain numbers.
 
-    FLOPs are per token that is read: every token sees all `length` tokens, and the output layer works on the `share` of them
-    that is masked. Nothing is decoded, so there is no cache.
-    Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
+    FLOPs are per token that is read. Every token sees all tokens of its text. Nothing is decoded, so there is no cache.
+
+    Args:
+        config: the model.
+        length: tokens of a text.
+        batch: texts of a batch.
+        share: share of the tokens that is masked, on which the output layer works.
+
+    Returns:
+        Parameters, bytes, and FLOPs per token.
+
+    Raises:
+        ConfigError: the configuration is of no masked language model.
+        InputError: the model cannot take the length.
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
@@ -146,13 +182,25 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
-    """Size of a translation model for `batch` pairs with `length` tokens on each side, as plain numbers.
+    """Measure the size of a translation model, as plain numbers.
 
-    `source` is the work of a token of the source: encoder, in which it sees all `length` tokens, and its keys and values for
-    cross-attention. `target` is that of a token of the target: decoder, in which it sees (length + 1) / 2 tokens on average,
-    and all `length` tokens of the source, and vocabulary. `forward` and `training` are the sums of both. Decoding keeps
-    `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and `state_per_text_fp32` whatever the length.
-    Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
+    `source` is the work of a token of the source: encoder, in which it sees all `length` tokens, and its keys and
+    values for cross-attention. `target` is that of a token of the target: decoder, in which it sees (length + 1) / 2
+    tokens on average, and all `length` tokens of the source, and vocabulary. `forward` and `training` are the sums of
+    both. Decoding keeps `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and
+    `state_per_text_fp32` whatever the length.
+
+    Args:
+        config: the model.
+        length: tokens on each side.
+        batch: pairs of a batch.
+
+    Returns:
+        Parameters, bytes, and FLOPs per token.
+
+    Raises:
+        ConfigError: the configuration is of no translation model.
+        InputError: the model cannot take the length.
     """
     model = _build_on_meta(Translator, config)
     encoder = model.encoder
@@ -192,29 +240,35 @@ def _build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> 
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
+    """Count the trainable parameters of each part of a model, and their `total`.
 
-    Those that training adds (`train.parts`) are no part of the model.
+    Tied ones count once, where they are stored. Those that training adds (`train.parts`) are no part of the model.
     """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
     saved = model.state_dict()
     for name, parameter in model.named_parameters():
         if name in saved:
-            fitting = [part for part, marks in _PARTS if any(mark in name for mark in marks)]
-            part = fitting[0] if fitting else "other"
-            counts[part] += parameter.numel()
+            counts[_find_part(name)] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
 
 
+def _find_part(name: str) -> str:
+    """Find the part that a parameter belongs to by its name."""
+    for part, marks in _PARTS:
+        if any(mark in name for mark in marks):
+            return part
+    return "other"
+
+
 def _count_notes(layer: Attention) -> int:
-    """Numbers that stages which mix heads remember of each token."""
+    """Count the numbers that stages which mix heads remember of each token."""
     x = torch.zeros(1, 1, layer.hidden_size, device=layer.project.value.weight.device)
     scored = torch.zeros(1, layer.project.num_heads, 1, layer.project.head_dim)
     return sum(note.numel() for note in layer.attend.remember(x, scored) if note is not None)
 
 
 def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
-    """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
+    """Count the bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
     token_numbers = text_numbers = 0
     for layer in layers:
         numbers = layer.project.num_heads // layer.project.groups * layer.project.head_dim
@@ -250,10 +304,10 @@ class _Stack:
 def _count_flops(
     stacks: Sequence[_Stack], length: int, batch: int, linear: float, only_training: float = 0.0
 ) -> dict[str, int]:
-    """Per token, forward and training: `linear` (matrices and vocabulary) and attention.
+    """Count the FLOPs per token, forward and training: `linear` (matrices and vocabulary) and attention.
 
-    Attention is scores, mixing and weighted values, or multi-linear attention up to its output. The keys of distances, made
-    once for all texts of a batch, are left out. only_training: a part that evaluation does not compute.
+    Attention is scores, mixing and weighted values, or multi-linear attention up to its output. The keys of distances,
+    made once for all texts of a batch, are left out. only_training: a part that evaluation does not compute.
     """
     forward = linear
     training = 3 * (linear + only_training)
@@ -271,12 +325,12 @@ def _count_flops(
 
 
 def _count_multilinear(stack: _Stack, attention: MultiLinearConfig, length: int, batch: int) -> tuple[float, float]:
-    """Per token, of one layer's tensor and output map: forward, and a training step.
+    """Count the FLOPs per token of one layer's tensor and output map: forward, and a training step.
 
-    `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after as
-    much memory as there are positions for. The position term makes the rank 2 R. `decayed`: two sums of S R numbers, and U,
-    S R E. Products of single numbers are left out of both. Where not `causal`, tokens see the whole text; `decayed` then has
-    sums over all of it for every token.
+    `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after
+    as much memory as there are positions for. The position term makes the rank 2 R. `decayed`: two sums of S R numbers,
+    and U, S R E. Products of single numbers are left out of both. Where not `causal`, tokens see the whole text.
+    `decayed` then has sums over all of it for every token.
     Raises InputError where a text of `length` tokens is longer than the output map.
     """
     config = stack.config
@@ -305,7 +359,7 @@ def _count_multilinear(stack: _Stack, attention: MultiLinearConfig, length: int,
 
 
 def _count_weighted(layer: Attention, products: int, keys: float) -> float:
-    """Per token: scores and weighted values of `products` multiply-adds a number of a head and key, and mixing of both.
+    """Count the FLOPs per token of scores, weighted values and mixing, at `products` multiply-adds a number of a head and key.
 
     P tokens at a position are P queries, each of which sees P times as many keys.
     """
@@ -319,7 +373,7 @@ def _count_weighted(layer: Attention, products: int, keys: float) -> float:
 
 
 def _count_matrices(model: nn.Module) -> int:
-    """Multiply-adds of each token with matrices of a model, the vocabulary's apart."""
+    """Count the multiply-adds of each token with the matrices of a model, the vocabulary's apart."""
     count = 0
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -336,7 +390,7 @@ def _count_matrices(model: nn.Module) -> int:
 
 
 def _count_keys_and_values(project: Projection) -> int:
-    """Multiply-adds of a token's keys and values, where keys are read at all."""
+    """Count the multiply-adds of a token's keys and values, where keys are read at all."""
     count = project.value.weight.numel() + project.mix_qkv.multiply_adds()[1]
     if project.key is not None and project.reads_keys:
         count += project.key.weight.numel()
@@ -344,7 +398,7 @@ def _count_keys_and_values(project: Projection) -> int:
 
 
 def _count_memory(model: LanguageModel, length: int) -> float:
-    """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
+    """Count the FLOPs per token of a training step for keys and values of the memory, projected again for every segment."""
     numbers = 0
     for module in model.modules():
         if isinstance(module, Projection):

@@ -46,7 +46,10 @@ class LayerSpectrum(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionSpectrum:
-    """Layers in the order in which they run, read over `texts` texts of `length` tokens. `weights`: how they were computed."""
+    """The spectra of the layers of a model, in the order in which they run, read over `texts` texts of `length` tokens.
+
+    weights: how attention was computed.
+    """
 
     layers: tuple[LayerSpectrum, ...]
     texts: int
@@ -68,7 +71,7 @@ class AttentionSpectrum:
 
 
 def summarize_values(s: np.ndarray) -> Spectrum:
-    """The spectrum of singular values (B, H, R), largest first, averaged over B."""
+    """Summarize singular values (B, H, R), largest first, as a spectrum averaged over B."""
     sums = s.cumsum(-1)
     curves = sums / sums[..., -1:]
     squares = np.square(s)
@@ -77,13 +80,14 @@ def summarize_values(s: np.ndarray) -> Spectrum:
 
 
 def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> AttentionSpectrum:
-    """The singular values of the attention weights of `model` over texts, before and after the mixing of heads.
+    """Measure the singular values of the attention weights of a model over texts, before and after the mixing of heads.
 
-    model: a `LanguageModel`, a `MaskedLanguageModel`, an `Encoder`, or a model of Hugging Face with one sequence. A model of
-    Hugging Face that nothing was injected into is copied, and its own weights are formed explicitly, whatever kernel it runs
-    with. input_ids (B, N) int64, or several of them with one N: each row is a text of its own, without padding; a model with
-    memory reads them one after the other, and its weights are over memory and text.
-    Raises InputError for texts of unequal lengths, for no text, for encoder-decoders, and for attention without weights.
+    model: a `LanguageModel`, a `MaskedLanguageModel`, an `Encoder`, or a model of Hugging Face with one sequence. A
+    model of Hugging Face that nothing was injected into is copied. Its own weights are formed explicitly, whatever
+    kernel it runs with. input_ids (B, N) int64, or several of them with one N: each row is a text of its own, without
+    padding. A model with memory reads them one after the other, and its weights are over memory and text.
+    Raises InputError for texts of unequal lengths, for no text, for encoder-decoders, and for attention without
+    weights.
     """
     loaded = open_model(model)
     rows = rows_of(input_ids)
