@@ -22,7 +22,7 @@ Grams = NDArray[np.int32]  # numbers of n-grams, fewer than tokens: half the mem
 
 
 def discount_evenly(counts: Ids) -> NDArray[np.float64]:
-    """D of every n-gram that occurs, by the counts of all of one order (G,)."""
+    """Compute D of every n-gram that occurs, by the counts of all of one order (G,)."""
     once = (counts == 1).sum()
     twice = (counts == 2).sum()
     share = once / (once + 2 * twice) if once else 0.5
@@ -38,9 +38,18 @@ def measure_ngrams(
     order: int = 5,
     discount: Callable[[Ids], NDArray[np.float64]] = discount_evenly,
 ) -> list[list[float]]:
-    """Perplexities per token of each text under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
+    """Measure perplexities per token of each text under the n-gram models of a training text, n = 1 .. order.
 
-    Texts are read as one stream each, which `start_id` precedes. discount: what is taken from each of the counts of an order.
+    Args:
+        train: training text, token ids (T,).
+        texts: texts to measure, token ids (T,) each. Each is read as one stream.
+        vocab_size: V.
+        start_id: token that precedes each text.
+        order: highest n.
+        discount: gives what is taken from each of the counts of an order.
+
+    Returns:
+        For each text its perplexities, by n.
     """
     lengths = np.array([len(ids) for ids in (train, *texts)])
     ends = np.cumsum(lengths + order)
@@ -72,7 +81,10 @@ def measure_ngrams(
 
 
 def _number_pairs(history: Grams, tokens: Grams, vocab_size: int) -> Grams:
-    """Numbers from 0 of the pairs, in the order of their values: less memory than `np.unique` with `return_inverse`."""
+    """Assign numbers from 0 to the pairs, in the order of their values.
+
+    This takes less memory than `np.unique` with `return_inverse`.
+    """
     pairs = history.astype(np.int64) * vocab_size + tokens  # NumPy 1 would keep 32 bits
     order = np.argsort(pairs)
     ordered = pairs[order]
@@ -91,7 +103,7 @@ def _predict(
     lower: NDArray[np.float64],
     discount: Callable[[Ids], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
+    """Compute probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
     number = grams.max() + 1
     counts = np.bincount(grams[counted], minlength=number)
     taken = discount(counts)

@@ -25,10 +25,10 @@ class Interval(NamedTuple):
 
 
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Welch's 95 % interval of mean(b) - mean(a) for independent samples.
+    """Compute Welch's 95 % interval of mean(b) - mean(a) for independent samples.
 
-    With two seeds an arm its t is up to 12.7: so little do two seeds say.
-    None unless both have at least two, and where nothing scatters.
+    With two seeds an arm its t is up to 12.7: so little do two seeds say. None unless both have at least two, and where
+    nothing scatters.
     """
     fewest = min(len(a), len(b))
     if fewest < 2:
@@ -47,7 +47,7 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
 
 
 def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Student's 95 % interval of the mean of b_i - a_i, where i is one seed of both arms.
+    """Compute Student's 95 % interval of the mean of b_i - a_i, where i is one seed of both arms.
 
     None for fewer than two seeds, and where all differences are equal. ValueError unless a and b are of one length.
     """
@@ -65,7 +65,10 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
 
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
-    """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
+    """Measure the share by which validation perplexity falls in the last tenth of a curve.
+
+    None with fewer than two evaluations.
+    """
     if len(curve) < 2:
         return None
     end = interpolate(curve, 1)
@@ -74,7 +77,10 @@ def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
 
 
 def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
-    """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
+    """Interpolate the logarithm of perplexity after a share of the steps of a curve (step, perplexity).
+
+    Between evaluations it lies on a line.
+    """
     steps, perplexities = np.array(curve, dtype=float).T
     place = share * steps[-1]
     logarithms = np.log(perplexities)

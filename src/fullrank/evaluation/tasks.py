@@ -22,7 +22,10 @@ TOKENISED_BLEU = (
 
 
 def _import_metrics() -> Any:
-    """The metrics of sacrebleu; InputError with the command that installs it where it is missing."""
+    """Import the metrics of sacrebleu.
+
+    Raises InputError with the command that installs it where it is missing.
+    """
     if importlib.util.find_spec("sacrebleu") is None:
         raise InputError(f"BLEU and chrF need sacrebleu; install it: {pip_install('translate')}")
     import sacrebleu
@@ -31,9 +34,18 @@ def _import_metrics() -> Any:
 
 
 def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> Any:
-    """The BLEU of sacreBLEU over tokens of a kind (None: its choice for the language, 13a for most).
+    """Build the BLEU of sacreBLEU over tokens of a kind.
 
-    Raises InputError where a package that they need is missing.
+    Args:
+        tokenize: kind of tokens; None for its choice for the language, 13a for most.
+        language: target language.
+        **options: further options of `sacrebleu.BLEU`.
+
+    Returns:
+        The metric of sacreBLEU.
+
+    Raises:
+        InputError: a package that is needed is missing.
     """
     metrics = _import_metrics()
     try:
@@ -44,7 +56,7 @@ def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> 
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
+    """Raise InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
     if len(hypotheses) != len(references) or not hypotheses:
         raise InputError(
             f"{len(hypotheses):,} hypotheses and {len(references):,} references: give one line of each for every sentence"
@@ -59,13 +71,24 @@ def translation_scores(
     tokenize: str | None = None,
     language: str = "",
 ) -> dict[str, Any]:
-    """BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
+    """Compute BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
 
-    `lowercase` ignores case in both, `tokenize` and the target `language` are as in `bleu_of`. The signatures are
-    sacreBLEU's, with its version: scores of different signatures do not compare, so every figure goes with its own.
-    `length_ratio` is tokens of the hypotheses over tokens of the references; `brevity_penalty` is the factor of BLEU for
-    being shorter. An empty hypothesis is a sentence without match.
-    Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
+    The signatures are sacreBLEU's, with its version. Scores of different signatures do not compare, so every figure
+    goes with its own. `length_ratio` is tokens of the hypotheses over tokens of the references. `brevity_penalty` is
+    the factor of BLEU for being shorter. An empty hypothesis is a sentence without match.
+
+    Args:
+        hypotheses: translations, one a sentence.
+        references: reference translations, one a sentence.
+        lowercase: ignore case in both.
+        tokenize: kind of tokens, as in `bleu_of`.
+        language: target language, as in `bleu_of`.
+
+    Returns:
+        Scores, their signatures, and the number of sentences.
+
+    Raises:
+        InputError: the numbers of hypotheses and references differ, there are none, or sacreBLEU is missing.
     """
     _check_pairs(hypotheses, references)
     bleu = bleu_of(tokenize, language, lowercase=lowercase)
@@ -85,10 +108,10 @@ def translation_scores(
 
 
 def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """BLEU4 over white-space tokens of both sides as they are, in lower case, without smoothing.
+    """Compute BLEU4 over white-space tokens of both sides as they are, in lower case, without smoothing.
 
-    This is what fairseq-generate printed for IWSLT14, where hypotheses and references are tokenised (Moses), lower-cased
-    and have their subwords joined. Tokenisation changes BLEU by points, so the label goes with the figure.
+    This is what fairseq-generate printed for IWSLT14, where hypotheses and references are tokenised (Moses),
+    lower-cased and have their subwords joined. Tokenisation changes BLEU by points, so the label goes with the figure.
     Raises InputError for different numbers of hypotheses and references, and for none at all.
     """
     _check_pairs(hypotheses, references)
@@ -98,9 +121,18 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
 
 
 def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """Every metric of a task, its headline first, as fractions.
+    """Compute every metric of a task, its headline first, as fractions.
 
-    predictions, labels (n,): class ids, not logits; real numbers for STS-B. RunError for numbers that are not finite.
+    Args:
+        task: task of GLUE.
+        predictions: class ids (n,), not logits; real numbers for STS-B.
+        labels: right answers (n,), likewise.
+
+    Returns:
+        Metrics by name.
+
+    Raises:
+        RunError: a number is not finite.
     """
     predicted = np.asarray(predictions)
     right = np.asarray(labels)
@@ -110,13 +142,16 @@ def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> di
 
 
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Measure the share of predictions that equal their labels."""
     return float(np.mean(np.equal(predictions, labels)))
 
 
 def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of class 1, that of paraphrases and duplicates; 0 where it is nowhere.
+    """Measure the harmonic mean of precision and recall of class 1, that of paraphrases and duplicates.
 
-    F1 = 2 TP / (2 TP + FP + FN)
+        F1 = 2 TP / (2 TP + FP + FN)
+
+    It is 0 where class 1 is nowhere.
     """
     predicted = np.equal(predictions, 1)
     right = np.equal(labels, 1)
@@ -124,7 +159,7 @@ def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def correlate(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation; 0 where either side is constant.
+    """Measure the linear correlation; 0 where either side is constant.
 
     Of two classes it is their Matthews correlation, (TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN)).
     """
@@ -134,7 +169,10 @@ def correlate(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def correlate_ranks(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation of the ranks, where equal numbers share the mean of their ranks; 0 where either side is constant."""
+    """Measure the linear correlation of the ranks; 0 where either side is constant.
+
+    Equal numbers share the mean of their ranks.
+    """
     from scipy.stats import rankdata
 
     return correlate(rankdata(predictions), rankdata(labels))
@@ -155,15 +193,22 @@ References = Mapping[str, Sequence[str]]  # accepted answers by question; in v2 
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case; then without ASCII punctuation; then without the articles a, an, the; words parted by one space."""
+    """Normalize an answer: lower case, without ASCII punctuation, then without a, an, the, and one space between words."""
     words = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) -> float:
-    """F1 of the words of both after `normalize_answer`, as bags:  2 common / (predicted + reference words).
+    """Measure F1 of the words of both after `normalize_answer`, as bags:  2 common / (predicted + reference words).
 
-    If one of them has no word: 0 in v1.1; in v2 (`empty_matches`) 1 if neither has one, since no answer is an answer there.
+    Args:
+        prediction: predicted answer.
+        reference: accepted answer.
+        empty_matches: score 1 if neither has a word, as no answer is an answer in v2. Else 0, as where only one has
+            none.
+
+    Returns:
+        F1, from 0 to 1.
     """
     predicted = normalize_answer(prediction).split()
     wanted = normalize_answer(reference).split()
@@ -174,9 +219,15 @@ def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) ->
 
 
 def squad_scores(predictions: Mapping[str, str], references: References, *, v2: bool = False) -> dict[str, float]:
-    """The mean over all questions of the exact match, and of F1, with the best of each question's references.
+    """Compute the mean over all questions of the exact match, and of F1, with the best of each question's references.
 
-    v2: an empty prediction says that there is no answer; `HasAns_*` and `NoAns_*` are over questions with and without one.
+    Args:
+        predictions: answer to each question.
+        references: accepted answers to each question.
+        v2: an empty prediction says that there is no answer.
+
+    Returns:
+        Scores by name; in v2 also `HasAns_*` and `NoAns_*`, over questions with and without an answer.
     """
     exact: dict[str, float] = {}
     f1: dict[str, float] = {}
