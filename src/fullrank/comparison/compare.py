@@ -84,13 +84,13 @@ class Row:
         return self.name if self.first.result is not None else f"{self.name} (unfinished)"
 
     def is_apart(self, measure: Measure) -> bool:
-        """True if figures look like next-token perplexities and are none: they compare with no other row."""
+        """Return whether figures look like next-token perplexities and are none: they compare with no other row."""
         if measure.higher or self.first.task == MASKED_MODELING:
             return False
         return not all(run.next_token for run in self.runs)
 
     def is_above(self, model: str) -> bool:
-        """True if its perplexity is above that of a model that only counts: `unigram` words, or `fourgram`."""
+        """Return whether the perplexity is above that of a model that only counts: `unigram` words, or `fourgram`."""
         for split in SPLITS:
             mean = self.mean(PERPLEXITY, split)
             counted = read_counted(self.first, split, model)
@@ -99,12 +99,12 @@ class Row:
         return False
 
     def values(self, measure: Measure, split: str) -> dict[int | None, float]:
-        """Final figures by seed."""
+        """Return the final figures by seed."""
         values = {run.seed: measure.value(run, split) for run in self.runs}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def mean(self, measure: Measure, split: str) -> float | None:
-        """Mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
+        """Compute the mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
         values = self.values(measure, split)
         return statistics.fmean(values.values()) if values else None
 
@@ -138,7 +138,7 @@ class Group:
         return [row for row in self.rows if not row.is_apart(self.measure)]
 
     def find_above(self, model: str) -> list[Row]:
-        """Rows worse than a model that only counts (`Row.is_above`); of scores none."""
+        """Find the rows worse than a model that only counts (`Row.is_above`); of scores none."""
         return [] if self.measure.higher else [row for row in self.comparable_rows if row.is_above(model)]
 
     @property
@@ -150,11 +150,11 @@ class Group:
         return sorted(measured, key=lambda row: self.find_mean(row) or 0.0, reverse=self.measure.higher)
 
     def find_mean(self, row: Row) -> float | None:
-        """The mean by which rows are compared."""
+        """Find the mean by which rows are compared."""
         return row.mean(self.measure, self.split)
 
     def find_baseline(self, row: Row) -> Row | None:
-        """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
+        """Find the row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
         named = {other.name: other for other in self.comparable_rows}
         if row.name not in named:
             return None
@@ -217,10 +217,9 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     """Compare run folders of one kind: translation, causal or masked language models or fine-tuning, as the first is.
 
     The first row is the one that others are compared with.
-    table: the table of several recipes that they belong to; rows are compared within each recipe, and in fine-tuning
-    within each task.
-    Raises InputError for a folder that is no run. A run that is unfinished or damaged is listed, never an
-    error.
+    table: the table of several recipes that they belong to. Rows are then compared within each recipe. Rows of
+    fine-tuning are compared within each task.
+    Raises InputError for a folder that is no run. A run that is unfinished or damaged is listed, never an error.
     """
     unique = {Path(folder).resolve(): Path(folder) for folder in folders}
     runs = [read_run(folder) for folder in unique.values()]
@@ -251,7 +250,10 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
 
 
 def _name_part(run: Run, table: str | None) -> str:
-    """`vanilla` of mixhead/table1-vanilla; `table4` of mixhead/table4 itself; a task of fine-tuning."""
+    """Name the part of a table.
+
+    It is `vanilla` of mixhead/table1-vanilla, `table4` of mixhead/table4 itself, and a task of fine-tuning.
+    """
     if run.finetunes:
         return run.task
     if table is None:
@@ -266,7 +268,11 @@ def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
         splits = dict.fromkeys(split for run in runs for split in run.get_mapping("final"))
         metrics = dict.fromkeys(name for run in runs for name in run.metric_names)
         return Group(rows, list(map(find_metric, metrics)), list(splits))
-    measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
+    measured = []
+    for split in _ORDER:
+        values = [measure.value(run, split) for run in runs]
+        if any(value is not None for value in values):
+            measured.append(split)
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
     measures = [measure]
     if measure is BLEU and is_tokenised:
@@ -277,7 +283,7 @@ def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
-    """Runs gathered into rows, in order of first appearance.
+    """Group runs into rows, in order of first appearance.
 
     A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
     spread is always over different seeds. So does a run that was measured on another text.
@@ -295,7 +301,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 
 
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
-    """A distinct name for each row: that in the recipe, else its own without its seed."""
+    """Name each row distinctly: by its name in the recipe, else by its run's name without the seed."""
     names = []
     for run, *others in rows:
         name = _SEED_SUFFIX.sub("", run.name) if others else run.name
@@ -304,7 +310,7 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def number_names(names: Sequence[str]) -> list[str]:
-    """Equal names made distinct by `(2)`, `(3)` ..."""
+    """Make equal names distinct by `(2)`, `(3)` ..."""
     distinct = []
     for index, name in enumerate(names):
         count = names[: index + 1].count(name)
@@ -316,9 +322,10 @@ def number_names(names: Sequence[str]) -> list[str]:
 
 
 def identify_text(run: Run) -> dict[str, Any]:
-    """Identity of the text behind a figure, as far as recorded. Another training text is another model, not another text.
+    """Identify the text behind a figure, as far as recorded.
 
-    Perplexities are of its tokens, BLEU is of reference translations by a signature, scores of fine-tuning are of examples.
+    Another training text is another model, not another text. Perplexities are of its tokens, BLEU is of reference
+    translations by a signature, scores of fine-tuning are of examples.
     """
     if run.finetunes:
         digests = run.get_mapping("sha256")
@@ -334,14 +341,14 @@ def identify_text(run: Run) -> dict[str, Any]:
 
 
 def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Differences between two texts; a figure that only one of them records decides nothing."""
+    """List the differences between two texts; a figure that only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
     return [name for name in first if name in second and first[name] != second[name]]
 
 
 def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
-    """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
+    """Find the number of the text that each row was measured on; figures compare where the numbers are equal."""
     distinct: list[dict[str, Any]] = []
     numbers = []
     for row in rows:
@@ -357,10 +364,19 @@ def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
 
 
 def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
-    """Difference of means with its 95 % interval over seeds: shares of the baseline's mean, points for scores.
+    """Compare the means of two rows, with a 95 % interval over seeds.
 
-    The interval is paired (Student) for the same seeds, else Welch's; None where either side has one seed, and where
-    nothing scatters. None for rows without figures, or of different texts.
+    The difference is a share of the baseline's mean, of scores in points. The interval is paired (Student) for the same
+    seeds, else Welch's. It is None where either side has one seed, and where nothing scatters.
+
+    Args:
+        row: the row to compare.
+        base: its baseline.
+        measure: the figure that is compared.
+        split: the split that it is of.
+
+    Returns:
+        Difference with its interval; None for rows without figures, or of different texts.
     """
     before = base.values(measure, split)
     after = row.values(measure, split)
@@ -411,7 +427,7 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 
 
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
-    """Means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
+    """Yield means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
     measures: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
     for record in records:
         labels = tuple(item for item in record.labels.items() if item[0] not in ("run", "seed"))
@@ -428,7 +444,7 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
-    """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
+    """Yield parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
     run = row.first
     base = group.find_baseline(row)
     yield Record(row.labels, "seeds", len(row.runs))

@@ -37,7 +37,7 @@ _RUN_KEYS = (
 
 
 def summarize(compared: Comparison) -> tuple[str, list[str]]:
-    """The headline and further sentences; every claim is one that the figures support."""
+    """Summarize a comparison in a headline and further sentences; every claim is one that the figures support."""
     groups = compared.groups
     claims = [write_headline(group) for group in groups]
     parts = len({group.part for group in groups})
@@ -54,8 +54,12 @@ def summarize(compared: Comparison) -> tuple[str, list[str]]:
 
 
 def write_headline(group: Group) -> str:
-    """The headline of a group. A row `is best` only where its interval leaves out 0."""
-    measure, split = group.measure, group.split
+    """Write the headline of a group.
+
+    A row `is best` only where its interval leaves out 0.
+    """
+    measure = group.measure
+    split = group.split
     names = join_words(row.name for row in group.rows)
     if undertrained := group.find_above("unigram"):
         below = join_words(row.name for row in undertrained)
@@ -87,6 +91,7 @@ def write_headline(group: Group) -> str:
 
 
 def find_warnings(compared: Comparison) -> Iterator[str]:
+    """Yield sentences about figures that do not compare, and about models that fail their check."""
     texts = compared.mixed_texts
     if texts:
         first, *others = (identify_text(row.first) for row in texts)
@@ -117,7 +122,7 @@ _SHARED = {
 
 
 def find_cautions(compared: Comparison) -> Iterator[str]:
-    """Sentences about what part of a difference may come from; some come again for each group."""
+    """Yield sentences about what part of a difference may come from; some come again for each group."""
     for group in compared.groups:
         first = group.runs[0]
         is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in group.runs)
@@ -145,7 +150,7 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
 
 
 def report_to_dict(compared: Comparison) -> dict[str, Any]:
-    """Plain values for JSON, numbers in full precision."""
+    """Describe a comparison in plain values for JSON, numbers in full precision."""
     runs = []
     for group in compared.groups:
         for row in group.rows:
@@ -190,7 +195,7 @@ def _describe_run(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
 
 
 def _read_notes(compared: Comparison) -> dict[str, str]:
-    """Notes of the recipes on their figures, by recipe; none of a recipe that is no longer there."""
+    """Read the notes of the recipes on their figures, by recipe; none of a recipe that is no longer there."""
     notes = {}
     for run in (*compared.runs, *compared.unfinished_runs):
         name = str(run.get("recipe") or "")
@@ -202,9 +207,16 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
 def write_report(
     folders: Sequence[Path], path: Path, title: str | None = None, table: str | None = None
 ) -> tuple[Page, dict[str, Any]]:
-    """Write the report of runs to `path`; the page and its content as JSON.
+    """Write the report of runs to a file.
 
-    table: the table of several recipes that the runs belong to.
+    Args:
+        folders: run folders.
+        path: file of the page.
+        title: title of the page; None for the number of runs and their text.
+        table: the table of several recipes that the runs belong to; None without.
+
+    Returns:
+        The page, and its content as JSON.
     """
     compared = build_report(folders, table)
     page = build_page(compared, title)
@@ -212,8 +224,9 @@ def write_report(
 
 
 def build_page(compared: Comparison, title: str | None = None) -> Page:
-    """The page. Equal runs give equal pages."""
-    finished, unfinished = compared.runs, compared.unfinished_runs
+    """Build the page; equal runs give equal pages."""
+    finished = compared.runs
+    unfinished = compared.unfinished_runs
     labels = dict.fromkeys(run.label or run.task for run in finished)
     on = f" on {join_words(labels)}" if 0 < len(labels) < 3 else ""
     headline, sentences = summarize(compared)
@@ -244,7 +257,8 @@ def _build_comparison(compared: Comparison) -> Iterator[Block]:
     sentences += dict.fromkeys(find_cautions(compared))
     yield from (Paragraph(sentence, "note") for sentence in sentences)
     for recipe, text in _read_notes(compared).items():
-        note, where_to_read = f"Notes of {recipe}: {text}", f" ... (`fullrank recipes show {recipe}`)"
+        note = f"Notes of {recipe}: {text}"
+        where_to_read = f" ... (`fullrank recipes show {recipe}`)"
         yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=where_to_read))
     of_runs = drop_labels([record for record in compared.records if "run" in record.labels], "part")
     if of_runs:
@@ -291,7 +305,8 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
     names = ["key", *(row.name for row in rows)]
     headings = [blocks.Heading(name, left=True) for name in names]
-    different, shared = [], []
+    different = []
+    shared = []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
         # a fact that is not recorded is no difference

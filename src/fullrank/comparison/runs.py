@@ -23,28 +23,32 @@ from fullrank.seal import check_run, is_run
 SPLITS = ("valid", "test")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
 PRETRAINED = "pretrained"  # tokens: those of a pretrained model
-TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
+TRANSLATION = "translation"
+LANGUAGE_MODELING = "language_modeling"
+MASKED_MODELING = "masked_modeling"
 
 
 Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
 
 
 def select(key: str) -> Reader:
+    """Build a reader of the values of a key."""
     return lambda line: number(line.get(key))
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def number(value: Any) -> float | None:
-    """`value` as a finite float, else None."""
+    """Return `value` as a finite float, else None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an int if it is a whole number, else None."""
+    """Return `value` as an int if it is a whole number, else None."""
     finite = number(value)
     if finite is not None and finite.is_integer():
         return int(value)
@@ -76,17 +80,25 @@ class Run:
         return {**self.identity, **(self.result or {})}
 
     def get(self, key: str) -> Any:
-        """A value of the result, else of run.json, by its dotted key; None where it is missing."""
+        """Return a value of the result, else of run.json, by its dotted key; None where it is missing."""
         value: Any = self._facts
         for name in key.split("."):
             value = mapping(value).get(name)
         return value
 
     def get_mapping(self, key: str) -> Mapping[str, Any]:
-        """A mapping of the result by its dotted key; empty where it is missing."""
+        """Return a mapping of the result by its dotted key; empty where it is missing."""
         return mapping(self.get(key))
 
     def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
+        """Return a figure of a split, else None.
+
+        Args:
+            split: the split that it is of.
+            key: its dotted key.
+            checkpoint: `final` for the best one, `last` for that of the last step, `before` for the model before
+                training.
+        """
         return number(self.get(f"{checkpoint}.{split}.{key}"))
 
     @property
@@ -96,12 +108,12 @@ class Run:
 
     @property
     def is_slice(self) -> bool:
-        """Its text, or its examples of a split, are a part of the published ones."""
+        """Whether its text, or its examples of a split, are a part of the published ones."""
         return bool(self.get("corpus.is_slice")) or any(self.get_mapping("slice").values())
 
     @property
     def finetunes(self) -> bool:
-        """Fine-tuning on a task: its figures are scores of the task, not of a text."""
+        """Whether it is fine-tuned on a task: its figures are scores of the task, not of a text."""
         return is_of_task(self.config)
 
     @property
@@ -129,7 +141,7 @@ class Run:
 
     @property
     def next_token(self) -> bool:
-        """Final figures are of next tokens."""
+        """Whether final figures are of next tokens."""
         protocols = self.get_mapping("protocols").values()
         return all(mapping(protocol.get("settings")).get("next_token", True) for protocol in protocols)
 
@@ -139,7 +151,7 @@ class Run:
         return {phase: value for phase, value in numbers.items() if value is not None}
 
     def read_curve(self, split: str, read: Reader) -> dict[float, float]:
-        """Values of the lines of a split by their steps; the last one where a step has several."""
+        """Read the values of the lines of a split by their steps; the last one where a step has several."""
         values = {}
         for line in (*self.timing, *self.metrics):
             step = number(line.get("step"))
@@ -155,7 +167,7 @@ class Run:
 
     @property
     def has_figures(self) -> bool:
-        """False for a result without any final figure."""
+        """Whether the result has any final figure."""
         names = self.metric_names if self.finetunes else ["perplexity", "bleu"]
         values = [self.final(split, name) for split in self.get_mapping("final") for name in names]
         return any(value is not None and (value > 0 or self.finetunes) for value in values)
@@ -185,7 +197,7 @@ class Run:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs in its sub-folders (two levels down), sorted by path."""
+    """Find the runs in a folder: itself if it is one, else those in its sub-folders (two levels down), sorted by path."""
     if is_run(folder):
         return [folder]
     below = [*folder.glob("*/"), *folder.glob("*/*/")] if folder.is_dir() else []
@@ -225,7 +237,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(path: Path, parse: Callable[[Path], Any], problems: list[str]) -> Any:
-    """Content of a file; an empty mapping, with a sentence in `problems`, if it is missing or damaged."""
+    """Read a file; an empty mapping, with a sentence in `problems`, if it is missing or damaged."""
     try:
         return parse(path)
     except (InputError, OSError) as error:
@@ -303,21 +315,30 @@ class Measure:
         return self.words if self.kind == "bits" else None
 
     def value(self, run: Run, split: str, checkpoint: str = "final") -> float | None:
-        """Figure of a finished run. `checkpoint`: `final` is the best one, `last` that of the last step."""
+        """Return the figure of a finished run.
+
+        Args:
+            run: the run.
+            split: the split that it is of.
+            checkpoint: `final` for the best one, `last` for that of the last step.
+
+        Returns:
+            The figure; None where the run has none, and for a perplexity or bits of 0 or less.
+        """
         value = run.final(split, self.key, checkpoint)
         if value is None or (value <= 0 and self.kind in ("perplexity", "bits")):
             return None
         return self.scale * value
 
     def compare(self, value: float, base: float) -> float:
-        """Points more for scores, else the share of the base, which is above zero."""
+        """Compare a figure with a base above zero: points more for scores, else the share more."""
         return value - base if self.higher else value / base - 1
 
     def find_paper(self, run: Run, split: str) -> tuple[float, float | None, str] | None:
-        """The paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.
+        """Find the paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.
 
-        Of fine-tuning `{matthews_correlation: 59.8}` is of the development split, `[59.8, 1.2]` has a deviation, too;
-        `test`, `test_mismatched` are the server's scores of the splits that ours stand for.
+        Of fine-tuning `{matthews_correlation: 59.8}` is of the development split. `[59.8, 1.2]` has a deviation, too.
+        `test` and `test_mismatched` are the server's scores of the splits that ours stand for.
         """
         paper = run.get_mapping("paper")
         source = ""
@@ -336,7 +357,7 @@ class Measure:
         return None if mean is None else (mean, deviation, source)
 
     def read_logged(self, line: Mapping[str, Any]) -> float | None:
-        """Value of a line of metrics.jsonl, in `logged_unit`."""
+        """Read the value of a line of metrics.jsonl, in `logged_unit`."""
         if self.higher:
             return number(line.get(self.key))
         if self.kind != "bits":
@@ -345,7 +366,7 @@ class Measure:
         return None if nats is None else nats / math.log(2)
 
     def show_difference(self, difference: float) -> str:
-        """A difference with its sign: `−3.10%`, `+0.62 points`."""
+        """Write a difference with its sign: `−3.10%`, `+0.62 points`."""
         text = format_value(difference, self.difference_format)
         return f"{text} points" if self.higher else text
 
@@ -377,29 +398,39 @@ FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, WITHOUT_SOS, LAST_POSITION)  # shown 
 
 
 def read_counted(run: Run, split: str, model: str) -> float | None:
-    """The recorded perplexity of a model of `COUNTING` on the text of a run."""
+    """Read the recorded perplexity of a model that only counts.
+
+    Args:
+        run: the run, on whose text it was measured.
+        split: the split.
+        model: a key of `COUNTING`.
+
+    Returns:
+        Perplexity; None where none above 0 is recorded.
+    """
     counted = number(run.get(f"corpus.{model}_perplexity.{split}"))
     return counted if counted is not None and counted > 0 else None
 
 
 def list_measures(run: Run) -> list[Measure]:
-    """Every measure that a run may have figures of; of fine-tuning its metrics, in points."""
+    """List every measure that a run may have figures of; of fine-tuning its metrics, in points."""
     if not run.finetunes:
         return [*MEASURES, WITHOUT_SOS, LAST_POSITION, LENGTH_RATIO]
     return [*map(find_metric, run.metric_names), LOSS]
 
 
 def find_metric(name: str) -> Measure:
+    """Find the measure of a metric of fine-tuning, in points."""
     words = _METRIC_WORDS.get(name, name.replace("_", " "))
     return Measure(name, words, words.removesuffix(" correlation"), "score", scale=100.0)
 
 
 def choose(runs: Sequence[Run]) -> Measure:
-    """The measure in which runs of one task are compared.
+    """Choose the measure in which runs of one task are compared.
 
-    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU. Bits where all runs read bytes or
-    characters, or where a paper's figures of one are in bits: per character if all read characters, else per byte.
-    Perplexity otherwise, and where there is no split of which all finished runs have the measure.
+    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU. Bits where all runs read
+    bytes or characters, or where a paper's figures of one are in bits: per character if all read characters, else per
+    byte. Perplexity otherwise, and where there is no split of which all finished runs have the measure.
     """
     if not runs:
         return PERPLEXITY

@@ -16,9 +16,12 @@ from fullrank.render.blocks import Cell, Grid, build_grid
 
 
 def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> Iterator[Grid]:
-    """The tables of a group: its figures, each split apart where there are several of a split, then its costs.
+    """Build the tables of a group: its figures, each split apart where there are several of a split, then its costs.
 
-    records: those of all rows.
+    Args:
+        group: the rows.
+        records: records of the rows of all groups.
+        has_title: whether the first table is named by the group's text, as where there are several groups.
     """
     names = {row.name for row in group.rows}
     of_rows = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
@@ -40,6 +43,7 @@ def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> It
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
+    """Copy records without some of their labels."""
     shown = []
     for record in records:
         labels = {name: label for name, label in record.labels.items() if name not in names}
@@ -58,7 +62,7 @@ def _name_group(group: Group, has_title: bool) -> str:
 
 
 def _choose_headings(group: Group) -> dict[str, str]:
-    """The checkpoints whose figures are shown, with their headings."""
+    """Choose the checkpoints whose figures are shown, with their headings."""
     if any(row.first.get("before") for row in group.rows):
         return {"before": "pretrained", "final": "fine-tuned"}
     if any(row.first.get("paper.checkpoint") == "last" for row in group.rows):
@@ -67,7 +71,7 @@ def _choose_headings(group: Group) -> dict[str, str]:
 
 
 def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> Iterator[Column]:
-    """The columns of a split: for each measure our figure, the difference, the paper's figure, and that of counting."""
+    """Yield the columns of a split: for each measure our figure, the difference, the paper's figure, and that of counting."""
     of_split = {"split": split}
     final = {"split": split, "checkpoint": "final"}
     for measure in group.measures:
@@ -140,7 +144,7 @@ _CURVE = Lines(
 
 
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
-    """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
+    """Find plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = compared.all_rows
     unit = compared.measure.logged_unit
     curves: list[tuple[str, str, str, Reader]] = [(f"Validation {unit}", unit, "valid", compared.measure.read_logged)]
@@ -166,7 +170,7 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
 
 
 def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
-    """Values of the lines of a split over training tokens; of many lines the means of neighbours."""
+    """Read the values of the lines of a split over training tokens; of many lines the means of neighbours."""
     records = []
     for row in rows:
         for run in row.runs:
@@ -181,7 +185,10 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
 
 
 def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]]:
-    """Training tokens and values, in rising order. Tokens of a step are the mean over the training lines; 1 without any."""
+    """Read training tokens and values, in rising order.
+
+    Tokens of a step are the mean over the training lines; 1 without any.
+    """
     tokens = run.read_curve("train", select("tokens"))
     last_step, all_tokens = max(tokens.items(), default=(1.0, 1.0))
     curve = run.read_curve(split, read)
