@@ -40,7 +40,7 @@ class Reading:
 
 
 def read_text(model: LoadedModel, reading: Reading) -> Text:
-    """The text of a model that passed `check_named`: the file of `--text`, else the valid split of its run.
+    """Read the text of a model that passed `check_named`: the file of `--text`, else the valid split of its run.
 
     Segments are as long as the run is evaluated with.
     """
@@ -57,7 +57,7 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
 
 
 def read_split(model: LoadedModel, segment_length: int) -> Text:
-    """The valid split of a run; of a translation run its source sentences, each with <eos>."""
+    """Read the valid split of a run; of a translation run its source sentences, each with <eos>."""
     assert model.folder is not None
     corpus = corpus_of(model.folder, SPLIT)
     name = f"{corpus.label}, {SPLIT}"
@@ -82,7 +82,7 @@ def _read_sentences(pairs: Any) -> Iterator[Sequence[int]]:
 
 
 def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedModel, Text]]:
-    """Each model once, on its device, with its text.
+    """Open each model once, on its device, with its text.
 
     Folders are called by their last parts, where these tell the models apart.
     Raises InputError for a name without a model, and for a text that is missing.
@@ -100,7 +100,7 @@ def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedMod
 
 
 def check_named(name: str, reading: Reading) -> None:
-    """InputError for a configuration, and where a text has to be named."""
+    """Raise InputError for a configuration, and where a text has to be named."""
     if trained_kind(name) != "run" and reading.text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
 
@@ -117,13 +117,13 @@ class Measured:
     models: list[Entries]
 
     def to_dict(self) -> Entries:
-        """The JSON document of the verb."""
+        """Return the JSON document of the verb."""
         records = [record.to_dict() for record in self.records]
         return {"measurement": self.measurement.name, "models": self.models, "records": records}
 
     @property
     def sources(self) -> list[str]:
-        """A line for each model: its text and the segments that were read."""
+        """A line for each model: its text and the length of the segments that were read."""
         return [
             f"{about['model']} ({about['text']}): segments of {about['segment_length']:,} tokens"
             for about in self.models
@@ -131,10 +131,22 @@ class Measured:
 
 
 def measure_models(measurement: Measurement, names: Sequence[str], reading: Reading, **options: Any) -> Measured:
-    """Run a measurement on each model; with several models, each record has the label `model`.
+    """Run a measurement on each model.
 
-    Records of a run are kept in its folder, RUN/analysis/NAME.json, for its report.
-    Raises InputError for a name without a model, a model that lacks what is needed, and a text that is missing or too short.
+    With several models, each record has the label `model`. Records of a run are kept in its folder,
+    RUN/analysis/NAME.json, for its report.
+
+    Args:
+        measurement: what is measured.
+        names: models by name; each is measured once.
+        reading: options of how the text is read.
+        **options: options of the measurement itself.
+
+    Returns:
+        Records of all models.
+
+    Raises:
+        InputError: a name is of no model, a model lacks what is needed, or a text is missing or too short.
     """
     first: list[Record] = []
     labelled: list[Record] = []

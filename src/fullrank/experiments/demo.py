@@ -25,17 +25,34 @@ from fullrank.records import find_measurement
 from fullrank.training.device import catch_signals
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
+_STARTUP = 7.0  # seconds of a model until it trains and after its figures
+_REPORT = 8.0  # seconds of the report at the end
 _BESIDE = 0.85  # speed of a model with another one beside it, against alone
-_LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
-_PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
+_LEAST_STEPS = 20
+_MOST_STEPS = 1_000_000
+_EVALUATIONS = 5
+_PROMPT = "This function"  # the best model goes on with it
+_SAMPLED = 60  # tokens that the best model writes
 
 
 def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> Entries:
-    """Train the rows of the demo in `out`, print the table and write `out/report.html`; its content as JSON.
+    """Train the rows of the demo, print the table and write the report.
 
-    A demo that was stopped is resumed; a finished one shows its table again. aside: all goes to stderr, the table, too.
-    Raises InputError if `out` holds another demo.
+    A demo that was stopped is resumed. A finished one shows its table again.
+
+    Args:
+        minutes: time that all of it takes.
+        out: folder of the demo, in which the report is `report.html`.
+        seed: seed of the trainings and of the text that the best model writes.
+        aside: print everything to stderr, the table too.
+
+    Returns:
+        Content of the report as JSON.
+
+    Raises:
+        InputError: `minutes` is not above 0, or `out` holds something else.
+        Interrupted: a signal stopped it.
+        RunError: a row failed.
     """
     from rich.console import Console
 
@@ -77,7 +94,10 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> int:
-    """The steps of each model, all with the same batches: as written in `out/demo.json`, else from a probe of this machine."""
+    """Choose the number of steps of each model, all with the same batches.
+
+    They are as written in `out/demo.json`, else follow from a probe of this machine.
+    """
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
@@ -112,7 +132,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
 
 
 def _count_workers() -> int:
-    """The number of models that train at a time."""
+    """Count the models that train at a time."""
     return min(2, len(usable_cores()))
 
 
@@ -158,7 +178,7 @@ def _train_all(folders: Sequence[Path], steps: int, seed: int, remarks: Any) -> 
 
 
 def _count_steps(folder: Path) -> int:
-    """Steps that a row has made, by its metrics.jsonl."""
+    """Count the steps that a row has made, by its metrics.jsonl."""
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return int(parse_json(lines[-1])["step"])

@@ -62,12 +62,12 @@ class Subject:
 
     @property
     def is_undertrained(self) -> bool:
-        """It is worse than counting words."""
+        """Whether it is worse than counting words."""
         return self.perplexity is not None and self.perplexity > self.unigram
 
     @property
     def num_parameters(self) -> int:
-        """Those of the whole run, whose encoder alone is read if it translates."""
+        """Parameters of the whole run, whose encoder alone is read if it translates."""
         of_run = None if self.run is None else integer(self.run.get("parameters.total"))
         return of_run or sum(parameter.numel() for parameter in self.loaded.module.parameters())
 
@@ -77,7 +77,7 @@ class Subject:
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     def write_training(self, overrides: Sequence[str]) -> list[str]:
-        """The command that trains this run with some settings changed; none where they do not fit it, or are its own."""
+        """Write the command that trains this run with some settings changed; none where they do not fit it, or are its own."""
         if self.run is None:
             return []
         path = self.run.folder / "config.yaml"
@@ -150,14 +150,16 @@ class Check:
             verdict = "perhaps"
         else:
             return replace(finding, verdict="no bottleneck")
-        advice = [line for overrides in finding.trainings for line in subject.write_training(overrides)]
+        advice: list[str] = []
+        for overrides in finding.trainings:
+            advice += subject.write_training(overrides)
         if self.injection and subject.loaded.fullrank_model is None:
             options = ", ".join(f"{key}={value!r}" for key, value in self.injection.items())
             advice.append(f"fr.inject(model, {options})  # then fine-tune")
         return replace(finding, verdict=verdict, words=[*finding.words, *read_quotes(self.name)], advice=advice)
 
     def build_section(self, finding: Finding) -> Section:
-        """The section of a page."""
+        """Build the section of a page."""
         sentences = [Paragraph(sentence) for sentence in finding.words]
         advice = [Code(line, "" if index else "What to try") for index, line in enumerate(finding.advice)]
         blocks: list[Block] = [*sentences, Paragraph(self.rule, "note"), *finding.blocks, *advice]
@@ -174,7 +176,8 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The answer in one sentence."""
-        subject, name = self.subject, self.subject.loaded.name
+        subject = self.subject
+        name = subject.loaded.name
         if subject.is_undertrained:
             return (
                 f"{name} is worse than a unigram model (perplexity {subject.perplexity:,.1f}, counts of words "
@@ -186,7 +189,7 @@ class Diagnosis:
         return f"No bottleneck was found in {name}"
 
     def to_dict(self) -> Entries:
-        """One JSON document."""
+        """Return one JSON document."""
         subject = self.subject
         findings = {}
         for check, finding in self.findings:
@@ -206,7 +209,7 @@ class Diagnosis:
         }
 
     def build_page(self) -> Page:
-        """The page; equal diagnoses give equal pages."""
+        """Build the page; equal diagnoses give equal pages."""
         subject = self.subject
         facts = (
             f"Source: {subject.loaded.source}, {subject.num_parameters:,} parameters, read on {subject.text.name} in segments "
@@ -222,7 +225,10 @@ class Diagnosis:
 
 
 def diagnose(name: str, reading: Reading) -> Diagnosis:
-    """The diagnosis of a trained model; the errors of `open_all`, and InputError for a text shorter than a segment."""
+    """Diagnose a trained model.
+
+    Raises the errors of `open_all`, and InputError for a text shorter than a segment.
+    """
     ((model, text),) = open_all([name], reading)
     # enough for the contexts of the rank, which has to be above its bound
     wanted = max(CONTEXT_TEXTS * find_longest(model, text), _GRADIENTS, 6 * (read_config(model).hidden_size + 32))
@@ -241,16 +247,18 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
 
 
 def read_config(model: LoadedModel) -> Any:
-    """The configuration of the part that reads text."""
+    """Read the configuration of the part that reads text."""
     config = model.module.config if model.fullrank_model is None else model.fullrank_model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def unigram_perplexity(tokens: Sequence[int]) -> float:
-    """Perplexity of each token under the counts of all others plus one: exp(-1/N sum_w c_w log(c_w / (N - 1 + C))).
+    """Compute the perplexity of each token under the counts of all others plus one.
 
-    c_w counts word w, N all tokens, C the different words. The token that is predicted is left out of the counts, so that a
-    short text does not flatter the unigram model.
+        exp(-1/N sum_w c_w log(c_w / (N - 1 + C)))
+
+    c_w counts word w, N all tokens, C the different words. The token that is predicted is left out of the counts, so
+    that a short text does not flatter the unigram model.
     """
     counts = Counter(tokens)
     total = len(tokens) - 1 + len(counts)
@@ -258,7 +266,7 @@ def unigram_perplexity(tokens: Sequence[int]) -> float:
 
 
 def read_quotes(finding: str) -> list[str]:
-    """What was measured of the mechanisms that a finding advises, as docs/which.md has it."""
+    """Read what was measured of the mechanisms that a finding advises, as docs/which.md has it."""
     quotes = read_json(Path(__file__).with_name("which.json")).get(finding, [])
     return [
         f"Measured here: {quote['mechanism']}: {quote['measured']}, {quote['verdict']} ({quote['runs']})."
@@ -293,7 +301,7 @@ def measure_reading(subject: Subject) -> Finding:
 
 
 def measure_overfitting(subject: Subject) -> Finding:
-    """Validation perplexity over that of training."""
+    """Measure validation perplexity over that of training."""
     if subject.run is None:
         raise InputError("Only a run has the loss of its training")
     read = select("nll")
@@ -313,7 +321,7 @@ def measure_overfitting(subject: Subject) -> Finding:
 
 
 def measure_attention(subject: Subject) -> Finding:
-    """Effective rank of the attention weights over the dimensions of the heads that make them."""
+    """Measure the effective rank of the attention weights over the dimensions of the heads that make them."""
     read = spectrum(subject.loaded, subject.text.rows(TEXTS))
     before = [float(layer.before.effective_rank.mean()) for layer in read.layers]
     after = [float(layer.after.effective_rank.mean()) for layer in read.layers]
@@ -343,7 +351,7 @@ def measure_attention(subject: Subject) -> Finding:
 
 
 def measure_output(subject: Subject) -> Finding:
-    """Effective rank of the log-probabilities beside their mean, over the hidden dimensions."""
+    """Measure the effective rank of the log-probabilities beside their mean, over the hidden dimensions."""
     rows = subject.text.rows(max(1, _GRADIENTS // subject.text.segment_length))
     batches = [(row[:, :-1], row[:, 1:]) for row in rows]
     if subject.loaded.is_masked:
@@ -380,7 +388,7 @@ def measure_output(subject: Subject) -> Finding:
 
 
 def measure_context(subject: Subject) -> Finding:
-    """Nats per token by which the last step to more context lowers the nll, and the lower end of its interval."""
+    """Measure by how many nats per token the last step to more context lowers the nll, and the lower end of its interval."""
     use = read_context(subject.loaded, replace(subject.text, count=None))
     reach = use.reach(_USEFUL)
     gain, interval = [(0.0, None), *use.gains.values()][-1]
@@ -393,9 +401,8 @@ def measure_context(subject: Subject) -> Finding:
     texts = len(use.nll[reach])
     figures = {"perplexity": perplexity, "reach": reach, "scored": use.scored, "texts": texts}
     trainings = []
-    if (
-        subject.loaded.fullrank_model is not None
-    ):  # a longer memory, and where the order of the text allows none, that order, too
+    if subject.loaded.fullrank_model is not None:
+        # a longer memory, and where the order of the text allows none, that order, too
         longer = max(2 * subject.loaded.fullrank_model.config.memory_length, subject.text.segment_length)
         memory = [f"model.memory_length={longer}"]
         trainings = [memory if subject.write_training(memory) else [*memory, "train.order=contiguous"]]
@@ -405,7 +412,7 @@ def measure_context(subject: Subject) -> Finding:
 
 
 def measure_heads(subject: Subject) -> Finding:
-    """The share of heads that the model does not need."""
+    """Measure the share of heads that the model does not need."""
     rows = torch.cat(subject.text.rows(TEXTS))
     read = heads(subject.loaded, rows)
     changes = np.concatenate([layer.change for layer in read.layers]) / read.perplexity

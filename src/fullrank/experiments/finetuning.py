@@ -73,7 +73,17 @@ class ExampleObjective:
 def logits_by_example(
     model: nn.Module, examples: Encoded, batch_size: int, logits: Callable[[nn.Module, ExampleBatch], Tensor]
 ) -> list[Tensor]:
-    """The logits of each example, in order, on the CPU; in evaluation mode."""
+    """Compute the logits of each example, in evaluation mode.
+
+    Args:
+        model: the model.
+        examples: examples, encoded.
+        batch_size: examples at a time.
+        logits: the logits of a batch, of the benchmark.
+
+    Returns:
+        Logits of each example, in order, on the CPU.
+    """
     logits_here: dict[int, Tensor] = {}
     with evaluating(model):
         for number, indices in enumerate(batches_by_length(examples.lengths.tolist(), batch_size)):
@@ -97,7 +107,9 @@ class GlueBenchmark:
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
         self.task = GLUE[config.data.task]
-        self.title, self.labels, self.metrics = self.task.title, self.task.labels, self.task.metrics
+        self.title = self.task.title
+        self.labels = self.task.labels
+        self.metrics = self.task.metrics
         self.outputs = self.task.outputs
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
 
@@ -112,13 +124,22 @@ class GlueBenchmark:
         return logits.float()
 
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
+        """Compute the mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
         if self.labels is None:
             return F.mse_loss(logits[:, 0], targets)
         return F.cross_entropy(logits, targets)
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
-        """The scores of a split; its predictions are written to `folder`, a line for each example."""
+        """Score a split.
+
+        Args:
+            split: the split.
+            logits: logits of each of its examples.
+            folder: its predictions are written there, a line for each example; None: nowhere.
+
+        Returns:
+            Metrics of the task, the loss, and the number of examples.
+        """
         table = torch.stack(logits)
         labels = split.targets.numpy()
         predictions = (table[:, 0] if self.labels is None else table.argmax(-1)).numpy()
@@ -134,9 +155,20 @@ class GlueBenchmark:
 
 
 def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int | None) -> Encoded:
-    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
+    """Encode texts with the special tokens of the encoder.
 
-    InputError where `max_length` leaves no room for a text.
+    Of a pair that is too long, the longer side loses tokens first.
+
+    Args:
+        pretrained: the encoder with its tokenizer.
+        texts: texts, or pairs of them.
+        max_length: most tokens of a text; None: any number.
+
+    Returns:
+        Token ids with their masks, and the values that pad them.
+
+    Raises:
+        InputError: `max_length` leaves no room for a text.
     """
     sides = [list(side) for side in zip(*texts, strict=True)]
     tokenizer = pretrained.tokenizer
@@ -157,7 +189,9 @@ def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_
 class SquadBenchmark:
     """SQuAD v1.1 and v2: questions whose answer is a span of a context, which is read in windows."""
 
-    kind, labels, outputs = "answers", None, 2
+    kind = "answers"
+    labels = None
+    outputs = 2
 
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
@@ -170,7 +204,8 @@ class SquadBenchmark:
         )
 
     def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
-        data, tokenizer = self.config.data, pretrained.tokenizer
+        data = self.config.data
+        tokenizer = pretrained.tokenizer
         keys = ("max_length", "doc_stride", "max_query_length")
         windows = squad_windows(source.rows, tokenizer, **{key: getattr(data, key) for key in keys})
         inputs: dict[str, Any] = {
@@ -183,23 +218,32 @@ class SquadBenchmark:
         return EncodedSplit(source, Encoded(inputs, padding_of(tokenizer)), targets, windows)
 
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
-        """Start and end logits (B, 2, N), those of padding masked."""
+        """Compute start and end logits (B, 2, N), those of padding masked."""
         inputs = batch.to(device_of(model)).inputs
         output = model(**inputs)
         padded = inputs["attention_mask"] == 0
         return torch.stack([output.start_logits, output.end_logits], 1).float().masked_fill(padded[:, None], _MASKED)
 
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean of two cross-entropies over the positions of a window: of the answer's first and of its last token.
+        """Compute the mean of two cross-entropies over the positions of a window: of the answer's first and of its last token.
 
-        Padding is left out of the softmax, so that the loss of a window does not depend on the batch it is in; BERT's script,
-        whose windows are all padded to `max_length`, leaves it in.
+        Padding is left out of the softmax, so that the loss of a window does not depend on the batch it is in. BERT's
+        script, whose windows are all padded to `max_length`, leaves it in.
         """
         start, end = logits.unbind(1)
         return (F.cross_entropy(start, targets[:, 0]) + F.cross_entropy(end, targets[:, 1])) / 2
 
     def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
-        """The scores of a split; its answers are written to `folder`."""
+        """Score a split.
+
+        Args:
+            split: the split.
+            logits: start and end logits of each of its windows.
+            folder: its answers are written there; None: nowhere.
+
+        Returns:
+            Metrics of SQuAD, the loss, and the numbers of examples and windows.
+        """
         questions = split.source.rows
         is_v2 = self.version == "2.0"
         answers = find_answers(questions, split.windows, [row.numpy() for row in logits], self.config.eval, is_v2)
@@ -219,15 +263,27 @@ def find_answers(
     options: FinetuneEvalConfig,
     is_v2: bool,
 ) -> dict[str, str]:
-    """The answer to each question by its id; "" says that there is none.
+    """Find the answer to each question.
 
-    `logits[w]` (2, N): start and end logits of window w, where N is at least its length; the rest is padding.
-    A candidate begins at a context token that has most context in its window, ends in the same window no earlier, and has at
-    most `max_answer_length` tokens; its score is start logit + end logit, its text is cut from the context as it is written.
-    In v2 no answer is a candidate too; its score is the smallest sum of the two logits at [CLS] over the question's windows,
-    and it wins if it is better than the best answer by more than `null_score_diff_threshold`.
-    BERT's script looks only at pairs of the 20 best starts and the 20 best ends of a window; here every span is looked at.
-    Raises RunError for logits that are not finite.
+    A candidate begins at a context token that has most context in its window, ends in the same window no earlier, and
+    has at most `max_answer_length` tokens. Its score is start logit + end logit. Its text is cut from the context as it
+    is written. In v2 no answer is a candidate too. Its score is the smallest sum of the two logits at [CLS] over the
+    question's windows, and it wins if it is better than the best answer by more than `null_score_diff_threshold`.
+    BERT's script looks only at pairs of the 20 best starts and the 20 best ends of a window. Here every span is looked
+    at.
+
+    Args:
+        questions: the questions.
+        windows: their windows.
+        logits: start and end logits (2, N) of each window. N is at least its length, and the rest is padding.
+        options: the eval section.
+        is_v2: whether a question may have no answer.
+
+    Returns:
+        Answers by the ids of the questions; "" says that there is none.
+
+    Raises:
+        RunError: a logit is not finite.
     """
     by_question: list[list[tuple[Window, NDArray[np.float64]]]] = [[] for _ in questions]
     for window, table in zip(windows, logits, strict=True):
@@ -252,7 +308,7 @@ def find_answers(
 def _find_best_span(
     context: str, scored: Sequence[tuple[Window, NDArray[np.float64]]], max_answer_length: int
 ) -> tuple[str, float]:
-    """Text and score of the best span with a text; of equal scores the first. "" and 0 where there is none."""
+    """Find the best span with a text, its text and its score; of equal scores the first. "" and 0 where there is none."""
     best = ""
     highest = -np.inf
     for window, (start, end) in scored:
@@ -279,7 +335,7 @@ Benchmark = GlueBenchmark | SquadBenchmark
 
 
 def benchmark_of(config: FinetuneConfig) -> Benchmark:
-    """The benchmark that `data.name` says."""
+    """Build the benchmark that `data.name` says."""
     return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
 
 
@@ -307,13 +363,15 @@ class Finetuning(Task):
         benchmark = benchmark_of(config)
         evaluation = config.eval
         pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
-        limit, most = pretrained.max_length, config.data.max_length
+        limit = pretrained.max_length
+        most = config.data.max_length
         if limit is not None and most is not None and most > limit:
             raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {most}")
         model = pretrained.model.to(device)
         use_own_products(model)
         splits = {name: benchmark.encode(pretrained, source) for name, source in self.corpus.items()}
-        train, dev = splits["train"], splits["dev"]
+        train = splits["train"]
+        dev = splits["dev"]
         batches = ExampleBatches(train.encoded, config.train)
         options = config.train.options(batches.batches_per_epoch)
         # null: once, at the end, which comes by itself
@@ -373,12 +431,19 @@ class Finetuning(Task):
 
 
 def mixing_names(model: nn.Module) -> set[str]:
-    """The names of the injected parameters."""
+    """List the names of the injected parameters."""
     return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
 
 
 def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
-    """Parameter groups in which injected parameters have a learning rate of their own."""
+    """Build parameter groups in which injected parameters have a learning rate of their own.
+
+    Args:
+        model: the model, injected.
+        weight_decay: weight decay of the optimizer.
+        mixing_scale: factor on the learning rate of the injected parameters.
+        muon: whether the optimizer is Muon.
+    """
     injected = mixing_names(model)
     rates = {p: {"scale": mixing_scale} for name, p in model.named_parameters() if name in injected}
     return parameter_groups(model, weight_decay, muon, rates)

@@ -30,11 +30,18 @@ def generate(
     tokenizer: Tokenizer | None = None,
     **how: Any,
 ) -> str:
-    """`prompt` and its continuation by a model, or by the run in a folder with the run's tokenizer.
+    """Continue `prompt` by a model, or by the run in a folder with the run's tokenizer.
 
-    fr.generate("runs/demo/b", "The", max_new_tokens=200, temperature=0.8, top_p=0.9, seed=1)
+        fr.generate("runs/demo/b", "The", max_new_tokens=200, temperature=0.8, top_p=0.9, seed=1)
 
-    how: the options of `write`.
+    Args:
+        model: model, run folder, or several of them, as in `write`.
+        prompt: text that the model goes on with.
+        tokenizer: tokenizer of the model; None for its own.
+        **how: further options of `write`.
+
+    Returns:
+        The prompt and its continuation.
     """
     text: str = write(model, prompt, tokenizer=tokenizer, **how)["texts"][0]["text"]
     return text
@@ -57,13 +64,33 @@ def write(
     kernel_name: str = "auto",
     **drawing: Any,
 ) -> Entries:
-    """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
+    """Write continuations of `prompt` by a model or by the run in a folder, by search or by sampling.
 
-    By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, min_p,
-    repetition_penalty, greedy and seed, as in `fullrank.decoding.sample`. Of several models, and of several checkpoints
-    (`best,last`), the mean of their probabilities; their vocabularies must be one. With `stop` a text ends at <eos>. window:
-    as in `LanguageModel.generate`. Where it slides is logged.
-    A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
+    Of several models, and of several checkpoints, the mean of their probabilities counts. Their vocabularies must be
+    one.
+
+    Args:
+        model: model, run folder, or several of them.
+        prompt: text that the model goes on with.
+        tokenizer: tokenizer of the model; None for its own.
+        max_new_tokens: most tokens of a continuation.
+        beams: width of the beam search; None for sampling.
+        length_penalty: of the beam search, as in `fullrank.decoding.beam_search`.
+        number: how many continuations.
+        stop: whether a text ends at <eos>.
+        memory_length: tokens that a model with memory remembers; None for as many as it was trained with.
+        window: as in `LanguageModel.generate`. Where it slides is logged.
+        checkpoint: checkpoint of a run, or several, as in `best,last`.
+        device_name: device, as for `--device`.
+        kernel_name: kernel of attention, as for `--kernel`.
+        **drawing: options of sampling, as in `fullrank.decoding.sample`: temperature, top_k, top_p, min_p,
+            repetition_penalty, greedy and seed.
+
+    Returns:
+        `run`, `prompt` and `texts`, each with its number of tokens and its log-probability in nats.
+
+    Raises:
+        InputError: there are more texts than beams, no model, or vocabularies that differ.
     """
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
@@ -71,9 +98,8 @@ def write(
     if not names:
         raise InputError("generate: give a model, or a list of models that write together; the list is empty")
     run = ", ".join(map(str, names)) if isinstance(names[0], str | Path) else None
-    opened = [
-        open_writer(name, part.strip(), device_name, tokenizer) for name in names for part in checkpoint.split(",")
-    ]
+    checkpoints = [part.strip() for part in checkpoint.split(",")]
+    opened = [open_writer(name, part, device_name, tokenizer) for name in names for part in checkpoints]
     if len({words.fingerprint for _, words in opened}) > 1:
         raise InputError(
             f"{run or 'generate'}: their vocabularies differ; several models write together if they have one vocabulary"
@@ -95,7 +121,9 @@ def write(
     with kernel(kernel_name), torch.no_grad():
         if beams is not None:
             hypotheses = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
-            new, lengths, scores = hypotheses.ids[0], hypotheses.lengths[0], hypotheses.log_probs[0]
+            new = hypotheses.ids[0]
+            lengths = hypotheses.lengths[0]
+            scores = hypotheses.log_probs[0]
         else:
             drawn = sample(reader, ids.expand(number, -1), **limits)
             new = drawn.ids
@@ -111,11 +139,25 @@ def write(
 def open_writer(
     name: Any, checkpoint: str, device_name: str, tokenizer: Tokenizer | None = None
 ) -> tuple[Any, Tokenizer]:
-    """Open what is decoded: a LanguageModel, or a model of transformers that is read as one, and its tokenizer."""
+    """Open what is decoded: a LanguageModel, or a model of transformers that is read as one, and its tokenizer.
+
+    Args:
+        name: model or run folder.
+        checkpoint: checkpoint of a run.
+        device_name: device, as for `--device`.
+        tokenizer: tokenizer of the model; None for its own.
+
+    Returns:
+        The model and its tokenizer.
+
+    Raises:
+        InputError: the model writes no text, or its tokenizer is missing.
+    """
     if isinstance(name, str | Path):
         open_causal(Path(name))
     loaded = open_model(name, checkpoint=checkpoint, device=device_name, causal=True)
-    model, words = loaded.fullrank_model or loaded.module, tokenizer or loaded.tokenizer
+    model: Any = loaded.fullrank_model or loaded.module
+    words = tokenizer or loaded.tokenizer
     if isinstance(loaded, TransformersModel):
         from fullrank.hf.causal import CausalModel
 
@@ -127,12 +169,12 @@ def open_writer(
 
 
 def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text that comes from no file, with line ends as the text of a file has them."""
+    """Encode a text that comes from no file, with line ends as the text of a file has them."""
     return tokenizer.encode(text if tokenizer.kind == "byte" else with_newlines(text))
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """A prompt as the model was trained to read it: after the start mark, and the mark of a line where one begins."""
+    """Encode a prompt as the model was trained to read it: after the start mark, and the mark of a line where one begins."""
     ids = encode_given(tokenizer, prompt)
     if tokenizer.sos_id is not None and (not ids or ids[-1] == tokenizer.eos_id):
         ids.append(tokenizer.sos_id)

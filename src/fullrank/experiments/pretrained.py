@@ -36,14 +36,24 @@ class PretrainedEncoder(NamedTuple):
 def load_pretrained(
     config: PretrainedConfig, kind: str, num_labels: int = 2, labels: Sequence[str] | None = None
 ) -> PretrainedEncoder:
-    """The encoder of `config` with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
+    """Load an encoder with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
 
-    kind: classification or answers. labels: names of the outputs, in their order; None: numbers, or ends of answers, which have
-    no names. The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already
-    is kept where it has the right shape, and takes the labels in their order. Our attention is injected where it is asked for;
-    a checkpoint that holds it already keeps it, and has to be asked for it.
-    Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
-    holds another attention of ours than `config` says.
+    The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already
+    is kept where it has the right shape, and takes the labels in their order. Our attention is injected where it is
+    asked for. A checkpoint that holds it already keeps it, and has to be asked for it.
+
+    Args:
+        config: model section, which names the encoder and our attention.
+        kind: `classification` or `answers`.
+        num_labels: outputs of a classification.
+        labels: names of the outputs, in their order; None for numbers, or ends of answers, which have no names.
+
+    Returns:
+        The model with its tokenizer, the most tokens it reads, and the names of its fresh parameters.
+
+    Raises:
+        InputError: transformers is missing, there is no such encoder or tokenizer, or the checkpoint holds another
+            attention of ours than `config` says.
     """
     import transformers
 
@@ -87,7 +97,7 @@ def load_pretrained(
 
 
 def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) -> Any:
-    """The configuration of transformers, with entries about its output layer."""
+    """Read the configuration of transformers, with entries about its output layer."""
     import transformers
 
     from fullrank.hf.load import read_part
@@ -98,7 +108,7 @@ def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) ->
 
 
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
-    """Entries of a configuration of transformers about its output layer, whatever task it was saved for."""
+    """Return entries of a configuration of transformers about its output layer, whatever task it was saved for."""
     if kind == "answers":
         return {"num_labels": 2, "problem_type": None}
     problem = "regression" if num_labels == 1 else "single_label_classification"
@@ -106,7 +116,7 @@ def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
-    """One padding token for both, as a decoder is read at its last token that is none: by default the end of a text."""
+    """Set one padding token for both, as a decoder is read at its last token that is none: by default the end of a text."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token
     if tokenizer.pad_token_id is None:
@@ -117,18 +127,21 @@ def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
 
 
 def padding_of(tokenizer: Any) -> dict[str, int]:
-    """The value that fills the end of a shorter row, by input of the model."""
+    """Return the value that fills the end of a shorter row, by input of the model."""
     return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
 
 
 def _random_configuration(transformers: Any, outputs: Mapping[str, Any]) -> Any:
-    """The configuration of `model.pretrained: random`: a BERT of 2 layers that knows the words of invented sentences."""
+    """Build the configuration of `model.pretrained: random`: a BERT of 2 layers that knows the words of invented sentences."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     return transformers.BertConfig(vocab_size=len(_SPECIAL + WORDS), **sizes, **outputs)
 
 
 def _random_weights(transformers: Any) -> dict[str, Any]:
-    """Its weights without any output layer, the same ones every time, as `from_pretrained` takes them in place of a folder."""
+    """Draw weights of `random` without any output layer, as `from_pretrained` takes them in place of a folder.
+
+    They are the same ones every time.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return {"state_dict": transformers.BertModel(_random_configuration(transformers, {})).state_dict()}
@@ -151,7 +164,7 @@ def _random_tokenizer(transformers: Any) -> Any:
 
 
 def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entries:
-    """Size of a pretrained model with our attention injected, on the meta device: only its configuration is read.
+    """Measure the size of a pretrained model with our attention injected, on the meta device: only its configuration is read.
 
     Parameters of the model without its output layers, of those, and of mixing.
     Raises InputError where transformers is missing, and where there is no configuration of that name.

@@ -36,13 +36,13 @@ class TextFinetuning(LanguageModelTask):
     model: Any = CausalModel
 
     def check(self) -> None:
-        """Nothing is known of the model before it is loaded."""
+        """Check nothing, as nothing is known of the model before it is loaded."""
 
     def read_tokenizer(self) -> Tokenizer:
         return load_tokenizers(self.config.model)[1]
 
     def with_sizes(self) -> TextFinetuneConfig:
-        """With segments of the usual length, where the model reads less, as long as it reads; another length stays."""
+        """Shorten segments of the usual length to what the model reads, where that is less; another length stays."""
         config: TextFinetuneConfig = self.config
         with explain(config.model) as options:
             model_config = read_part("AutoConfig", config.model.pretrained, **options)
@@ -57,7 +57,10 @@ class TextFinetuning(LanguageModelTask):
         return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
 
     def build(self) -> CausalModel:
-        """The pretrained model, injected and with an adapter where that is asked for; InputError for blocks too long for it."""
+        """Build the pretrained model, injected and with an adapter where that is asked for.
+
+        Raises InputError for blocks too long for it.
+        """
         config: TextFinetuneConfig = self.config
         model = adapt(load_causal(config.model), config.train.adapter)
         read = config.train.segment_length + config.train.context
@@ -95,7 +98,7 @@ class TextFinetuning(LanguageModelTask):
         return {"total": model.num_parameters() - copies, "mixing": mixing, "trained": sum(trained.values())}
 
     def finish(self, model: CausalModel, folder: Path) -> Entries:
-        """Check the best model and save it; the entries `before` and `check`."""
+        """Check the best model and save it; return the entries `before` and `check`."""
         before = read_json(folder / BEFORE)
         if self.config.train.keep_model and rank() == 0:
             words, _ = load_tokenizers(self.config.model)
