@@ -46,8 +46,11 @@ Rule = tuple[str, Any, str]  # a key, its value and the reason
 
 @dataclass(frozen=True)
 class Amounts:
-    """Values that follow the time: tokens of an update, updates, times through the text, tokens of an evaluation while
-    training."""
+    """Values that follow the time.
+
+    per_step: tokens of an update. steps: updates. readings: times through the text. evaluated: tokens of an evaluation
+    while training.
+    """
 
     per_step: int = 1024
     steps: int = 100
@@ -68,9 +71,18 @@ def write_configuration(
 ) -> RunConfig:
     """Write the configuration that the rules make of a text for a training on this machine, and return it.
 
-    texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
-    languages: of translation, the suffixes of source and target.
-    InputError for bad requests, for texts that are too short, and where `out` exists.
+    Args:
+        texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
+        out: file of the configuration.
+        task: `lm` or `translation`.
+        tokens: kind of tokens; None for the rule's.
+        size: one of `SIZES`; None for the largest that the time can train.
+        minutes: time of the training.
+        languages: of translation, the suffixes of source and target; None for those of two files.
+        force: whether a file that exists is replaced.
+
+    Raises:
+        InputError: the request is bad, the texts are too short, or `out` exists.
     """
     if not 0 < minutes < math.inf:
         raise InputError(f"--minutes: a positive number, given {minutes:g}")
@@ -109,11 +121,13 @@ def write_configuration(
     logger.info("Measuring the speed of this machine ...")
     size, *larger = [size] if size else SIZES
     trial = attempt(size, Amounts())
-    for other_size in larger:
-        other = attempt(other_size, Amounts())
-        if _PER_PARAMETER * other.body > _count_read(other, seconds, have) or other.body > 4 * have:
+    for larger_size in larger:
+        larger_trial = attempt(larger_size, Amounts())
+        body = larger_trial.body
+        if _PER_PARAMETER * body > _count_read(larger_trial, seconds, have) or body > 4 * have:
             break
-        size, trial = other_size, other
+        size = larger_size
+        trial = larger_trial
     read = _count_read(trial, seconds, have)
     power = int(math.log2(max(read, 1) / _STEPS))
     amounts = Amounts(
@@ -139,7 +153,7 @@ def write_configuration(
 
 
 def choose_text(texts: Sequence[str]) -> dict[str, Any]:
-    """The data section of a text, whose files can be read."""
+    """Choose the data section of a text, whose files can be read."""
     if [*texts] == ["builtin"] and not Path("builtin").exists():
         return {"name": "builtin"}
     names = [str(Path(text).expanduser().absolute()) for text in texts]
@@ -149,7 +163,10 @@ def choose_text(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dict[str, Any]:
-    """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
+    """Choose prefixes and suffixes of the files.
+
+    Validation and test lie beside training files that have `train` in their name.
+    """
     paths = [Path(text).expanduser().resolve() for text in texts]
     prefix = paths[0]
     suffixes = languages
@@ -175,13 +192,13 @@ def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dic
 
 
 def _count_read(trial: Trial, seconds: float, have: int) -> float:
-    """Tokens that are trained on in a training of `seconds`; evaluation takes at most half of them."""
+    """Count the tokens that are trained on in a training of `seconds`; evaluation takes at most half of them."""
     training = max(seconds - _STARTUP - trial.judging, seconds / 2)
     return min(training * trial.tokens / trial.step, _MOST_EPOCHS * have)
 
 
 def _lay(data: Values, rules: Iterable[Rule]) -> dict[str, dict[str, Any]]:
-    """The values of a configuration by section: what is stated about the data, and the rules."""
+    """Lay out the values of a configuration by section: what is stated about the data, and the rules."""
     sections = {"model": {}, "data": data, "train": {}, "eval": {}}
     return merge(sections, {key: value for key, value, _ in rules})
 
@@ -191,7 +208,7 @@ def _build(data: Values, rules: Iterable[Rule]) -> RunConfig:
 
 
 def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> list[str]:
-    """The values as lines of YAML: key, value and, as a comment, the reason."""
+    """Write the values as lines of YAML: key, value and, as a comment, the reason."""
     lines = []
     for section, keys in values.items():
         explained = {}
@@ -210,8 +227,16 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
 
 
 def choose_values(data: Values, size: str, amounts: Amounts, prepared: Task) -> Iterator[Rule]:
-    """The values of all sections by the rules, each with its reason."""
-    corpus, config = prepared.corpus, prepared.config
+    """Choose the values of all sections by the rules, each with its reason.
+
+    Args:
+        data: the data section as stated.
+        size: one of `SIZES`.
+        amounts: values that follow the time.
+        prepared: a task with its data, from which sizes are taken.
+    """
+    corpus = prepared.corpus
+    config = prepared.config
     length = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
     yield from choose_data(data)
     yield from _choose_model(size, amounts.readings, corpus)
@@ -227,7 +252,7 @@ def choose_values(data: Values, size: str, amounts: Amounts, prepared: Task) -> 
 
 
 def choose_data(data: Values) -> Iterator[Rule]:
-    """Unit and vocabulary of one's own text or sentence pairs, and of the built-in text."""
+    """Choose unit and vocabulary of one's own text or sentence pairs, and of the built-in text."""
     config = DataConfig.from_dict(data)
     has_pairs = config.name == "parallel"
     size = _BUILTIN_BYTES

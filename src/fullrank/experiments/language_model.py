@@ -65,22 +65,26 @@ COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are 
 
 
 def find_document_token(word: str, tokenizer: Tokenizer) -> int:
-    """The id of `data.documents`; ConfigError unless it is one token of the vocabulary."""
+    """Find the id of `data.documents`.
+
+    Raises ConfigError unless it is one token of the vocabulary.
+    """
     if word == "line":
         return tokenizer.start_id
     ids = tokenizer.encode(word)
     if len(ids) != 1 or ids[0] == tokenizer.unk_id:
-        said = f"{len(ids)} tokens" if len(ids) != 1 else "no entry of the vocabulary"
-        raise ConfigError(f"data.documents: one token of the text ({tokenizer.kind}), or line; given {word!r}, {said}")
+        fault = f"{len(ids)} tokens" if len(ids) != 1 else "no entry of the vocabulary"
+        raise ConfigError(f"data.documents: one token of the text ({tokenizer.kind}), or line; given {word!r}, {fault}")
     return ids[0]
 
 
 def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
-    """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
+    """Build training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options = config.train
     ids = corpus.ids("train")
     start = corpus.tokenizer.start_id
-    size, length = options.batch_size, options.segment_length
+    size = options.batch_size
+    length = options.segment_length
     if options.order == "contiguous" and size % world_size():
         raise InputError(
             f"train.batch_size: {size} streams cannot be shared evenly by {world_size()} processes; give a multiple of "
@@ -97,9 +101,10 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
 
 
 def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
-    """Perplexity of the 4-gram model of the training text on each split; kept with the corpus, whose texts it names.
+    """Measure the perplexity of the 4-gram model of the training text on each split.
 
-    None of a corpus of more than `COUNTED_TOKENS`, whose counts would fill the memory.
+    It is kept with the corpus, whose texts it names. None of a corpus of more than `COUNTED_TOKENS`, whose counts would
+    fill the memory.
     """
     if corpus.splits["train"]["tokens"] > COUNTED_TOKENS:
         return {}
@@ -131,15 +136,24 @@ class TrainingPart:
 
     @staticmethod
     def identify(identity: Mapping[str, Any], **settings: Any) -> Entries:
-        """Facts of the part that run.json and result.json record when a run begins."""
+        """Return facts of the part that run.json and result.json record when a run begins."""
         return settings
 
     def read(self, batch: Batch, carry: Carry) -> Carry:
-        """Look at a batch before the model does; what the part carries to the next one."""
+        """Look at a batch before the model does, and return what the part carries to the next one."""
         return {}
 
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch with what the part adds to it; hidden (B, T, E): input of the output layer at the targets."""
+        """Add what the part has to say to the loss of a batch.
+
+        Args:
+            loss: loss of the batch.
+            hidden: input of the output layer at the targets (B, T, E).
+            batch: the batch.
+
+        Returns:
+            The loss with what the part adds to it.
+        """
         return loss
 
 
@@ -153,7 +167,8 @@ class CausalObjective:
     """
 
     def __init__(self, model: LanguageModel, options: TrainConfig, identity: Mapping[str, Any] | None = None) -> None:
-        self.model, self.options = model, options
+        self.model = model
+        self.options = options
         self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
         self.parts: dict[str, Any] = {}
         for name, settings in options.parts.items():
@@ -163,7 +178,9 @@ class CausalObjective:
                 model.add_module(name, part)
 
     def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
-        options, phase, model = self.options, position.phase, self.model
+        options = self.options
+        phase = position.phase
+        model = self.model
         trace = begin_pass(options, batch) or (Trace(weights=False) if self.parts else None)
         on_device = batch.to(device_of(model))
         after: dict[str, Tensor] = {}
@@ -192,13 +209,13 @@ class CausalObjective:
 
 
 def _split(carry: Carry, prefix: str) -> tuple[Carry, Carry]:
-    """The tensors whose names begin with `prefix`, without it, and the others."""
+    """Split a carry into the tensors whose names begin with `prefix`, without it, and the others."""
     inside = {name.removeprefix(prefix): tensor for name, tensor in carry.items() if name.startswith(prefix)}
     return inside, {name: tensor for name, tensor in carry.items() if not name.startswith(prefix)}
 
 
 def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
-    """Skip-Retain in a phase; ConfigError if its probabilities do not fit the model."""
+    """Build Skip-Retain of a phase; ConfigError if its probabilities do not fit the model."""
     try:
         return SkipRetain(phase.skip, phase.p, num_layers=num_layers)
     except ValueError as error:
@@ -224,9 +241,10 @@ class LanguageModelTask(TextTask):
         return None if start is None else load_tokenizer(Path(start))
 
     def with_sizes(self) -> RunConfig:
-        """With `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
+        """Fill in `model.vocab_size`; ConfigError if the one there is too small for the corpus (and <mask>)."""
         config: RunConfig = self.config
-        tokenizer, size = self.corpus.tokenizer, config.model.vocab_size
+        tokenizer = self.corpus.tokenizer
+        size = config.model.vocab_size
         least = len(tokenizer) + config.masks
         if size is not None and size < least:
             beside = " beside <mask>" if config.masks else ""
@@ -251,7 +269,7 @@ class LanguageModelTask(TextTask):
         }
 
     def measure_counts(self) -> Entries:
-        """Perplexity of what counting predicts: words, and 4-grams."""
+        """Measure the perplexity of what counting predicts: words, and 4-grams."""
         unigram = {split: unigram_perplexity(self.corpus, split) for split in SPLITS}
         return {"unigram_perplexity": unigram, "fourgram_perplexity": fourgram_perplexities(self.corpus)}
 
@@ -269,27 +287,51 @@ class LanguageModelTask(TextTask):
         return self.read_by(protocol, objective, training_batches(config, self.corpus))
 
     def read_validation(self) -> np.ndarray:
-        """The tokens that are read for evaluation while training."""
+        """Read the tokens for evaluation while training."""
         ids: np.ndarray = self.corpus.ids("valid")[: self.config.eval.max_tokens]
         return ids
 
     def read_by(self, protocol: Any, objective: Any, batches: Any) -> Connections:
-        """A training whose evaluation reads by `protocol`."""
+        """Connect a training whose evaluation reads by a protocol.
+
+        Args:
+            protocol: protocol of the evaluation.
+            objective: objective of the training.
+            batches: batches of the training.
+        """
         ids = self.read_validation()
         evaluation = {"protocol": protocol.in_words(), "next_token": protocol.next_token}
         return Connections(objective, batches, lambda model: self.measure(model, ids, protocol), evaluation)
 
     def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
-        """Summed nll of token ids."""
-        start, batch_size = self.corpus.tokenizer.start_id, self.config.eval.batch_size
-        return measure(model, ids, protocol, batch_size=batch_size, start_id=start)
+        """Sum the nll of token ids.
+
+        Args:
+            model: the model.
+            ids: token ids (N,).
+            protocol: how they are read.
+
+        Returns:
+            Nats, and the number of tokens.
+        """
+        start_id = self.corpus.tokenizer.start_id
+        return measure(model, ids, protocol, batch_size=self.config.eval.batch_size, start_id=start_id)
 
     def finish(self, model: Any, folder: Path) -> Entries:
         parts = {"parts": self.identity["parts"]} if "parts" in self.identity else {}
         return {**super().finish(model, folder), **parts}
 
     def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
-        """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
+        """Compute the figures of a split.
+
+        A word model scores `<unk>` for words it lacks, so bits per character would flatter it.
+
+        Args:
+            model: the model.
+            split: the split.
+            protocol: how it is read.
+            keep: the run folder, into which language models write nothing.
+        """
         counts = self.corpus.splits[split]
         tokenizer = self.corpus.tokenizer
         ids = self.corpus.ids(split)
@@ -301,7 +343,7 @@ class LanguageModelTask(TextTask):
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:
-    """InputError where positions go on through a memory beyond the last one that the model has."""
+    """Raise InputError where positions go on through a memory beyond the last one that the model has."""
     if model.memory_length and model.max_length is not None and stream > model.max_length:
         raise InputError(
             f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, a "
@@ -355,12 +397,12 @@ class MaskedModelTask(LanguageModelTask):
 
     @property
     def masking(self) -> Masking:
-        """Which tokens are masked, and by what: <mask> is the last entry of the model."""
+        """Choice of the tokens that are masked, and by what: <mask> is the last entry of the model."""
         mask_id = self.config.model.vocab_size - 1
         return Masking(self.corpus.tokenizer, mask_id, self.config.train)
 
     def measure_counts(self) -> Entries:
-        """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
+        """Measure the perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
         masking = self.masking
         protocol = self.protocol()
         nats = unigram_nats(self.corpus, masking.marks)
@@ -374,9 +416,17 @@ class MaskedModelTask(LanguageModelTask):
         return {"unigram_perplexity": unigram, "fourgram_perplexity": {}}
 
     def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
-        """Summed nll and hits at the masked tokens, in evaluation mode; the mode is restored.
+        """Sum nll and hits at the masked tokens, in evaluation mode; the mode is restored.
 
         In the precision around the call: while training that of training, for final figures fp32.
+
+        Args:
+            model: the model.
+            ids: token ids (N,).
+            protocol: which of them are masked, and how they are read.
+
+        Returns:
+            Nats, the number of masked tokens, and the accuracy in percent.
         """
         check_block(model.max_length, min(len(ids), protocol.segment_length))
         device = device_of(model)
@@ -404,5 +454,5 @@ class MaskedModelTask(LanguageModelTask):
 def _iterate_blocks(
     ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
 ) -> Iterator[MaskedBatch]:
-    length, seed = protocol.segment_length, protocol.mask_seed
-    return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
+    length = protocol.segment_length
+    return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=protocol.mask_seed)

@@ -70,7 +70,8 @@ class FullRankLM(TemplateLM):
         is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
         self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
         self.max_gen_toks = max_gen_toks
-        self._kernel, self._checkpoint = kernel, checkpoint
+        self._kernel = kernel
+        self._checkpoint = checkpoint
         _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
 
     @property
@@ -85,11 +86,11 @@ class FullRankLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Tells vocabularies apart in the caches of lm-eval."""
+        """Name that tells vocabularies apart in the caches of lm-eval."""
         return f"fullrank-{self.words.kind}-{self.words.fingerprint[:16]}"
 
     def get_model_info(self) -> Entries:
-        """Facts that lm-eval writes beside its results."""
+        """Return facts that lm-eval writes beside its results."""
         return {
             "model_num_parameters": self.model.num_parameters(),
             "model_dtype": "torch.float32",
@@ -98,12 +99,24 @@ class FullRankLM(TemplateLM):
         }
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
-        """The ids of a text, after the start mark unless `add_special_tokens` is false."""
+        """Encode a text, after the start mark.
+
+        Args:
+            string: the text.
+            add_special_tokens: the start mark is left out where this is false.
+            **others: options of lm-eval, of which none is read.
+
+        Returns:
+            Token ids.
+        """
         start = [] if add_special_tokens is False else [self.words.start_id]
         return start + encode_given(self.words, string)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
+        """Score documents: log p(document) in nats, of each (document,).
+
+        All tokens of a document count, read as the protocol says.
+        """
         results = []
         for request in tqdm(requests, desc="Running loglikelihood_rolling requests", disable=disable_tqdm):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -118,10 +131,10 @@ class FullRankLM(TemplateLM):
         disable_tqdm: bool = False,
         **others: Any,
     ) -> list[tuple[float, bool]]:
-        """log p(continuation | context) in nats, and whether greedy decoding would write it.
+        """Score continuations: log p(continuation | context) in nats, and whether greedy decoding would write it.
 
-        Of a longer context, the end that leaves room for the continuation is read. Raises InputError for a continuation that
-        is longer than what the model reads at once.
+        Of a longer context, the end that leaves room for the continuation is read. Raises InputError for a continuation
+        that is longer than what the model reads at once.
         """
         parts = []
         for _, context, continuation in requests:
@@ -141,10 +154,10 @@ class FullRankLM(TemplateLM):
             return score(self.model, parts, segment_length=self.protocol.segment_length, batch_size=self.batch_size)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each (context, settings) by `fullrank generate`, up to the first string of `until`.
+        """Continue each (context, settings) by `fullrank generate`, up to the first string of `until`.
 
-        Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
-        position of the request in the list alone.
+        Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on
+        the position of the request in the list alone.
         """
         texts = []
         seed = torch.initial_seed() % 2**31
@@ -167,10 +180,10 @@ class FullRankLM(TemplateLM):
 
 
 def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[list[str], dict[str, Any]]:
-    """The strings that end a text, and the generation settings of a task as options of `write`.
+    """Read the generation settings of a task: the strings that end a text, and options of `write`.
 
-    until: a string or several; max_gen_toks, do_sample, and options of `sample`. `<eos>` ends a line, not a text: it ends one
-    where `until` holds a newline. Raises InputError for other settings.
+    until: a string or several; max_gen_toks, do_sample, and options of `sample`. `<eos>` ends a line, not a text: it
+    ends one where `until` holds a newline. Raises InputError for other settings.
     """
     if unknown := [key for key in settings if key not in _SETTINGS]:
         raise InputError(f"generation settings {', '.join(unknown)}: known are {', '.join(_SETTINGS)}")

@@ -41,8 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationProtocol:
-    """`segment_length`: tokens read at a time (of a window: `context + stride`). Lengths are in tokens.
+    """How a text is read for its perplexity. Lengths are in tokens.
 
+    segment_length: tokens read at a time (of a window: `context + stride`).
     context, stride: tokens of a window that are read again, and those that are scored; None unless `kind` is `window`.
     streams: how many, each begun without memory (with one of zeros where `memory_start` says so); None unless `memory`.
     memory_length, same_length: tokens remembered; with `same_length` every query sees as many keys, itself included.
@@ -66,11 +67,11 @@ class EvaluationProtocol:
 
     @property
     def only_last(self) -> bool:
-        """Only the last position of each reading is scored, whose target is not read."""
+        """Whether only the last position of each reading is scored, whose target is not read."""
         return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
 
     def in_words(self) -> str:
-        """The protocol as a sentence, for people: printed and saved with every figure."""
+        """Describe the protocol in a sentence, for people: printed and saved with every figure."""
         match self.kind:
             case "blocks":
                 words = (
@@ -104,10 +105,21 @@ class EvaluationProtocol:
 
 
 def change_evaluation(config: RunConfig, changes: Mapping[str, Any], split: str = "test") -> RunConfig:
-    """`config` whose `eval` alone says how a split is read: the section of that split is laid on it, and `changes` on both.
+    """Change the evaluation of a configuration so that `eval` alone says how a split is read.
 
-    A change takes away what it excludes: a memory the window, another length of a segment the stride (or, with a stride, the
-    context). Raises ConfigError for keys that `eval` has not, or that do not go with the run.
+    The section of that split is laid on `eval`, and `changes` on both. A change takes away what it excludes: a memory
+    the window, another length of a segment the stride (or, with a stride, the context).
+
+    Args:
+        config: configuration of a run.
+        changes: keys of `eval` that are set otherwise.
+        split: split that is read.
+
+    Returns:
+        The configuration with another `eval`.
+
+    Raises:
+        ConfigError: `eval` has no such key, or it does not go with the run.
     """
     settings = config.eval.to_dict()
     sections = {name: settings.pop(name) or {} for name in ("valid", "test")}
@@ -120,7 +132,10 @@ def change_evaluation(config: RunConfig, changes: Mapping[str, Any], split: str 
 
 
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
-    """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
+    """Choose the protocol of validation while training.
+
+    It is `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`.
+    """
     if config.eval.valid is None:
         as_trained: dict[str, Any] = dict.fromkeys(PROTOCOL_KEYS[1:])  # all but segment_length
         config = replace(config, eval=replace(config.eval, **as_trained))
@@ -128,13 +143,15 @@ def validation_protocol(config: RunConfig) -> EvaluationProtocol:
 
 
 def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol:
-    """Protocol of a split's final figures: as `eval` and its section of that split say, else as the model was trained.
+    """Choose the protocol of a split's final figures: as `eval` and its section of that split say, else as in training.
 
-    Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default.
+    Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by
+    default.
     Raises InputError for settings that exclude each other, and for those that the model cannot have.
     """
     config = change_evaluation(config, {}, split)
-    model, evaluation = config.model, config.eval
+    model = config.model
+    evaluation = config.eval
     memory_length = model.memory_length if evaluation.memory_length is None else evaluation.memory_length
     same_length = model.same_length if evaluation.same_length is None else evaluation.same_length
     if evaluation.same_length and not memory_length and evaluation.memory_length is None:
@@ -190,8 +207,9 @@ def warn_of_length(config: RunConfig, protocol: Any) -> None:
 
 
 def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:
-    """context and stride, None where no window slides; one that is not given is what is left of the segment."""
-    context, stride = evaluation.context, evaluation.stride
+    """Choose context and stride, None where no window slides; one that is not given is what is left of the segment."""
+    context = evaluation.context
+    stride = evaluation.stride
     if context is None and stride is None:
         return None, None
     context = segment_length - (stride or 0) if context is None else context
@@ -220,7 +238,7 @@ class MaskedProtocol:
     next_token: bool = False
 
     def in_words(self) -> str:
-        """The protocol as a sentence, for people: printed and saved with every figure."""
+        """Describe the protocol in a sentence, for people: printed and saved with every figure."""
         return (
             f"{100 * self.mlm_probability:.4g} % of the tokens asked for, the same in every run (seed {self.mask_seed}), given "
             f"all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
@@ -228,7 +246,7 @@ class MaskedProtocol:
 
 
 def choose_masked_protocol(config: RunConfig) -> MaskedProtocol:
-    """Protocol of a masked model, while training and in the end."""
+    """Choose the protocol of a masked model, while training and in the end."""
     train = config.train
     return MaskedProtocol(
         segment_length=config.eval.segment_length or train.segment_length,
@@ -257,12 +275,12 @@ class Tally:
         self._targets = 0
 
     def add(self, nll: Tensor) -> None:
-        """Nats of targets that count, in any shape."""
+        """Add nats of targets that count, in any shape."""
         self._nats += nll.double().sum()
         self._targets += nll.numel()
 
     def total(self) -> Evaluation:
-        """The sums. InputError if there was no target at all."""
+        """Return the sums; InputError if there was no target at all."""
         targets = self._nats.new_tensor(self._targets)
         nats, tokens = all_reduce(torch.stack((self._nats, targets))).tolist()
         if tokens == 0:
@@ -277,7 +295,7 @@ def figures(
     bytes: int | None = None,
     line_starts: int | None = None,
 ) -> Entries:
-    """Figures of an evaluation; one per word, character or byte for each count of the text that is given.
+    """Compute the figures of an evaluation.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
         bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
@@ -285,15 +303,24 @@ def figures(
         tokens_without_sos = tokens - line_starts            perplexity_without_sos = exp(S / tokens_without_sos)
         accuracy_percent = 100 correct / tokens
 
-    S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
-    cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
-    `line_starts`: so many of the tokens are `<sos>`. Papers that have none count the others only, for the same text and the
-    same S; after `<eos>` a `<sos>` is certain and costs almost nothing.
-    `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted.
-    On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
-    A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
+    S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text
+    was cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted. On enwik8, what
+    papers call bits per character (bpc) is `bits_per_byte`: they count bytes. Papers without `<sos>` count the other
+    tokens only, for the same text and the same S. After `<eos>` a `<sos>` is certain and costs almost nothing.
+
+    Args:
+        evaluation: sums over the text.
+        words: words of the text; None for no figure per word.
+        characters: characters of the text; None for no figure per character.
+        bytes: bytes of the text; None for no figure per byte.
+        line_starts: how many of the tokens are `<sos>`; None for no figure without them.
+
+    Returns:
+        Figures by name. One that is not finite (a perplexity beyond every float, a diverged model) is left out.
     """
-    nats, tokens = evaluation.nll, evaluation.tokens
+    nats = evaluation.nll
+    tokens = evaluation.tokens
     result: Entries = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
     result["tokens"] = tokens
     if line_starts is not None:
@@ -321,13 +348,23 @@ def _exp(x: float) -> float:
 
 
 def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int) -> Evaluation:
-    """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
+    """Sum the nll of a text under the model in evaluation mode, read as a protocol says; the mode is restored.
 
-    Where that is no next-token perplexity, also that of the last position of every block or window, alone.
+    Where that is no next-token perplexity, also that of the last position of every block or window, alone. In the
+    precision around the call: while training that of training, for final figures fp32.
 
-    batch_size: blocks or windows at a time; streams are as many as the protocol says.
-    In the precision around the call: while training that of training, for final figures fp32.
-    Raises InputError where the model cannot read so many tokens (`check_length`).
+    Args:
+        model: the model.
+        ids: token ids of the text (N,).
+        protocol: how it is read.
+        batch_size: blocks or windows at a time; streams are as many as the protocol says.
+        start_id: token that the text follows.
+
+    Returns:
+        Nats, and the number of tokens that are scored.
+
+    Raises:
+        InputError: the model cannot read so many tokens (`check_length`).
     """
     tally = Tally(device_of(model))
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
@@ -343,7 +380,7 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
 
 
 def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
-    """The model with the memory, the clamp and the temperature of a protocol; it shares all parameters."""
+    """Apply the memory, the clamp and the temperature of a protocol to a model; the result shares all parameters."""
     changed = model.with_memory(
         protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
     )
@@ -351,12 +388,18 @@ def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> Langua
 
 
 def divide_logits(model: LanguageModel, temperature: float) -> LanguageModel:
-    """The model with its logits divided by a temperature; ConfigError for an output layer that has none."""
+    """Divide the logits of a model by a temperature; ConfigError for an output layer that has none."""
     return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
-    """InputError if the model has no positions for what is read in one go: a block, a window, or a whole stream."""
+    """Raise InputError if the model has no positions for what is read in one go: a block, a window, or a whole stream.
+
+    Args:
+        model: the model.
+        protocol: how the text is read.
+        tokens: length of the text.
+    """
     limit = model.max_length
     if limit is None:
         return
@@ -371,7 +414,7 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
 
 
 def check_block(limit: int | None, longest: int) -> None:
-    """InputError if a block or window of `longest` tokens is longer than a model of `limit` positions can read."""
+    """Raise InputError if a block or window of `longest` tokens is longer than a model of `limit` positions can read."""
     if limit is not None and longest > limit:
         raise InputError(
             f"a block or window of {longest:,} tokens is longer than the {limit:,} positions of this model "
@@ -407,13 +450,20 @@ class States(NamedTuple):
 
 
 def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, start_id: int) -> list[Passage]:
-    """A whole text as `protocol` reads it: blocks, overlapping windows, or streams; every token counts once.
+    """Cut a whole text as a protocol reads it: blocks, overlapping windows, or streams; every token counts once.
 
-    The first token follows `start_id`, the first of a block or stream the token before it.
+    Args:
+        ids: token ids of the text (N,).
+        protocol: how it is read.
+        start_id: token that the first one follows. The first of a block or stream follows the token before it.
+
+    Returns:
+        Passages, in the order of the text.
     """
     text = np.concatenate([np.asarray([start_id]), np.asarray(ids, dtype=np.int64)])
     tokens = len(ids)
-    context, stride = protocol.context or 0, protocol.stride or protocol.segment_length
+    context = protocol.context or 0
+    stride = protocol.stride or protocol.segment_length
     if protocol.streams is not None:
         stride = max(-(-tokens // protocol.streams), 1)
     parts = []
@@ -426,20 +476,32 @@ def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, star
 def make_batches(
     model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
 ) -> list[list[Passage]]:
-    """The passages of a text that are read side by side; of several processes, those of this one.
+    """Group the passages of a text that are read side by side; of several processes, those of this one.
 
-    Raises InputError where the model cannot read so many tokens (`check_length`).
+    Args:
+        model: the model.
+        ids: token ids of the text (N,).
+        protocol: how it is read.
+        batch_size: blocks or windows at a time; streams are read all at once.
+        start_id: token that the text follows.
+
+    Returns:
+        Batches of passages.
+
+    Raises:
+        InputError: the model cannot read so many tokens (`check_length`).
     """
     check_length(model, protocol, len(ids))
     parts = passages(ids, protocol, start_id)
     if protocol.kind == "memory":  # streams are shared, else batches
-        return [batch] if (batch := parts[rank() :: world_size()]) else []
+        streams = parts[rank() :: world_size()]
+        return [streams] if streams else []
     batches = [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)]
     return batches[rank() :: world_size()]
 
 
 def _pad(batch: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """ids (B, N + 1) with padding on the right, which (B, N) of their inputs are tokens, and which targets count."""
+    """Pad passages on the right: ids (B, N + 1), which (B, N) of their inputs are tokens, and which targets count."""
     longest = max(passage.inputs for passage in batch)
     ids = torch.zeros(len(batch), longest + 1, dtype=torch.int64)
     is_token, counts = torch.zeros(2, len(batch), longest, dtype=torch.bool)
@@ -451,9 +513,15 @@ def _pad(batch: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor
 
 
 def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: int) -> Iterator[States]:
-    """The states of the targets that count, of passages read side by side.
+    """Yield the states of the targets that count, of passages read side by side.
 
-    A model with memory reads them in segments, and each segment remembers the ones before it; one without reads all at once.
+    A model with memory reads them in segments, and each segment remembers the ones before it. One without reads all at
+    once.
+
+    Args:
+        model: the model.
+        batch: the passages.
+        segment_length: tokens of a segment.
     """
     ids, _, counts = _pad(batch, device_of(model))
     longest = counts.shape[1]
@@ -470,7 +538,7 @@ def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: 
 
 
 def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], tally: Tally) -> Evaluation:
-    """Blocks or windows of a model whose tokens see later ones: those of padding are masked, and last positions are counted.
+    """Score blocks or windows of a model whose tokens see later ones: padding is masked, and last positions are counted.
 
     The last target of a row is the only one that the model does not read in the same row.
     """
@@ -487,9 +555,19 @@ def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], ta
 def score(
     model: LanguageModel, texts: Sequence[Passage], *, segment_length: int, batch_size: int
 ) -> list[tuple[float, bool]]:
-    """log p in nats of the targets that count of every passage, and whether each of them was the model's first choice.
+    """Score the targets that count of every passage.
 
     Passages of like length are read side by side.
+
+    Args:
+        model: the model.
+        texts: the passages.
+        segment_length: tokens of a segment, for a model with memory.
+        batch_size: passages at a time.
+
+    Returns:
+        For every passage log p in nats of the targets that count, and whether each of them was the model's first
+        choice.
     """
     scores: dict[int, tuple[float, bool]] = {}
     for batch in batches_by_length([text.inputs for text in texts], batch_size):
@@ -505,7 +583,7 @@ def score(
 
 
 def choose_first(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:
-    """The most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
+    """Choose the most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
     assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)
     first = []

@@ -37,7 +37,9 @@ from fullrank.training.values import Carry, Loss, TrainingPosition
 
 logger = logging.getLogger(__name__)
 
-SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
+# the languages in a run folder
+SOURCE = "tokenizer/source"
+TARGET = "tokenizer/target"
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
 
 
@@ -66,11 +68,11 @@ class Search:
 
     @classmethod
     def from_config(cls, config: EvalConfig) -> Search:
-        """The search of a run's eval section."""
+        """Build the search of a run's eval section."""
         return cls(**{key: getattr(config, key) for key in SEARCH_KEYS})
 
     def in_words(self) -> str:
-        """The search and the figures of translations, as a sentence for people."""
+        """Describe the search and the figures of translations in a sentence, for people."""
         beam = "greedy search" if self.beams == 1 else f"beam {self.beams}, length penalty {self.length_penalty:g}"
         repeat = f", no {self.no_repeat_ngram_size}-gram twice" if self.no_repeat_ngram_size else ""
         return (
@@ -79,7 +81,7 @@ class Search:
         )
 
     def longest(self, source: int, limit: int | None) -> int:
-        """The most tokens of a translation of `source` tokens, from a model that takes `limit`."""
+        """Compute the most tokens of a translation of `source` tokens, from a model that takes `limit`."""
         wanted = int(min(self.max_length_a * source + self.max_length_b, 2**31 - 1))
         return max(1, wanted if limit is None else min(wanted, limit - 1))  # a start token stands before them
 
@@ -99,7 +101,13 @@ class Translation:
 
 
 def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]], source_eos: int) -> Any:
-    """A writer of translations of sentences (ids without <eos>): of several models an ensemble."""
+    """Build a writer of translations of sentences: of several models an ensemble.
+
+    Args:
+        models: the models.
+        sentences: source ids without <eos>.
+        source_eos: <eos> of the source.
+    """
     ids, mask = pad_sentences(sentences, source_eos)
     readers = []
     for model in models:
@@ -119,11 +127,21 @@ def translate_ids(
     target_eos: int,
     batch_size: int = 64,
 ) -> list[list[Translation]]:
-    """Translations of each sentence (ids without <eos>), best first.
+    """Translate sentences.
 
-    An empty sentence has one translation, the empty one.
-    Sentences of like lengths are translated together, at most batch_size, the longest first. Neither their order nor
-    batch_size changes a translation, but for rounding.
+    Sentences of like lengths are translated together, the longest first. Neither their order nor batch_size changes a
+    translation, but for rounding.
+
+    Args:
+        model: a model, or several as an ensemble.
+        sentences: source ids without <eos>.
+        search: how translations are searched.
+        source_eos: <eos> of the source.
+        target_eos: <eos> of the target.
+        batch_size: most sentences at a time.
+
+    Returns:
+        Translations of each sentence, best first. An empty sentence has one, the empty one.
     """
     models = [model] if isinstance(model, Translator) else model
     device = device_of(models[0])
@@ -156,7 +174,7 @@ def translate_ids(
 
 
 def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
-    """`ids` with unknown words for entries that only the model has (a larger `vocab_size`)."""
+    """Replace entries that only the model has (a larger `vocab_size`) by unknown words."""
     return tuple(token if token < len(language) else language.unk_id for token in ids)
 
 
@@ -177,13 +195,15 @@ class TranslationTask(TextTask):
         self.corpus.target.save(folder / TARGET)
 
     def with_sizes(self) -> RunConfig:
-        """With `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
+        """Fill in `model.vocab_size`, the target's, and `model.encoder.vocab_size`.
 
-        What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write
-        them. Raises ConfigError where a given size is too small, or where one table is asked for and each language has its own
-        vocabulary.
+        What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to
+        write them.
+        Raises ConfigError where a given size is too small, or where one table is asked for and each language has its
+        own vocabulary.
         """
-        config, corpus = self.config, self.corpus
+        config = self.config
+        corpus = self.corpus
         bleu_of(config.eval.bleu_tokenize, corpus.target.name)  # an error here, not after training
         model = config.model
         encoder = config.model.encoder or EncoderConfig()
@@ -210,21 +230,23 @@ class TranslationTask(TextTask):
 
     def describe(self) -> Entries:
         corpus = self.corpus
+        tokens = {}
+        for split, counts in corpus.splits.items():
+            tokens[split] = {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
         return {
             **super().describe(),
             "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
-            "tokens": {
-                split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
-                for split, counts in corpus.splits.items()
-            },
+            "tokens": tokens,
             "vocabulary": {"source": len(corpus.source), "target": len(corpus.target)},
             "languages": {"source": corpus.source.name, "target": corpus.target.name},
             "fingerprint": corpus.vocabulary,
         }
 
     def connect(self, model: Any) -> Connections:
-        config, corpus = self.config, self.corpus
-        options, sentences = config.train, config.eval.max_sentences
+        config = self.config
+        corpus = self.corpus
+        options = config.train
+        sentences = config.eval.max_sentences
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation = corpus.pairs("valid")
@@ -255,12 +277,22 @@ class TranslationTask(TextTask):
         )
 
     def score_texts(self, texts: Sequence[str], references: Sequence[str]) -> Entries:
-        """The scores of translations beside references."""
-        tokenize, language = self.config.eval.bleu_tokenize, self.corpus.target.name
-        return translation_scores(texts, references, tokenize=tokenize, language=language)
+        """Score translations beside references."""
+        tokenize = self.config.eval.bleu_tokenize
+        return translation_scores(texts, references, tokenize=tokenize, language=self.corpus.target.name)
 
     def figures(self, model: Any, split: str, protocol: Search, keep: Path | None = None) -> Entries:
-        """Figures of a split, in fp32. `keep`: a run folder for translations and references, a sentence a line."""
+        """Measure the figures of a split, in fp32.
+
+        Args:
+            model: the model.
+            split: the split.
+            protocol: how translations are searched.
+            keep: run folder for translations and references, a sentence a line; None: nothing is written.
+
+        Returns:
+            Perplexity, BLEU and chrF; where the target is tokenised (Moses), also tokenised BLEU.
+        """
         corpus = self.corpus
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, self.config))
@@ -304,7 +336,7 @@ class TranslationObjective:
 
 
 def check_lengths(model: Translator, pairs: Pairs) -> None:
-    """Raises InputError where a sentence is longer than the positions of encoder or decoder."""
+    """Raise InputError where a sentence is longer than the positions of encoder or decoder."""
     for side, lengths, limit in (
         ("source", pairs.source.lengths, model.max_source_length),
         ("target", pairs.target.lengths, model.max_length),
@@ -319,7 +351,16 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
 
 
 def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
-    """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
+    """Sum the nll of every target token of sentence pairs, in evaluation mode, in the precision around the call.
+
+    Args:
+        model: the model.
+        pairs: the pairs.
+        config: configuration of the run, for the size of a batch.
+
+    Returns:
+        Nats, and the number of target tokens.
+    """
     longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
     device = device_of(model)
@@ -337,9 +378,17 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
 def translate_split(
     model: Translator, corpus: Corpus, split: str, search: Search, limit: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """The first `limit` sentences of a split (None: all) in the model's translation.
+    """Translate sentences of a split.
 
-    As people read them, and as the tokens that tokenised BLEU compares.
+    Args:
+        model: the model.
+        corpus: the data.
+        split: the split.
+        search: how translations are searched.
+        limit: how many sentences, the first ones; None: all.
+
+    Returns:
+        Translations as people read them, and as the tokens that tokenised BLEU compares.
     """
     pairs = corpus.pairs(split)
     target = corpus.target
@@ -354,7 +403,7 @@ def translate_split(
 
 
 def open_translation_run(folder: Path) -> RunConfig:
-    """The configuration of the translation run in `folder`; InputError if it holds none."""
+    """Open the configuration of the translation run in `folder`; InputError if it holds none."""
     config = open_run(folder)[0]
     if not config.data.has_pairs:
         raise InputError(
@@ -365,13 +414,14 @@ def open_translation_run(folder: Path) -> RunConfig:
 
 
 class LineTranslator:
-    """The run in `folder` as a translator of lines; of several runs or checkpoints (`best,last`) the mean of probabilities.
+    """A translator of lines by the run in `folder`; by several runs or checkpoints (`best,last`) the mean of probabilities.
 
         LineTranslator(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
 
-    search: None: that of the first run's eval section. `config`, `model` (the first), `models`, `source` and
-    `target` may be read. A line that is too long is cut, and the log warns of it.
-    Raises InputError for a folder without a translation run and for vocabularies that differ, RunError for damaged files.
+    search: None: that of the first run's eval section. `config`, `model` (the first), `models`, `source` and `target`
+    may be read. A line that is too long is cut, and the log warns of it.
+    Raises InputError for a folder without a translation run and for vocabularies that differ, RunError for damaged
+    files.
     """
 
     def __init__(
@@ -396,7 +446,8 @@ class LineTranslator:
         self.models = [Translator.load(folder, name).to(device) for folder in folders for name in names]
         self.model = self.models[0]
         self.search = Search.from_config(self.config.eval) if search is None else search
-        self.batch_size, self.kernel_name = batch_size, kernel_name
+        self.batch_size = batch_size
+        self.kernel_name = kernel_name
 
     @property
     def longest_source(self) -> int:
@@ -405,10 +456,10 @@ class LineTranslator:
         return longest(self.config.model.max_position_embeddings, *limits) or 1
 
     def translate(self, lines: Sequence[str], *, first: int = 1) -> list[list[Translation]]:
-        """The `search.n_best` translations of each line, best first; of an empty line the empty text.
+        """Translate lines: the `search.n_best` translations of each, best first; of an empty line the empty text.
 
-        first: the number of the first line, for warnings.
-        A line of more tokens than the model takes is translated as far as they go, with a warning.
+        first: the number of the first line, for warnings. A line of more tokens than the model takes is translated as
+        far as they go, with a warning.
         """
         encoded = [self.encode(line, first + i) for i, line in enumerate(lines)]
         with kernel(self.kernel_name):
@@ -420,10 +471,10 @@ class LineTranslator:
                 target_eos=self.target.eos_id,
                 batch_size=self.batch_size,
             )
-        return [[self._decode(hypothesis) for hypothesis in best] for best in translations]
+        return [list(map(self._decode, best)) for best in translations]
 
     def score(self, lines: Sequence[str], translations: Sequence[str]) -> list[list[float]]:
-        """-log p in nats of every token of the translation of each line, <eos> the last: forced decoding.
+        """Score the translation of each line by forced decoding: -log p in nats of every token, <eos> the last.
 
         Raises InputError for other numbers of lines, and for a translation longer than the model writes.
         """
@@ -455,12 +506,12 @@ class LineTranslator:
         return [scores[i] for i in range(len(lines))]
 
     def _decode(self, translation: Translation) -> Translation:
-        """With its text, a single line, whatever the model wrote."""
+        """Decode the text of a translation: a single line, whatever the model wrote."""
         words = self.target.decode(replace_unknown(translation.ids, self.target)).split()
         return replace(translation, text=" ".join(words))
 
     def encode(self, line: str, number: int = 1) -> list[int]:
-        """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
+        """Encode a line, without <eos>, in at most as many ids as the model takes; `number` is the line's in a warning."""
         ids = self.source.encode(line)
         most = self.longest_source - 1
         if len(ids) > most:
