@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 def task_of(config: AnyConfig) -> Any:
-    """The task of a configuration; only its own code is imported."""
+    """Build the task of a configuration; only its own code is imported."""
     if isinstance(config, FinetuneConfig):
         from fullrank.experiments.finetuning import Finetuning
 
@@ -100,9 +100,17 @@ def train(
     quiet: bool = False,
     until: int | None = None,
 ) -> Entries:
-    """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
+    """Train the configuration in a folder, and go on with a run that was stopped there.
 
-    until: pause after this update; nothing is measured then, and the result is empty.
+    Args:
+        resolved: configuration, with what it was resolved from.
+        folder: run folder.
+        kernel_name: kernel of attention.
+        quiet: whether progress is shown only in the files of the run.
+        until: update after which training pauses; None for training to the end. Nothing is measured at a pause.
+
+    Returns:
+        The result.json of the run; empty at a pause.
     """
     resolved = start_from_run(resolved)
     task = task_of(absolute(resolved.config))
@@ -124,7 +132,14 @@ def train(
 
 
 def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str) -> None:
-    """Prepare the data of a run; the identity of the task then says what it is trained on and how."""
+    """Prepare the data of a run; the identity of the task then says what it is trained on and how.
+
+    Args:
+        task: the task, which is changed.
+        resolved: configuration, with what it was resolved from.
+        folder: run folder.
+        kernel_name: kernel of attention.
+    """
     check_usable(folder)
     has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
     recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
@@ -146,13 +161,24 @@ def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_
 
 
 def describe_start(folder: str) -> dict[str, str]:
-    """The run whose weights a training begins with, and their checksum."""
+    """Describe the run whose weights a training begins with, and their checksum."""
     weights, _ = find(Path(folder), "best")
     return {"folder": folder, "sha256": sha256_of(weights)}
 
 
 def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None) -> Entries:
-    """Train and measure a run; the first of several processes writes its result.json."""
+    """Train and measure a run; the first of several processes writes its result.json.
+
+    Args:
+        task: the task, prepared.
+        folder: run folder.
+        device: device of the training.
+        quiet: as in `train`.
+        until: as in `train`.
+
+    Returns:
+        The result.json of the run; empty at a pause.
+    """
     config = task.config
     corpus = task.corpus
     identity = task.identity
@@ -218,13 +244,16 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
 
 
 def resume(folder: Path, **how: Any) -> Entries:
-    """Resume the run in `folder` exactly where it stopped. how: options of `train`."""
+    """Resume the run in `folder` exactly where it stopped.
+
+    how: options of `train`.
+    """
     resolved, kernel_name = reopen(folder)
     return train(resolved, folder, kernel_name=kernel_name, **how)
 
 
 def corpus_of(folder: Path, split: str) -> Any:
-    """The data that the run in `folder` was started on, as they were prepared then, or prepared again.
+    """Open the data that the run in `folder` was started on, as they were prepared then, or prepare them again.
 
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
@@ -253,9 +282,19 @@ def evaluate(
     kernel_name: str = "auto",
     **changes: Any,
 ) -> Entries:
-    """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
+    """Measure the run in a folder on a split, or on a text, by the protocol that it was measured by.
 
-    changes: keys of `eval` that are set otherwise.
+    Args:
+        folder: run folder.
+        split: split of its data.
+        text: file that is read in place of the split; None: the split.
+        checkpoint: checkpoint of the run.
+        device_name: device, as for `--device`.
+        kernel_name: kernel of attention.
+        **changes: keys of `eval` that are set otherwise.
+
+    Returns:
+        Figures, the protocol, and what they were measured with.
     """
     config = change_evaluation(open_run(folder)[0], changes, split)
     device = choose_device(device_name, "--device")
@@ -328,7 +367,7 @@ class Cell:
         return self.resolved.config.train.seed
 
     def describe(self) -> Entries:
-        """The run as JSON has it."""
+        """Describe the run as JSON has it."""
         values = {key: getattr(self, key) for key in ("row", "seed", "finished")}
         return {"recipe": self.resolved.recipe, **values, "folder": str(self.folder)}
 
@@ -341,10 +380,23 @@ def cells(
     overrides: Sequence[str] = (),
     out: Path | None = None,
 ) -> list[Cell]:
-    """The runs of rows of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
+    """Plan the runs of rows of a recipe.
 
-    seeds: None is the configuration's own, at paper scale those that the recipe states. out: the folder of the runs, in place
-    of `runs/RECIPE`. Raises InputError for a scale that the recipe has not, and for a seed given twice.
+    They are all rows of a seed, then of the next seed, so that finished rows can be compared early.
+
+    Args:
+        name: recipe.
+        rows: rows of the recipe.
+        scale: scale of the recipe; None for its own.
+        seeds: seeds of the runs. None is the configuration's own, at paper scale those that the recipe states.
+        overrides: keys that are set otherwise, each `key=value`.
+        out: folder of the runs; None for `runs/RECIPE`.
+
+    Returns:
+        The runs, in the order in which they are trained.
+
+    Raises:
+        InputError: the recipe has no such scale, or `overrides` sets a seed beside `seeds`.
     """
     if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
         raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
@@ -369,7 +421,14 @@ def reproduce(
     kernel_name: str = "auto",
     quiet: bool = False,
 ) -> None:
-    """Train the runs that are not finished; one that was stopped is resumed."""
+    """Train the runs that are not finished; one that was stopped is resumed.
+
+    Args:
+        name: recipe, for the log.
+        planned: the runs.
+        kernel_name: kernel of attention.
+        quiet: as in `train`.
+    """
     for number, cell in enumerate(planned, start=1):
         if not cell.finished:
             logger.info(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
@@ -381,7 +440,7 @@ def reproduce(
 
 
 def environment(device: torch.device, precision: str) -> Entries:
-    """The machine and the software of a result: versions, hardware, precision, commit."""
+    """Describe the machine and the software of a result: versions, hardware, precision, commit."""
     return {
         "fullrank": fullrank.__version__,
         "commit": read_commit(Path(__file__).resolve().parents[1]),
@@ -403,14 +462,14 @@ _CPU_FLAGS = {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
 
 def read_cpuinfo(name: str) -> str:
-    """The first value of a name in /proc/cpuinfo; empty where there is none."""
+    """Read the first value of a name in /proc/cpuinfo; empty where there is none."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def remark_on_precision(precision: str, device: torch.device) -> str:
-    """A line where bf16 is asked of a processor that computes it number by number; else empty."""
+    """Write a remark where bf16 is asked of a processor that computes it number by number; an empty one elsewhere."""
     flags = set(read_cpuinfo("flags").split())
     if precision != "bf16" or device.type != "cpu" or not flags or flags & {"avx512_bf16", "amx_bf16"}:
         return ""
@@ -421,9 +480,10 @@ def remark_on_precision(precision: str, device: torch.device) -> str:
 
 
 def read_commit(package: Path) -> str | None:
-    """Commit of the checkout of a package, with `+changes` if files of the package have any; None outside a checkout.
+    """Read the commit of the checkout of a package, with `+changes` if files of the package have any.
 
-    Files beside the package do not count: a queue adds rows to the ledger of its own checkout while it trains.
+    None outside a checkout. Files beside the package do not count: a queue adds rows to the ledger of its own checkout
+    while it trains.
     """
 
     def git(*words: str) -> str:
@@ -456,7 +516,13 @@ class Trial(NamedTuple):
 
 
 def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
-    """Build the model of a configuration on data that are prepared, and time it. evaluations: while training."""
+    """Build the model of a configuration on data that are prepared, and time it.
+
+    Args:
+        config: configuration of the training.
+        prepared: task with the data.
+        evaluations: how many evaluations there are while training.
+    """
     task = task_of(config)
     corpus = prepared.corpus
     task.corpus = corpus
@@ -485,7 +551,7 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
 
 
 def measure_speed(parts: Parts, spend: float = 1.0) -> tuple[float, float]:
-    """Seconds of an update and of an evaluation while training, after training for about `spend` seconds.
+    """Measure the seconds of an update and of an evaluation while training, after training for about `spend` seconds.
 
     Afterwards the weights are worth nothing.
     """

@@ -21,7 +21,10 @@ AnyConfig = RunConfig | FinetuneConfig
 
 
 def default_folder(resolved: Resolved[AnyConfig]) -> Path:
-    """`runs/<recipe>/<row>[-scale]-seed<seed>`, or `runs/<file name>` for a configuration without rows."""
+    """Name the folder of a run: `runs/<recipe>/<row>[-scale]-seed<seed>`.
+
+    For a configuration without rows it is `runs/<file name>-seed<seed>`.
+    """
     seed = f"seed{resolved.config.train.seed}"
     name = resolved.recipe.removesuffix(".yaml").removesuffix(".yml")
     if resolved.row is None:
@@ -35,9 +38,11 @@ def default_folder(resolved: Resolved[AnyConfig]) -> Path:
 
 
 def absolute(config: AnyConfig) -> AnyConfig:
-    """The configuration with absolute paths, for any working directory; files of data are relative to `data.dir`."""
+    """Make the paths of a configuration absolute, for any working directory; files of data are relative to `data.dir`."""
     raw = config.to_dict()
-    model, data, train = raw["model"], raw["data"], raw["train"]
+    model = raw["model"]
+    data = raw["data"]
+    train = raw["train"]
     base = Path(data["dir"] or ".").expanduser().resolve()
     for section, key in ((data, "dir"), (data, "cache"), (train, "start"), (model, "pretrained")):
         path = section.get(key)
@@ -53,7 +58,7 @@ def absolute(config: AnyConfig) -> AnyConfig:
 
 
 def _is_local_model(name: str) -> bool:
-    """Neither a name of ours nor one on the hub."""
+    """Return whether a name is neither one of ours nor one on the hub, but of a folder."""
     return name not in ("minilm", "random") and Path(name).expanduser().is_dir()
 
 
@@ -61,9 +66,10 @@ def _is_local_model(name: str) -> bool:
 
 
 def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
-    """The configuration and the identity (run.json) of the run in `folder`, compared with the seal of its newest checkpoint.
+    """Open the run in `folder`: its configuration and its identity (run.json).
 
-    InputError if there is no run, or if it was changed.
+    They are compared with the seal of its newest checkpoint. Raises InputError if there is no run, or if it was
+    changed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: {'a file; give a run folder' if folder.exists() else 'no such folder'}")
@@ -77,7 +83,7 @@ def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
 
 
 def open_run(folder: Path) -> tuple[RunConfig, Entries]:
-    """The configuration and the identity of a run with a model of ours; InputError for a run of fine-tuning."""
+    """Open a run with a model of ours: its configuration and its identity; InputError for a run of fine-tuning."""
     config, identity = open_any(folder)
     if isinstance(config, FinetuneConfig):
         raise InputError(
@@ -88,7 +94,7 @@ def open_run(folder: Path) -> tuple[RunConfig, Entries]:
 
 
 def reopen(folder: Path) -> tuple[Resolved[AnyConfig], str]:
-    """A run that is to be gone on with: its configuration with what it was resolved from, and its kernel."""
+    """Open a run that is to be gone on with: its configuration with what it was resolved from, and its kernel."""
     config, identity = open_any(folder)
     recipe = identity.get("recipe") or folder.name
     resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
@@ -96,7 +102,7 @@ def reopen(folder: Path) -> tuple[Resolved[AnyConfig], str]:
 
 
 def open_causal(folder: Path) -> RunConfig:
-    """The configuration of the run in `folder`; InputError unless it predicts the next token of a text."""
+    """Open the configuration of the run in `folder`; InputError unless it predicts the next token of a text."""
     config, _ = open_run(folder)
     if config.data.has_pairs:
         raise InputError(
@@ -104,18 +110,20 @@ def open_causal(folder: Path) -> RunConfig:
             "measures its BLEU"
         )
     if config.masks or config.model.sees_future:
-        key, other = "model.attention.causal: as_published", "masked"
+        cause = "model.attention.causal: as_published"
+        remedy = "model.attention.causal: masked"
         if config.masks:
-            key, other = "train.objective: masked", "causal"
+            cause = "train.objective: masked"
+            remedy = "train.objective: causal"
         raise InputError(
-            f"{folder}: its tokens see later ones ({key}), so it can neither write a text token by token nor give it a "
-            f"probability; train with {key.partition(':')[0]}: {other}"
+            f"{folder}: its tokens see later ones ({cause}), so it can neither write a text token by token nor give it a "
+            f"probability; train with {remedy}"
         )
     return config
 
 
 def read_result(folder: Path) -> Entries | None:
-    """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
+    """Read the result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
         result: Entries = read_json(folder / "result.json")
     except InputError:
@@ -129,9 +137,9 @@ def read_result(folder: Path) -> Entries | None:
 
 
 def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
-    """The configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
+    """Return the configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
 
-    What is stated about the model is laid on it. InputError for a run that is not finished, or of another task.
+    What is stated about the model is laid on it. Raises InputError for a run that is not finished, or of another task.
     """
     config = resolved.config
     if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.settings is None:
@@ -160,7 +168,7 @@ def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
 
 
 def sort_by_table(folders: Sequence[Path]) -> list[Path]:
-    """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
+    """Sort runs of one recipe by its rows, so that the table begins with the baseline; others stay as given."""
     try:
         identities = {folder: read_identity(folder) for folder in folders}
         (recipe,) = {identity["recipe"] for identity in identities.values()}
@@ -174,7 +182,7 @@ def sort_by_table(folders: Sequence[Path]) -> list[Path]:
 
 
 def check_usable(folder: Path) -> None:
-    """Raises InputError unless `folder` is a run, absent, empty, or holds only the first files of an interrupted start."""
+    """Raise InputError unless `folder` is a run, absent, empty, or holds only the first files of an interrupted start."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: a file of that name exists; give another folder")
     if not folder.is_dir() or is_run(folder):
@@ -185,9 +193,18 @@ def check_usable(folder: Path) -> None:
 
 
 def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
-    """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
+    """Make a folder the home of a run.
 
-    Raises InputError if it holds anything else: a trained run is never overwritten.
+    Args:
+        folder: run folder.
+        config: configuration of the run.
+        identity: its run.json.
+
+    Returns:
+        Whether the same run already lives there and is to be continued.
+
+    Raises:
+        InputError: the folder holds anything else: a trained run is never overwritten.
     """
     check_usable(folder)
     trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()

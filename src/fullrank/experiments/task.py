@@ -80,10 +80,13 @@ class Task:
     identity: Entries = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises ConfigError or InputError for faults that are known before any work; by default there are none."""
+        """Raise ConfigError or InputError for faults that are known before any work; by default there are none."""
 
     def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        """Read or build the data. recorded: the run.json of a run that is resumed, whose data are used if they are there."""
+        """Read or build the data.
+
+        recorded: the run.json of a run that is resumed, whose data are used if they are there.
+        """
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
@@ -103,41 +106,48 @@ class TextTask(Task):
     # -- what each task says by itself
 
     def protocol(self, split: str = "test") -> Any:
-        """The protocol of a split's final figures, a dataclass with `in_words`."""
+        """Choose the protocol of a split's final figures, a dataclass with `in_words`."""
         raise NotImplementedError
 
     def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
-        """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
+        """Measure the figures of a split, in fp32.
+
+        Args:
+            model: the model.
+            split: the split.
+            protocol: how it is read.
+            keep: the run folder, for what is written on the way; None: nothing is.
+        """
         raise NotImplementedError
 
     def connect(self, model: Any) -> Connections:
-        """Objective, batches and evaluation of the model that is trained; InputError where it cannot read the data."""
+        """Build objective, batches and evaluation of the model that is trained; InputError where it cannot read the data."""
         raise NotImplementedError
 
     # -- what some tasks do in another way
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the text is encoded with; None: one is made of the text."""
+        """Read the tokenizer that the text is encoded with; None: one is made of the text."""
         return None
 
     def with_sizes(self) -> Any:
-        """The configuration with the sizes that it leaves to its data; ConfigError or InputError where they do not fit."""
+        """Fill in the sizes that the configuration leaves to its data; ConfigError or InputError where they do not fit."""
         return self.config
 
     def describe(self) -> Entries:
-        """The entry `corpus` of result.json."""
+        """Describe the corpus: the entry `corpus` of result.json."""
         corpus = self.corpus
         values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
         return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
 
     def build(self) -> Any:
-        """The model that is trained, as it is before training."""
+        """Build the model that is trained, as it is before training."""
         model = self.model(self.config.model)
         model.trained_length = self.config.train.segment_length
         return model
 
     def make_groups(self, model: nn.Module) -> Groups:
-        """Parameter groups of the optimizer."""
+        """Build parameter groups of the optimizer."""
         options = self.config.train
         rates: dict[nn.Parameter, dict[str, float]] = {}
         for module in model.modules():
@@ -148,13 +158,13 @@ class TextTask(Task):
         return parameter_groups(model, options.weight_decay, options.optimizer == "muon", rates)
 
     def count_parameters(self, model: Any) -> dict[str, int]:
-        """Parameters by part, `total` and `mixing` among them."""
+        """Count parameters by part, `total` and `mixing` among them."""
         from fullrank.analysis.size import parameters_by_part
 
         return parameters_by_part(model)
 
     def finish(self, model: Any, folder: Path) -> Entries:
-        """The task's own entries of result.json, of the best model; it may leave files in the run folder."""
+        """Return the task's own entries of result.json, of the best model; it may leave files in the run folder."""
         return {"corpus": self.describe()}
 
     # -- what all do alike
@@ -214,7 +224,7 @@ class TextTask(Task):
 
 
 def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
-    """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
+    """Open the prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
     try:
         corpus = load_corpus(Path(identity["prepared"]))
     except (KeyError, TypeError, FullRankError):
@@ -226,7 +236,10 @@ def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
 
 
 def begin_pass(options: TrainingConfig, batch: Shared) -> Trace | None:
-    """Say which rows of the whole batch those of a pass are, for what is drawn by row; a trace for the penalties."""
+    """Say which rows of the whole batch those of a pass are, for what is drawn by row.
+
+    Returns a trace for the penalties, where there are any.
+    """
     if draws.current is not None:
         draws.current.first = batch.part.first if batch.part and batch.part.rows else 0
         draws.current.rows = batch.rows
@@ -244,24 +257,37 @@ def finish_loss(
     targets: int = 0,
     carry: Carry | None = None,
 ) -> Loss:
-    """The loss of a pass from `value` and `nll`, means over the tokens of its batch, with penalties.
-
-    batch: on the CPU, where it is counted.
+    """Add the penalties to the loss of a pass.
 
         penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)
         AR and TAR (Merity et al. 2018, §4.7), over the last hidden states h of the last `targets` tokens of each row:
             alpha mean(h_n^2) + beta mean((h_n - h_{n-1})^2)      alpha = `activation_regularization`, beta = `temporal_..`
 
     The published Penn Treebank code of Transformer-XL takes both before dropout, as here; AWD-LSTM takes AR after it.
-    Where processes share a batch, `value` is so weighted that its mean over them is that over all tokens of the batch; the
-    penalties are means over rows.
+    Where processes share a batch, `value` is so weighted that its mean over them is that over all tokens of the batch;
+    the penalties are means over rows.
+
+    Args:
+        value: loss, a mean over the tokens of its batch.
+        nll: nll, likewise.
+        batch: the batch on the CPU, where it is counted.
+        trace: trace of the pass; None without penalties.
+        options: the train section.
+        targets: last tokens of each row that AR and TAR count.
+        carry: tensors that the next pass begins with; None for none.
+
+    Returns:
+        The loss of the pass.
     """
-    tokens, read, part = batch.tokens, batch.read, batch.part
+    tokens = batch.tokens
+    read = batch.read
+    part = batch.part
     total = tokens
     weight = 1.0
     mean = value
     if part is not None:
-        total, read = part.tokens, part.read
+        total = part.tokens
+        read = part.read
         weight = part.rows * part.count / part.of
         if tokens * part.count != total:
             mean = value * (tokens * part.count / max(total, 1))
@@ -281,7 +307,7 @@ def finish_loss(
 
 
 def _regularizes(options: TrainingConfig) -> bool:
-    """AR or TAR is on."""
+    """Return whether AR or TAR is on."""
     return (
         isinstance(options, TrainConfig) and max(options.activation_regularization, options.temporal_regularization) > 0
     )
