@@ -62,6 +62,7 @@ class LayerConfig(Section):
     attention: AttentionConfig | None = key(None, "self-attention of these layers; null: model.attention")
 
     def change(self, change: Callable[[AttentionConfig], AttentionConfig]) -> LayerConfig:
+        """Return a copy with changed attention, or this entry where it has none of its own."""
         return self if self.attention is None else replace(self, attention=change(self.attention))
 
 
@@ -175,7 +176,8 @@ class ModelConfig(Section):
         if self.final_norm is None:
             self._set("final_norm", self.norm == "pre")
         if isinstance(self.output, AdaptiveConfig):  # clusters left open are the input's
-            cutoffs, div_val = self.output.cutoffs, self.output.div_val
+            cutoffs = self.output.cutoffs
+            div_val = self.output.div_val
             if isinstance(self.input, AdaptiveInputConfig):
                 cutoffs = self.input.cutoffs if cutoffs is None else cutoffs
                 div_val = self.input.div_val if div_val is None else div_val
@@ -183,7 +185,10 @@ class ModelConfig(Section):
             self._set("output", replace(self.output, cutoffs=cutoffs, div_val=div_val))
 
     def _rotates(self) -> bool:
-        """Every self-attention is of dot products, or relative, whose score no other position suits either."""
+        """Return whether every self-attention is of dot products, of heads of even size, which rotary positions need.
+
+        Relative scores count as dot products: no other position suits them either.
+        """
         parts = [*self.attentions, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
         return (
             self.head_dim is not None
@@ -218,16 +223,17 @@ class ModelConfig(Section):
             )
         for name, attention in self._attentions_by_key():
             yield from self._faults_of_attention(name, attention)
-        read, written = self.input, self.output
-        fits = not isinstance(read, AdaptiveInputConfig | TensorTrainConfig)
-        if isinstance(written, AdaptiveConfig) and isinstance(read, AdaptiveInputConfig):
-            fits = (read.cutoffs, read.div_val) == (written.cutoffs, written.div_val)
-        elif isinstance(written, AdaptiveConfig):
+        embedding = self.input
+        output = self.output
+        fits = not isinstance(embedding, AdaptiveInputConfig | TensorTrainConfig)
+        if isinstance(output, AdaptiveConfig) and isinstance(embedding, AdaptiveInputConfig):
+            fits = (embedding.cutoffs, embedding.div_val) == (output.cutoffs, output.div_val)
+        elif isinstance(output, AdaptiveConfig):
             fits = False
-        if written.tied and not fits:
+        if output.tied and not fits:
             yield (
                 "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters, another output to "
-                f"`model.input.kind: token`; given {written.kind} with {read.kind}"
+                f"`model.input.kind: token`; given {output.kind} with {embedding.kind}"
             )
         yield from (
             self.problems_of_translation() if self._translates else self._faults_of_layers(self.num_hidden_layers)
@@ -307,7 +313,7 @@ class ModelConfig(Section):
 
     @property
     def has_attention_weights(self) -> bool:
-        """Some layer has attention weights, which multi-linear attention has not."""
+        """Whether some layer has attention weights; multi-linear attention has none."""
         parts = self._attentions() if self._translates else ()
         return any(isinstance(attention, WeightedConfig) for attention in (*self.attentions, *parts))
 
@@ -322,6 +328,7 @@ class ModelConfig(Section):
 
     @property
     def attentions(self) -> list[AttentionConfig]:
+        """Attention of each layer, the first layer first."""
         return [attention or self.attention for attention in self.own_attentions]
 
     @property
@@ -331,16 +338,21 @@ class ModelConfig(Section):
         return self.max_position_embeddings if limited or self.position == "learned" else None
 
     def get_layer_config(self, layer: int) -> ModelConfig:
-        """Configuration of one layer, with its own attention; multi-linear attention drops no weights."""
+        """Return the configuration of one layer, with its own attention.
+
+        It drops out no attention weights where the layer has none.
+        """
         return self._part(self.attentions[layer], None, []) if self.layers else self
 
     def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig], **changes: Any) -> ModelConfig:
+        """Return a copy with changed attention, that of `layers` too, and with `changes` of other keys."""
         layers = [entry.change(change) for entry in self.layers]
         return replace(self, attention=change(self.attention), layers=layers, **changes)
 
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
-        """Attention of the encoder, of the decoder, and from the decoder to the source."""
-        encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
+        """Return attention of the encoder, of the decoder, and from the decoder to the source."""
+        encoder = self.encoder or EncoderConfig()
+        decoder = self.decoder or DecoderConfig()
         cross = decoder.cross or self.attention.across()
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
@@ -353,7 +365,7 @@ class ModelConfig(Section):
     def _part(
         self, attention: AttentionConfig, num_hidden_layers: int | None, layers: list[LayerConfig], **changes: Any
     ) -> ModelConfig:
-        """One part or layer; dropout of attention weights is for those that have some."""
+        """Return the configuration of one part or layer; one without attention weights drops none."""
         attentions = [attention, *(entry.attention for entry in layers)]
         weighted = any(isinstance(entry, WeightedConfig) for entry in attentions)
         return replace(
@@ -368,7 +380,10 @@ class ModelConfig(Section):
         )
 
     def get_encoder_config(self) -> ModelConfig:
-        """Configuration of the encoder. Nothing is hidden there, so `as_published` and `masked` are one."""
+        """Return the configuration of the encoder.
+
+        Nothing is hidden there, so that `as_published` and `masked` are the same.
+        """
         encoder = self.encoder or EncoderConfig()
         other = encoder.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
         return self._part(
@@ -380,16 +395,20 @@ class ModelConfig(Section):
         )
 
     def get_decoder_config(self) -> ModelConfig:
+        """Return the configuration of the decoder, without its cross-attention."""
         layers = (self.decoder or DecoderConfig()).num_hidden_layers
         return self._part(self._attentions()[1], layers, self.layers)
 
     def get_cross_config(self) -> ModelConfig:
-        """Configuration of cross-attention, without positions: those of two texts have no distance."""
+        """Return the configuration of cross-attention.
+
+        It has no positions: there is no distance between positions of two texts.
+        """
         layers = (self.decoder or DecoderConfig()).num_hidden_layers
         return self._part(self._attentions()[2], layers, [], position="none")
 
     def problems_of_translation(self) -> list[str]:
-        """Lines about why no translation model can be built of this; empty if one can."""
+        """List the reasons why no translation model can be built of this; empty if one can."""
         lines = self._problems_of_memory("translation")
         cross = self._attentions()[2]
         apart = {name: (getattr(cross, name), value) for name, value in cross.across().to_dict().items()}
@@ -401,7 +420,8 @@ class ModelConfig(Section):
             for name, (chosen, possible) in apart.items()
             if chosen != possible and possible is not None
         ]
-        encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
+        encoder = self.encoder or EncoderConfig()
+        decoder = self.decoder or DecoderConfig()
         if encoder.share_embedding and encoder.vocab_size not in (None, self.vocab_size):
             lines.append(
                 f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
@@ -412,7 +432,7 @@ class ModelConfig(Section):
         return lines
 
     def problems_of_masked(self) -> list[str]:
-        """Lines about why no masked language model can be built of this; empty if one can."""
+        """List the reasons why no masked language model can be built of this; empty if one can."""
         parts = (("encoder", self.encoder), ("decoder", self.decoder))
         lines = [
             f"model.{name}: a part of a translation model, given for a masked one; leave it out"
@@ -435,9 +455,9 @@ class ModelConfig(Section):
 
     @property
     def sees_future(self) -> bool:
-        """The output at a token depends on later ones: its perplexity is not a next-token perplexity.
+        """Whether the output at a token depends on later ones, so that perplexity is not a next-token perplexity.
 
-        Of a translation model: at a token of the target. Its encoder sees everything, and has nothing to predict.
+        In a translation model only tokens of the target count: the encoder sees everything, and has nothing to predict.
         """
         part = self if self.decoder is None else self.get_decoder_config()
         return any(attention.sees_future for attention in part.attentions)
@@ -450,9 +470,16 @@ def with_memory(
     same_length: bool | None = None,
     clamp_length: int | None = None,
 ) -> ModelConfig:
-    """`config` with another memory, window or clamp; None: as it is. Without memory there is no window and no start of it.
+    """Copy a configuration with another memory, window or clamp.
 
-    Raises ConfigError for values that the model cannot have.
+    Args:
+        config: model to copy.
+        memory_length: tokens that every layer remembers. 0 also resets `same_length` and `memory_start`. None: unchanged.
+        same_length: whether every query sees `memory_length` keys instead of all of the memory; None: unchanged.
+        clamp_length: distance in tokens above which all distances count as this one; None: unchanged.
+
+    Raises:
+        ConfigError: the model cannot have these values.
     """
     changes: dict[str, Any] = {}
     if memory_length is not None:

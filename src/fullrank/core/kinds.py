@@ -152,32 +152,43 @@ class AttentionConfig(ByKind):
 
     @property
     def sees_future(self) -> bool:
-        """The output at a token depends on later ones, in a causal model too."""
+        """Whether the output at a token depends on later ones, in a causal model too."""
         return False
 
     @property
     def tied_to_length(self) -> bool:
-        """The output map has a row for each pair of positions."""
+        """Whether the output map has a row for each pair of positions."""
         return False
 
     def seeing_all(self) -> AttentionConfig:
-        """This attention over a text of which every token is visible."""
+        """Return this attention over a text of which every token is visible."""
         return self
 
     def across(self) -> AttentionConfig:
-        """This attention over another text than the queries', without what reads distances or the query's own value."""
+        """Return this attention over another text than the queries'.
+
+        Stages that read distances or the query's own value are left out.
+        """
         score = self.score if stage_name(self.score) == "dot_product" else "dot_product"
         return replace(self, score=score)
 
     def problems_of_heads(self, key: str, heads: int, key_value_heads: int) -> Iterator[str]:
-        """Lines about why so many heads do not go with this attention, whose key is `key`."""
+        """Yield the reasons why this attention cannot have so many heads.
+
+        Args:
+            key: full name of this section, which begins each reason.
+            heads: number of heads H of queries.
+            key_value_heads: number of heads G of keys and values.
+        """
         return iter(())
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
-    """The attention pipeline: project, mix Q, K, V -> permute heads -> score, mix scores, mask, normalize, mix, dropout,
-    weighted values, gate -> merge.
+    """The attention pipeline, from the projection of heads to their merge.
+
+        project, mix Q, K, V -> permute heads -> score, mix scores, mask, normalize, mix, dropout,
+        weighted values, gate -> merge
 
     `pattern: strided` is the merged head of the Sparse Transformer (Child et al. 2019, §4.3): a query sees the keys that are
     at most `stride` tokens away and those whose distance is a multiple of it, of those that it would see otherwise.
@@ -354,7 +365,7 @@ class OutputConfig(ByKind):
 
     @property
     def adaptive(self) -> bool:
-        """The vocabulary is in clusters."""
+        """Whether the vocabulary is in clusters."""
         return isinstance(self, AdaptiveConfig)
 
     def _resolve(self) -> None:

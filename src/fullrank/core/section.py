@@ -45,7 +45,8 @@ class Allowed:
 
 # Sizes are below 2^31, the most that a dimension of a tensor may reasonably be; counts and seeds below 2^63.
 # Layers are modules, which take time and memory each before there is a tensor.
-SIZES, COUNTS = 2**31, 2**63
+SIZES = 2**31
+COUNTS = 2**63
 Size = Annotated[int, Allowed(f"a positive whole number below {SIZES:,}", lambda n: 0 < n < SIZES)]
 SizeOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {SIZES:,}", lambda n: 0 <= n < SIZES)]
 Layers = Annotated[int, Allowed("a positive whole number up to 10,000", lambda n: 0 < n <= 10_000)]
@@ -63,10 +64,12 @@ Stage = str | dict[str, Any]
 
 
 def stage_name(stage: Stage) -> str:
+    """Return the name of a stage, empty where a mapping has none."""
     return stage if isinstance(stage, str) else str(stage.get("name", ""))
 
 
 def stage_options(stage: Stage) -> dict[str, Any]:
+    """Return the options of a stage, without its name."""
     if isinstance(stage, str):
         return {}
     return {name: value for name, value in stage.items() if name != "name"}
@@ -85,11 +88,13 @@ class Slot:
         self.built_in: dict[str, type | None] = {**dict.fromkeys(plain), **with_options}
 
     def names(self) -> list[str]:
+        """Return the names of all stages in alphabetical order, registered ones included."""
         return registry.names(self.name) if self.name else sorted(self.built_in)
 
     def read(self, stage: Stage, key: str) -> Stage:
-        """The stage, its options converted; ConfigError for a stage or an option that does not exist."""
-        name, options = stage_name(stage), stage_options(stage)
+        """Read a stage and convert its options; raise ConfigError for a stage or an option that does not exist."""
+        name = stage_name(stage)
+        options = stage_options(stage)
         if name in self.built_in:
             config = self.built_in[name]
         elif self.name:
@@ -112,7 +117,7 @@ class Parts(Slot):
     """Any number of stages of a slot that only users fill: `{NAME: {OPTION: VALUE}}`."""
 
     def read(self, parts: Any, key: str) -> Any:
-        """The options of each part by its name, converted."""
+        """Read the options of each part by its name, and convert them."""
         return {
             name: stage_options(super(Parts, self).read({"name": name, **options}, f"{key}.{name}"))
             for name, options in parts.items()
@@ -131,13 +136,14 @@ class Need(NamedTuple):
     values: str
 
     def holds(self, value: Any) -> bool:
+        """Return whether the other key may have this value."""
         if not self.sign:
             return bool(value)
         is_listed = _word(value) in self.values.split("|")
         return is_listed == (self.sign == "=")
 
     def describe(self, name: str) -> str:
-        """The need as the schema and errors have it; name: the key, or a property in words."""
+        """Describe the need for the schema and for errors; `name` is the key, or a property in words."""
         setting = f"{name}: {self.values.replace('|', ' or ')}" if self.sign else name
         return f"{'not' if self.sign == '!=' else 'goes'} with `{setting}`"
 
@@ -159,11 +165,17 @@ def _word(value: Any) -> str:
 
 
 def key(default: Value, description: str, needs: str | Mapping[str, str] = "") -> Value:
-    """A field of a section, with its default, its description, and what it goes with.
+    """Declare a key of a section as a dataclass field.
 
-    needs: `"order=contiguous"` is a key beside it or below, `"model.position=relative"` one of another section. `a=b|c` allows
-    two values, `a!=b` all but one, `a` all but null, 0 and false; a comma joins several. A mapping has them by value:
-    `{"strided": "stride"}`.
+    Args:
+        default: value where the key is not given. A list or a mapping is copied for each section.
+        description: meaning of the key, in a few words for the schema.
+        needs: settings that the key goes with. `"order=contiguous"` is a key beside it or below, `"model.position=relative"`
+            one of another section. `a=b|c` allows two values, `a!=b` all but one, `a` all but null, 0 and false. A comma
+            joins several. A mapping has them by value of this key: `{"strided": "stride"}`.
+
+    Returns:
+        The field, which a type checker takes for its default.
     """
     metadata = {"description": description, "needs": [*_read_needs(needs)]}
     if isinstance(default, list | dict):
@@ -176,7 +188,9 @@ class _Unfit(Exception):
 
 
 def words(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
+    """Describe in words the values that a type allows."""
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
         return " and ".join(conditions) or words(args[0])
@@ -194,7 +208,16 @@ def words(hint: Any) -> str:
 
 
 def read_value(hint: Any, value: Any, key: str) -> Any:
-    """`value` as `hint` has it; ConfigError names the key, what is allowed and what was given."""
+    """Convert a value to the type of its key.
+
+    Args:
+        hint: type of the key, with its conditions.
+        value: anything from Python, YAML or a command line: text may stand for a number.
+        key: full name of the key, for errors.
+
+    Raises:
+        ConfigError: the type does not allow the value. The error names the key, what is allowed and what was given.
+    """
     try:
         return _convert(hint, value, key)
     except _Unfit:
@@ -202,8 +225,9 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
-    """`value` as `hint` has it; raises _Unfit, or ConfigError where more can be said."""
-    origin, args = get_origin(hint), get_args(hint)
+    """Convert `value` to the type `hint`; raise _Unfit, or ConfigError where more can be said."""
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin is Annotated:
         value = _convert(args[0], value, key)
         for mark in args[1:]:
@@ -262,7 +286,7 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 
 def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
-    """`value` as a plain dataclass, whose other keys are left out. Raises ConfigError for the first fault."""
+    """Convert a mapping to a plain dataclass, and leave keys out that it lacks; raise ConfigError for the first fault."""
     values: dict[str, Any] = {}
     for name, allowed in _types_of(hint).items():
         if name in value:
@@ -274,7 +298,7 @@ def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
 
 
 def section_in(hint: Any) -> type[Section] | None:
-    """The section that a field holds, also where it may be null; None if it holds a value."""
+    """Find the class of the section that a field holds, also where it may be null; None if it holds a value."""
     if get_origin(hint) in _UNIONS:
         return next(filter(None, map(section_in, get_args(hint))), None)
     return hint if isinstance(hint, type) and issubclass(hint, Section) else None
@@ -282,11 +306,12 @@ def section_in(hint: Any) -> type[Section] | None:
 
 @functools.cache
 def hints_of(cls: type[Section]) -> dict[str, Any]:
+    """Return the type of each key of a section, by name."""
     return {option.name: _types_of(cls)[option.name] for option in fields(cls)}
 
 
 class _Sections(type):
-    """Making a section names the keys that it does not have; where `kind` decides, its keys choose the member that is made."""
+    """Metaclass of sections: a call names the keys that the section lacks, and `kind` chooses the member that it makes."""
 
     def __call__(cls, *values: Any, **keys: Any) -> Any:
         if values:
@@ -315,7 +340,8 @@ class Section(metaclass=_Sections):
         faulty: list[str] = []
         prefix = self._prefix()
         for option in fields(self):
-            name, hint = option.name, hints_of(type(self))[option.name]
+            name = option.name
+            hint = hints_of(type(self))[name]
             try:
                 value = read_value(hint, getattr(self, name), prefix + name)
             except ConfigError as error:
@@ -325,8 +351,9 @@ class Section(metaclass=_Sections):
             object.__setattr__(self, name, value)
         self._resolve()
         # a faulty value was replaced by its default: what is said of that means nothing
-        unfit = [*self._unmet_needs(), *self._faults()]
-        lines += [line for line in unfit if not any(path in line for path in faulty)]
+        for line in (*self._unmet_needs(), *self._faults()):
+            if not any(path in line for path in faulty):
+                lines.append(line)
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
 
@@ -341,12 +368,13 @@ class Section(metaclass=_Sections):
         """Set what is left at None from other fields."""
 
     def _faults(self) -> Iterator[str]:
-        """Lines about fields that do not go together, beside those that `needs` states."""
+        """Yield a line for each fault of fields that do not go together, beside those that `needs` states."""
         return iter(())
 
     def _unmet_needs(self) -> Iterator[str]:
-        """Lines about fields, here and in the sections inside, whose `needs` are other keys of this section."""
-        prefix, faulty = self._prefix(), set[str]()  # keys that are to be left out: what else they need does not matter
+        """Yield a line for each unmet need of fields, here and in the sections inside, of other keys of this section."""
+        prefix = self._prefix()
+        faulty: set[str] = set()  # keys that are to be left out: what else they need does not matter
         for path, value, need in _needs_in(self, prefix):
             everywhere = need.key == "task" or need.key.startswith(_ROOTS)
             target = need.key if everywhere else _join(path.rpartition(".")[0], need.key)
@@ -365,7 +393,7 @@ class Section(metaclass=_Sections):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], key: str | None = None) -> Self:
-        """Build a section from a mapping that may hold further ones. ConfigError lists every fault, with full keys."""
+        """Build a section from a mapping that may hold further ones; raise ConfigError with every fault and its full key."""
         key = cls.KEY if key is None else key
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
@@ -385,16 +413,18 @@ class Section(metaclass=_Sections):
         return made
 
     def with_known(self, **changes: Any) -> Self:
-        """A copy with those of `changes` that this section has keys for."""
+        """Return a copy with those of `changes` that this section has keys for."""
         keys = hints_of(type(self))
         return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in keys})
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all keys as plain values, mappings and lists, from which `from_dict` builds the section again."""
         return {option.name: _to_plain(getattr(self, option.name)) for option in fields(self)}
 
 
 _SECTIONS: list[type[Section]] = []  # those with a place of their own, whose keys an unknown key may mean
-_LEAST_SIMILARITY, _MOST_LISTED = 0.55, 12
+_LEAST_SIMILARITY = 0.55  # of a key that an unknown one may mean
+_MOST_LISTED = 12  # keys of a section
 _ROOTS = ("model.", "data.", "train.", "eval.")
 
 
@@ -404,7 +434,8 @@ def _default(option: dataclasses.Field[Any]) -> Any:
 
 def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
     for option in fields(section):
-        value, path = getattr(section, option.name), prefix + option.name
+        value = getattr(section, option.name)
+        path = prefix + option.name
         for need in option.metadata.get("needs", ()):
             is_given = value is not None and value != _default(option)
             if need.only == _word(value) if need.only else is_given:
@@ -440,7 +471,7 @@ def _join(section: str, name: str) -> str:
 
 
 def keys_of(cls: type[Section]) -> dict[str, Any]:
-    """Every key of a section, of all its kinds, with its type."""
+    """Return every key of a section, of all its kinds, with its type."""
     keys: dict[str, Any] = {}
     for kind in [cls, *cls.MEMBERS] if issubclass(cls, ByKind) else [cls]:
         keys = hints_of(kind) | keys
@@ -448,6 +479,7 @@ def keys_of(cls: type[Section]) -> dict[str, Any]:
 
 
 def iterate_keys(cls: type[Section], section: str = "") -> Iterator[str]:
+    """Yield the full names of all keys of a class of sections that stands at `section`, and of the sections inside it."""
     for name, hint in keys_of(cls).items():
         yield _join(section, name)
         if inner := section_in(hint):
@@ -455,7 +487,7 @@ def iterate_keys(cls: type[Section], section: str = "") -> Iterator[str]:
 
 
 def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> str:
-    """A line about a key that a section at `key` lacks: the kinds that have it, or the nearest key, here or elsewhere."""
+    """Describe a key that a section at `key` lacks: name the kinds that have it, or the nearest key, here or elsewhere."""
     path = _join(key, str(name))
     if not isinstance(name, str):
         return f"{path}: keys should be strings, given {name!r}"
@@ -485,11 +517,11 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
 
 @dataclass(frozen=True, kw_only=True)
 class ByKind(Section):
-    """A section whose type `kind` decides: each kind is a subclass with its own keys, beside which others may have
-    their defaults.
+    """A section whose type `kind` decides: each kind is a subclass with its own keys.
 
         AttentionConfig(kind="multilinear", rank=40)     # a MultiLinearConfig
 
+    Keys of other kinds may be given too, if they are null, off or at their default.
     A kind that a user registers in the slot `SLOT` has the keys of its nested `Config`, a subclass of the section, or else
     those that all kinds have.
     """
@@ -507,7 +539,7 @@ class ByKind(Section):
 
     @classmethod
     def says_nothing(cls, name: str, value: Any) -> bool:
-        """The key is null, or one of other kinds that is off or has its default."""
+        """Return whether the key is null, or one of other kinds that is off or has its default."""
         if value is None:
             return True
         others = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
@@ -516,7 +548,7 @@ class ByKind(Section):
 
     @classmethod
     def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
-        """The subclass that `raw` describes; ConfigError for an unknown kind."""
+        """Find the subclass that `raw` describes; raise ConfigError for an unknown kind."""
         kind = raw.get("kind") or cls.kind
         for built_in in cls.MEMBERS:
             if built_in.kind == kind:
