@@ -30,7 +30,18 @@ class Clusters:
     def from_cutoffs(
         cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int
     ) -> Clusters:
-        """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
+        """Make the clusters of a vocabulary.
+
+        Args:
+            key: section that errors name, `model.input` or `model.output`.
+            cutoffs: ids at which clusters end; the last cluster ends at `vocab_size`.
+            div_val: how many times narrower each cluster is than the one before.
+            vocab_size: entries of the vocabulary V.
+            hidden_size: width E of the model, and of the first cluster.
+
+        Raises:
+            ConfigError: there are no cutoffs below `vocab_size`, or a cluster is left without a dimension.
+        """
         if not cutoffs or cutoffs[-1] >= vocab_size:
             raise ConfigError(
                 f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, below model.vocab_size "
@@ -47,14 +58,14 @@ class Clusters:
         return cls(bounds[:-1], sizes, widths, div_val != 1)
 
     def number(self, ids: Tensor) -> Tensor:
-        """The cluster of each id, int64, same shape; an id outside the vocabulary gets the nearest."""
+        """Return the cluster of each id, int64 of the same shape; an id outside the vocabulary gets the nearest."""
         cluster = (ids >= self.starts[1]).long()
         for start in self.starts[2:]:
             cluster += ids >= start
         return cluster
 
     def shares(self) -> list[float]:
-        """The share of each cluster in a text by Zipf's law: the word of rank r is as frequent as 1 / r."""
+        """Return the share of each cluster in a text by Zipf's law: the word of rank r is as frequent as 1 / r."""
         shares = []
         total = before = 0.0
         for start, size in zip(self.starts, self.sizes, strict=True):
@@ -84,8 +95,8 @@ class AdaptiveInput(Input):
         config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
-        entries, widths = self.clusters.sizes, self.clusters.widths
-        self.weights = nn.ParameterList(map(torch.empty, zip(entries, widths, strict=True)))
+        widths = self.clusters.widths
+        self.weights = nn.ParameterList(map(torch.empty, zip(self.clusters.sizes, widths, strict=True)))
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )
@@ -120,10 +131,18 @@ class AdaptiveInput(Input):
 
 
 def factorize(size: int, count: int, *, exact: bool) -> list[int]:
-    """`count` nearly equal factors whose product is `size`, or without `exact` the next number that has nearly equal ones.
+    """Split a size into nearly equal factors.
 
-    They are taken one after the other: `exact`, the largest divisor of what is left that is not above its root; otherwise the
-    smallest number that is not below it.
+    They are taken one after the other. Each is the largest divisor of what is left that is not above its root, or without
+    `exact` the smallest number that is not below the root.
+
+    Args:
+        size: product of the factors.
+        count: number of factors.
+        exact: whether the product is `size`. Otherwise it may be a greater number, whose factors differ less.
+
+    Returns:
+        The factors in ascending order.
     """
     factors = []
     for left in range(count, 1, -1):
@@ -156,7 +175,8 @@ class TensorTrainInput(Input):
         words = factorize(vocab_size, options.cores, exact=False)
         widths = factorize(hidden_size, options.cores, exact=True)
         ranks = [1, *[options.rank] * (options.cores - 1), 1]
-        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
         self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
         shapes = zip(ranks[:-1], words, widths, ranks[1:], strict=True)
         self.cores = nn.ParameterList(map(torch.empty, shapes))
@@ -170,7 +190,7 @@ class TensorTrainInput(Input):
             start_normal(core, of_core)
 
     def table(self) -> Tensor:
-        """X (V, E), the definition: slow, and as large as a plain table."""
+        """Compute X (V, E), the definition: slow, and as large as a plain table."""
         table = self.cores[0].new_ones(1, 1, 1)
         for core in self.cores:
             longer = torch.einsum("ijr,rves->ivjes", table, core)
@@ -179,7 +199,8 @@ class TensorTrainInput(Input):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")
-        place, remainder = math.prod(core.shape[1] for core in self.cores), input_ids
+        place = math.prod(core.shape[1] for core in self.cores)
+        remainder = input_ids
         out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
         for core in self.cores:
             before, words, width, after = core.shape
@@ -193,8 +214,9 @@ class TensorTrainInput(Input):
         return out * self.scale if self.scale != 1 else out
 
     def flops_per_token(self) -> float:
-        total, done = 0.0, 1
+        total = 0.0
+        width_so_far = 1
         for before, _, width, after in (core.shape for core in self.cores):
-            total += 2.0 * done * before * width * after
-            done *= width
+            total += 2.0 * width_so_far * before * width * after
+            width_so_far *= width
         return total

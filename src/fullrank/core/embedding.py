@@ -32,7 +32,21 @@ def with_sizes(
     vocab_size: int | None = None,
     hidden_size: int | None = None,
 ) -> tuple[ModelConfig, Options, int]:
-    """A `ModelConfig`, or that of one of its sections and of sizes given beside it; its section of `kind`; its vocab_size."""
+    """Find or build the `ModelConfig` of a layer, and its section of `kind`.
+
+    Args:
+        module: layer, which errors name.
+        config: model's configuration, or the section of the layer alone.
+        kind: class of the section, an input's or an output's.
+        vocab_size: entries of the vocabulary V, beside a section alone.
+        hidden_size: width E, beside a section alone.
+
+    Returns:
+        The model's configuration, its section of `kind`, and its vocab_size.
+
+    Raises:
+        ConfigError: sizes are missing or given twice, or the section is of another kind.
+    """
     layer = type(module).__name__
     section = "output" if issubclass(kind, OutputConfig) else "input"
     if not isinstance(config, ModelConfig):
@@ -55,7 +69,13 @@ def with_sizes(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b (.., V), as `torch.nn.functional.linear`; engines are asked first."""
+    """Compute x W' + b as `torch.nn.functional.linear` does; engines are asked first.
+
+    Args:
+        x: (.., E).
+        weight: W (V, E).
+        bias: b (V,); None without.
+    """
     watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
     out = None if watched else engine.load().linear(x, weight, bias)
     return F.linear(x, weight, bias) if out is None else out
@@ -69,14 +89,25 @@ class Linear(nn.Linear):
 
 
 def start_normal(parameter: Tensor, std: float) -> None:
-    """Fill with N(0, std^2); not on the meta device, where `normal_` imports the compiler, for two seconds."""
+    """Fill with N(0, std^2), but not on the meta device, where `normal_` imports the compiler, for two seconds."""
     if not parameter.is_meta:
         nn.init.normal_(parameter, std=std)
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """InputError unless `ids` are whole numbers from 0 to vocab_size - 1. On a GPU, which would have to be waited for, torch
-    looks at their range itself."""
+    """Raise InputError unless ids are whole numbers from 0 to vocab_size - 1.
+
+    On a GPU, which would have to be waited for, torch looks at their range itself.
+
+    Args:
+        ids: tensor of any shape.
+        vocab_size: number of ids.
+        name: what the ids are, which begins the error.
+
+    Raises:
+        InputError: ids are neither int64 nor int32.
+        RangeError: an id is out of range.
+    """
     if ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{name}: whole numbers in torch.int64, given {ids.dtype}")
     if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
@@ -122,9 +153,18 @@ class TokenEmbedding(Input):
 
 
 def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
-    """p theta^(-2i / size) for 2i < size, without whole turns; positions (...,) -> (..., ceil(size / 2)).
+    """Compute the angles p theta^(-2i / size) for 2i < size, which sinusoids and rotations read.
 
-    The product is made in fp64: in fp32 an angle of 10^6 is off by 0.06. The result is fp32, or fp64 if `like` is.
+    The product is made in fp64: in fp32 an angle of 10^6 is off by 0.06.
+
+    Args:
+        positions: p (...,).
+        size: number of dimensions, two for each angle.
+        theta: base.
+        like: tensor whose dtype decides between fp64 and fp32.
+
+    Returns:
+        Angles (..., ceil(size / 2)), those in fp32 without whole turns.
     """
     wide = torch.float32 if positions.device.type == "mps" else torch.float64  # mps has no fp64
     exponent = torch.arange(0, size, 2, device=positions.device, dtype=wide) / size
@@ -136,9 +176,17 @@ def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
 
 
 def sines_then_cosines(positions: Tensor, width: int, like: Tensor) -> Tensor:
-    """Sinusoids as in Transformer-XL, all sines and then all cosines: (T,) -> (T, E) in the dtype of `like`.
+    """Compute sinusoids as in Transformer-XL, all sines and then all cosines.
 
-    PE(p, i) = sin(p / 10000^(2i/E)),   PE(p, E/2 + i) = cos(p / 10000^(2i/E)),      i < E/2
+        PE(p, i) = sin(p / 10000^(2i/E)),   PE(p, E/2 + i) = cos(p / 10000^(2i/E)),      i < E/2
+
+    Args:
+        positions: p (T,).
+        width: E.
+        like: tensor whose dtype the result has.
+
+    Returns:
+        PE (T, E).
     """
     angle = angles(positions, width, 10000.0, like)
     table = torch.cat((angle.sin(), angle.cos()), dim=-1)
@@ -150,7 +198,17 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def make_rotation(positions: Tensor, size: int, theta: float, like: Tensor) -> Rotation:
-    """The tables of `Rotary` for positions (N,) or (B, N): cosines twice, then negative and positive sines."""
+    """Make the tables of `Rotary`.
+
+    Args:
+        positions: (N,) or (B, N).
+        size: head size D.
+        theta: base of the angles.
+        like: tensor whose dtype decides between fp64 and fp32.
+
+    Returns:
+        Cosines twice, and negative then positive sines, (N, D) or (B, N, D) each.
+    """
     angle = angles(positions, size, theta, like)
     cos, sin = angle.cos(), angle.sin()
     cosines = torch.cat((cos, cos), dim=-1)
@@ -164,16 +222,25 @@ class Rotary(nn.Module):
         (x_i, x_{i+D/2}) -> rotated by the angle a_i = p * theta^(-2i/D),   i < D/2
         = (x_i cos a_i - x_{i+D/2} sin a_i,   x_{i+D/2} cos a_i + x_i sin a_i)
 
-    heads (B, H, N, D), positions (M,) or (B, M), the last N of which are theirs -> (B, H, N, D). A score of rotated query and
-    key depends on distance only.
-    rotation: the tables of the last positions of a text, if they are known.
+    A score of rotated query and key depends on distance only.
     """
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
-        self.head_dim, self.theta = head_dim, theta
+        self.head_dim = head_dim
+        self.theta = theta
 
     def forward(self, heads: Tensor, positions: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """Rotate heads by their positions.
+
+        Args:
+            heads: (B, H, N, D).
+            positions: (M,) or (B, M), of which the heads have the last N.
+            rotation: tables of the last positions, or of more of them; None, or too short a one: made here.
+
+        Returns:
+            Rotated heads (B, H, N, D), in their dtype.
+        """
         count = heads.shape[2]
         if rotation is None or rotation[0].shape[-2] < count:
             rotation = make_rotation(positions, self.head_dim, self.theta, heads)
@@ -188,7 +255,7 @@ class Rotary(nn.Module):
 
 
 def list_distances(spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """All distances (T,) within `spans`, the smallest first."""
+    """List all distances (T,) within `spans`, the smallest first."""
     pieces = [torch.arange(low, high + 1, device=device) for low, high in spans]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -196,10 +263,17 @@ def list_distances(spans: Sequence[tuple[int, int]], device: torch.device) -> Te
 def encode_distances(
     layout: Layout, width: int, clamp_length: int | None, like: Tensor, rows: int | None = None
 ) -> Tensor:
-    """Sinusoids (T, E) of all distances within `layout.spans`, the smallest first, in the dtype and on the device of `like`.
+    """Compute sinusoids of all distances within `layout.spans`.
 
-    Distances beyond `clamp_length` count as `clamp_length`. rows: so many distances from the smallest on instead, for a
-    table that will be read again.
+    Args:
+        layout: layout of queries and keys.
+        width: E.
+        clamp_length: distance in tokens, as which greater ones count; None: none is clamped.
+        like: tensor whose dtype and device the result has.
+        rows: number of distances from the smallest on instead, for a table that will be read again; None: those of the layout.
+
+    Returns:
+        Sinusoids (T, E) or (rows, E), of the smallest distance first.
     """
     spans = layout.spans
     if rows is not None:
@@ -212,19 +286,35 @@ def encode_distances(
 
 
 def encode_places(longest: int, count: int, width: int, like: Tensor) -> Tensor:
-    """Sinusoids PE(longest - 1 - j) for j < count, (count, E): the position term of multi-linear attention."""
+    """Compute the position term of multi-linear attention, sinusoids PE(longest - 1 - j) for j < count.
+
+    Args:
+        longest: greatest number of tokens P.
+        count: number of places.
+        width: E.
+        like: tensor whose dtype and device the result has.
+
+    Returns:
+        Sinusoids (count, E).
+    """
     last = longest - 1
     places = torch.arange(last, last - count, -1, device=like.device)
     return sines_then_cosines(places, width, like)
 
 
 def serves(table: Tensor | None, layout: Layout) -> bool:
-    """True if `table` (H, T or more, D), keys of the distances 0, 1, .., has all that `layout` needs."""
+    """Return whether `table` (H, T or more, D), keys of the distances 0, 1, .., has all that `layout` needs."""
     return table is not None and layout.from_zero and table.shape[1] >= layout.distances
 
 
 def encodings_of(layout: Layout, clamp_length: int | None, like: Tensor) -> Tensor:
-    """Sinusoids (T, E) of the distances of a layout: those that a model made for all its layers, or else made here."""
+    """Return sinusoids (T, E) of the distances of a layout: those that a model made for all its layers, or new ones.
+
+    Args:
+        layout: layout of queries and keys.
+        clamp_length: distance in tokens, as which greater ones count; None: none is clamped.
+        like: tensor (..., E) whose width, dtype and device new ones have.
+    """
     if layout.encodings is not None:
         return layout.encodings
     return encode_distances(layout, like.shape[-1], clamp_length, like)
@@ -238,7 +328,8 @@ class RelativeKeys(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int, hidden_size: int, clamp_length: int | None) -> None:
         super().__init__()
-        self.num_heads, self.clamp_length = num_heads, clamp_length
+        self.num_heads = num_heads
+        self.clamp_length = clamp_length
         self.weight = nn.Parameter(torch.empty(num_heads * head_dim, hidden_size))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
 
@@ -280,11 +371,11 @@ class Position(nn.Module):
         self.biases: RelativeBiases | None = None
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """hidden (B, N, E), positions (N,) or (B, N) -> (B, N, E)."""
+        """Add positions (N,) or (B, N) to hidden states (B, N, E); by default nothing."""
         return hidden
 
     def check(self, length: int) -> None:
-        """Raises InputError if a sequence of `length` tokens has no position."""
+        """Raise InputError if a sequence of `length` tokens has no position."""
         if self.max_length is not None and length > self.max_length:
             raise InputError(
                 f"a sequence of {length} tokens, but model.max_position_embeddings is {self.max_length} and positions are "
@@ -292,24 +383,31 @@ class Position(nn.Module):
             )
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
-        """The layout with everything that layers read of positions, made once for all of them.
+        """Return the layout with everything that layers read of positions, made once for all of them.
 
-        distance_keys: those of earlier calls, which are not made again; cached: those of this call will be read again.
+        Args:
+            layout: layout of queries and keys.
+            like: hidden states, whose dtype and device the tables have.
+            distance_keys: keys of distances (H, T or more, D) of earlier calls, which are not made again; None without.
+            cached: whether keys of this call will be read again, as in a cache.
         """
         return layout
 
 
 @register("position", "rotary")
 class RotaryPosition(Position):
-    """Nothing is added: every attention layer rotates its queries and keys (`Rotary`), by the same tables."""
+    """Nothing is added: every attention layer rotates its queries and keys (`Rotary`), by the same tables.
+
+    A cache holds keys that are rotated already, so that its calls get tables of the new ones only.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         assert config.head_dim is not None
-        self.size, self.theta = config.head_dim, config.rope_theta
+        self.size = config.head_dim
+        self.theta = config.rope_theta
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
-        """The layout with the tables of its keys; where earlier keys are cached, which are rotated already, of the new ones."""
         positions = layout.query_positions if cached else layout.key_positions
         rotation = make_rotation(positions, self.size, self.theta, like)
         return replace(layout, rotation=rotation)
@@ -358,27 +456,29 @@ class Relative(Position):
 
     Holds what all layers have in common: the sinusoids of distances, and u and v (`biases`, None where each layer has its
     own). Sinusoids are dropped out like embeddings, one draw for all layers, as in Transformer-XL.
+    Multi-linear attention reads sinusoids of places, (P, E), instead of distances. A cache gets a table of more distances than
+    needed, so that it is not made again for every token.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         options = stage_options(config.attention.score)
-        self.size, self.clamp_length = config.hidden_size, options.get("clamp_length")
+        self.size = config.hidden_size
+        self.clamp_length = options.get("clamp_length")
         self.as_published = options.get("as_published") is True
         self.places: int | None = None  # of the position term of multi-linear attention
         assert config.head_dim is not None
-        heads, width = config.num_attention_heads, config.head_dim
+        heads = config.num_attention_heads
+        width = config.head_dim
         if isinstance(config.attention, MultiLinearConfig):
-            self.places, heads, width = config.max_position_embeddings, 1, config.attention.rank
+            self.places = config.max_position_embeddings
+            heads = 1
+            width = config.attention.rank
         shared = options.get("shared_biases", True) and not options.get("shared_projection", False)
         self.biases = RelativeBiases(heads, width) if shared else None
         self.dropout = make_dropout(config.dropout.embedding, config.dropout.locked, shared=True)
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
-        """The layout with sinusoids of its distances. Multi-linear attention reads sinusoids of places, (P, E).
-
-        A cache gets a table of more distances than needed, so that it is not made again for every token.
-        """
         if self.as_published:
             layout = released.FromLast.from_layout(layout)
         encodings = None
@@ -402,7 +502,13 @@ class DistanceBias(Position):
     """
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
-        """distances (T,), query minus key position -> b (T, H); not `causal`: queries see later keys, too."""
+        """Return the bias b (T, H) of each distance and head.
+
+        Args:
+            distances: (T,), query minus key position in tokens.
+            causal: False if queries see later keys, too.
+            like: tensor whose dtype decides between fp32 and fp64.
+        """
         raise NotImplementedError
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
@@ -423,7 +529,8 @@ class Alibi(DistanceBias):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.num_heads, self.scale = config.num_attention_heads, config.alibi_scale
+        self.num_heads = config.num_attention_heads
+        self.scale = config.alibi_scale
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
         wide = torch.promote_types(like.dtype, torch.float32)
@@ -437,11 +544,19 @@ class Alibi(DistanceBias):
 
 
 def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
-    """T5's numbers of distances (Raffel et al. 2020, §2.1): one for each short distance, then logarithmically wider ones.
+    """Sort distances into T5's buckets (Raffel et al. 2020, §2.1).
 
-    distances (..), query minus key position -> (..) int64 from 0 to buckets - 1; those from `longest` on share the last.
-    `causal`: keys after the query count as distance 0; otherwise the second half of the buckets is theirs.
-    The logarithm is that of fp32, whose rounding decides between two buckets in T5's code.
+    Each short distance has a bucket of its own; further ones are logarithmically wider. The logarithm is that of fp32, whose
+    rounding decides between two buckets in T5's code.
+
+    Args:
+        distances: (..), query minus key position in tokens.
+        buckets: number of buckets.
+        longest: distance from which on all share the last bucket.
+        causal: whether keys after the query count as distance 0. Otherwise the second half of the buckets is theirs.
+
+    Returns:
+        Buckets (..), int64 from 0 to buckets - 1.
     """
     apart = distances.clamp_min(0) if causal else distances.abs()
     later: Tensor | int = 0

@@ -55,10 +55,19 @@ class Layout:
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,
            key_mask: Tensor | None = None, window: int | None = None) -> Layout:  # fmt: skip
-        """The layout of the last `queries` tokens of a text of `keys` tokens.
+        """Lay out the last `queries` tokens of a text of `keys` tokens.
 
-        Without `causal` there may be more queries than keys (cross-attention); both end at the same position.
-        Raises ValueError for a causal layout with more queries than keys.
+        Args:
+            queries: number of queries N.
+            keys: number of keys M; None: as many as queries.
+            causal: whether a query sees no later key. Otherwise there may be more queries than keys (cross-attention). Both
+                end at the same position.
+            device: where positions are; None for the default device.
+            key_mask: (B, M), True for tokens and False for padding; None: there is no padding.
+            window: a query sees only keys that are less than so many tokens before it; None: all of them.
+
+        Raises:
+            ValueError: a causal layout has more queries than keys.
         """
         keys = queries if keys is None else keys
         if causal and queries > keys:
@@ -72,10 +81,17 @@ class Layout:
     @classmethod
     def from_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
                 window: int | None = None) -> Layout:  # fmt: skip
-        """The causal layout of keys in runs of consecutive positions, oldest first, and of the last `queries` of them.
+        """Lay out keys in runs of consecutive positions, and the last `queries` of them, causally.
 
-        Runs that touch become one. `origin` is the position from which they are counted, so that compiled code sees the same
-        numbers while a text goes on. Raises ValueError if runs overlap, or the last one has not all queries.
+        Args:
+            queries: number of queries N, all in the last run.
+            runs: first position and size of each run, the oldest first. Runs that touch become one.
+            origin: position from which runs are counted, so that compiled code sees the same numbers while a text goes on.
+            device: where positions are; None for the default device.
+            window: a query sees only keys that are less than so many tokens before it; None: all of them.
+
+        Raises:
+            ValueError: runs overlap, or queries begin before the last run.
         """
         joined = join_runs(runs)
         if not joined or joined[-1][1] < queries:
@@ -87,6 +103,7 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """N and M, the numbers of queries and of keys."""
         return self.query_positions.shape[-1], self.key_positions.shape[-1]
 
     @property
@@ -165,7 +182,7 @@ class Layout:
         return len(spans) == 1 and spans[0][0] == 0
 
     def distance_rows(self, distances: Tensor) -> Tensor:
-        """The index of each distance among the T within `spans`; an arbitrary one for a distance that no query sees."""
+        """Return the index of each distance among the T within `spans`, any one for a distance that no query sees."""
         spans = self.spans
         row = distances - spans[0][0]
         for (_, before), (low, _) in pairwise(spans):
@@ -173,7 +190,7 @@ class Layout:
         return row.clamp(0, None if self.window is None else self.distances - 1)
 
     def expand_bias(self) -> Tensor:
-        """Addends of the scores by `distance_bias`, (1 or B, H, N, M)."""
+        """Expand `distance_bias` to what it adds to scores, (1 or B, H, N, M)."""
         assert self.distance_bias is not None
         distances = measure_distances(self.query_positions, self.key_positions)
         bias = F.embedding(self.distance_rows(distances), self.distance_bias)
@@ -186,7 +203,7 @@ class Layout:
         return mask if mask is None or self.causal else mask | ~mask.any(-1, keepdim=True)
 
     def visible(self) -> Tensor:
-        """(1 or B, 1, N, M), True where a query sees a key.
+        """Compute the mask (1 or B, 1, N, M), True where a query sees a key.
 
         A query that would see nothing (it is padding itself) sees itself, or in cross-attention every key: its output is
         never used, and no weight becomes NaN.
@@ -216,20 +233,20 @@ class Layout:
 
 
 def measure_distances(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Query minus key position, (1 or B, N, M), of positions (N,) or (B, N) and (M,) or (B, M)."""
+    """Compute query minus key position, (1 or B, N, M), of positions (N,) or (B, N) and (M,) or (B, M)."""
     queries = torch.atleast_2d(query_positions)
     keys = torch.atleast_2d(key_positions)
     return queries[:, :, None] - keys[:, None, :]
 
 
 def list_positions(runs: Iterable[Run], device: torch.device | None = None) -> Tensor:
-    """The positions (M,) of all keys in runs."""
+    """List the positions (M,) of all keys in runs."""
     pieces = [torch.arange(start, start + size, device=device) for start, size in runs]
     return torch.cat([torch.arange(0, device=device), *pieces])
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Join runs that touch, oldest first, and drop empty ones; ValueError if a run begins before the one before it ends."""
+    """Join runs that touch, oldest first, and drop empty ones; raise ValueError if two overlap or are out of order."""
     joined: list[Run] = []
     for start, size in runs:
         if size == 0:
@@ -245,6 +262,7 @@ def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
+    """Find the runs of the last `size` keys, oldest first."""
     last: list[Run] = []
     for start, length in reversed(runs):
         take = min(length, size)
@@ -255,7 +273,7 @@ def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
 
 
 def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-    """The mask as booleans; InputError unless it has the shape of input_ids."""
+    """Convert a mask to booleans; raise InputError unless it has the shape of input_ids."""
     mask = None if attention_mask is None else attention_mask.bool()
     if mask is not None and mask.shape != input_ids.shape:
         raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
@@ -263,7 +281,7 @@ def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None
 
 
 def find_positions(mask: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Positions (B, M) of the tokens of `mask` (B, M) in their text, or their document; padding takes none."""
+    """Find the positions (B, M) of the tokens of `mask` (B, M) in their text or document; padding takes none."""
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     if documents is None:
         return positions
@@ -273,9 +291,16 @@ def find_positions(mask: Tensor, documents: Tensor | None = None) -> Tensor:
 
 
 def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before: Tensor | None = None) -> Tensor:
-    """The number of the document of each token, (B, M + N), after those of M earlier tokens; id `token` begins another one.
+    """Assign each token the number of its document.
 
-    mask (B, M + N): padding begins none.
+    Args:
+        input_ids: (B, N), the new tokens.
+        token: id that begins another document.
+        mask: (B, M + N), False for padding, which begins no document; None: there is no padding.
+        before: (B, M), document numbers of M earlier tokens, from which counting goes on; None: there are none.
+
+    Returns:
+        Document numbers of all tokens, earlier ones included, (B, M + N).
     """
     begins = input_ids == token
     if mask is not None:
@@ -297,22 +322,34 @@ class State:
     keeps = False
 
     def __init__(self, layout: Layout, place: Callable[..., Layout]) -> None:
-        self.layout, self.place, self.placed = layout, place, False
+        self.layout = layout
+        self.place = place
+        self.placed = False
         self.positions = layout.query_positions
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Any, Tensor | None]:
-        """Context of `layer` beside its inputs x (B, N, E): the layout of all tokens, and earlier ones as keys and values (or
-        sums), or as hidden states (B, M, E)."""
+        """Return the context of `layer` beside its inputs x (B, N, E).
+
+        It is the layout of all tokens, earlier tokens as keys and values (or sums), and earlier ones as hidden states
+        (B, M, E); each of the last two is None where there are none.
+        """
         if not self.placed:
-            self.layout, self.placed = self.place(self.layout, x), True
+            self.layout = self.place(self.layout, x)
+            self.placed = True
         return self.layout, None, None
 
     def leave(self, layer: int, x: Tensor, pasts: list[Any]) -> None:
-        """Take over the pasts of `layer`; x: its inputs."""
+        """Take over the pasts of a layer.
+
+        Args:
+            layer: number of the layer.
+            x: inputs of the layer (B, N, E).
+            pasts: keys and values or sums of all its tokens, of self-attention first; empty unless the state `keeps` them.
+        """
 
     def skip(self, layer: int) -> None:
         """Pass over `layer`."""
 
     def next(self) -> tuple[Any, Any]:
-        """The memory and the cache of the next call, each None where there is none."""
+        """Return the memory and the cache of the next call, each None where there is none."""
         return None, None
