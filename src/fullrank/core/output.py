@@ -28,21 +28,31 @@ from .registry import register
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) -> Tensor:
-    """z (..., V), in fp32 at least: the probabilities are softmax(z).  hidden (..., E), weight (V, E), bias (V,)."""
+    """Compute the logits z, of which the probabilities are softmax(z).
+
+    Args:
+        hidden: (..., E).
+        weight: (V, E).
+        bias: (V,); None without.
+        normalize: `softmax` or `sigsoftmax`.
+
+    Returns:
+        z (..., V), in fp32 at least.
+    """
     scores = linear(hidden, weight, bias)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     return scores + F.logsigmoid(scores) if normalize == "sigsoftmax" else scores
 
 
 def project_states(cluster: Cluster, states: Tensor) -> Tensor:
-    """P' h with dropout (..., E_i), or h where the cluster has no projection.  states (..., E)."""
+    """Project states h (..., E) to P' h with dropout (..., E_i); they stay h where the cluster has no projection."""
     if cluster.projection is None:
         return states
     return dropout(linear(states, cluster.projection.t()), cluster.dropout)
 
 
 def log_probabilities(components: Components) -> Tensor:
-    """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
+    """Compute log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
     parts = []
     for cluster in components.clusters:
         states = project_states(cluster, components.states)
@@ -59,9 +69,20 @@ def log_probabilities(components: Components) -> Tensor:
 
 
 def weigh_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """sum_t c_t (-(1 - e) log p(x_t) - e mean_v log p(v)) and, without gradient, sum_t -c_t log p(x_t).
+    """Sum the smoothed loss of tokens and their nll, each with its weight.
 
-    log_prob (T, V), ids x and scale c (T,). Not by a matrix product, which autocast would round to its dtype.
+        sum_t c_t (-(1 - e) log p(x_t) - e mean_v log p(v))        and, without gradient,  sum_t -c_t log p(x_t)
+
+    Not by a matrix product, which autocast would round to its dtype.
+
+    Args:
+        log_prob: log p (T, V).
+        ids: targets x (T,).
+        scale: weights c (T,).
+        label_smoothing: e.
+
+    Returns:
+        Loss and nll, two scalars.
     """
     nll = -log_prob.gather(1, ids[:, None]).squeeze(1)
     loss = (1 - label_smoothing) * nll - label_smoothing * log_prob.mean(1) if label_smoothing else nll
@@ -80,24 +101,27 @@ class Output(nn.Module):
     """
 
     def components(self, hidden: Tensor) -> Components:
-        """The softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
+        """Return the softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
         raise NotImplementedError(f"{type(self).__name__} must define components(hidden)")
 
     def flops_per_token(self) -> float:
-        """Multiply-adds, counted as two, of the nll of one token; `nn.Linear` layers inside are counted elsewhere."""
+        """Count multiply-adds, each as two, of the nll of one token; `nn.Linear` layers inside are counted elsewhere."""
         raise NotImplementedError(f"{type(self).__name__} must define flops_per_token()")
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V), which softmax makes probabilities: here the log-probabilities themselves."""
+        """Compute logits (..., V), which softmax makes probabilities: here the log-probabilities themselves."""
         return self.log_prob(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., V), in fp32 at least."""
+        """Compute log-probabilities (..., V), in fp32 at least."""
         log_prob = log_probabilities(self.components(hidden))
         return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """-log p(targets) (B, N) in nats, exact under any cotangent; 0 at targets -100.  hidden (B, N, E), targets (B, N)."""
+        """Compute -log p(targets) (B, N) in nats, 0 at targets -100, of hidden states (B, N, E) and targets (B, N).
+
+        Its gradients are exact under any cotangent.
+        """
         components = self.components(hidden)
         ids, counts = _flat(hidden, targets, components)
         nll = engine.load().vocabulary_nll(components, ids)
@@ -112,10 +136,21 @@ class Output(nn.Module):
         weights: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Weighted means in nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
+        """Compute the weighted mean of the loss over tokens.
 
-        Targets -100 have weight 0. With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in
-        the forward pass.
+        An engine forms gradients in the forward pass.
+
+        Args:
+            hidden: hidden states (B, N, E).
+            targets: ids (B, N); -100 has weight 0.
+            weights: w (B, N), without gradient; None: 1 everywhere.
+            label_smoothing: e, with which the target is (1 - e) [v = x] + e / V.
+
+        Returns:
+            The smoothed loss and, without gradient, sum(w nll) / sum(w): two scalars in nats per token.
+
+        Raises:
+            InputError: shapes do not fit, a target is no id, weights take gradients, or e is not from 0 to below 1.
         """
         components = self.components(hidden)
         ids, counts = _flat(hidden, targets, components)
@@ -127,8 +162,10 @@ class Output(nn.Module):
 
 
 def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tensor, Tensor]:
-    """The ids (T,) of targets (B, N), 0 where they do not count, and which count; InputError unless there is one for each
-    hidden state."""
+    """Flatten targets (B, N) to ids (T,), 0 where they do not count, and return which count.
+
+    Raises InputError unless there is one for each hidden state.
+    """
     if targets.shape != hidden.shape[:-1]:
         raise InputError(
             f"targets {tuple(targets.shape)}: one for each hidden state, of which there are {tuple(hidden.shape[:-1])}"
@@ -143,7 +180,19 @@ def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tens
 
 
 def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
-    """The factor w_t / sum(w) (T,) of each token in a weighted mean, 0 for one that does not count; without weights w is 1."""
+    """Compute the factor w_t / sum(w) of each token in a weighted mean.
+
+    Args:
+        hidden: hidden states, whose dtype decides between fp32 and fp64.
+        counts: (B, N), False for tokens that do not count: their factor is 0.
+        weights: w (B, N), without gradient; None: 1 everywhere.
+
+    Returns:
+        Factors (T,).
+
+    Raises:
+        InputError: weights are not of the shape of targets, or take gradients.
+    """
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     if weights is not None and weights.shape != counts.shape:
         raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
@@ -155,7 +204,7 @@ def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tens
 
 
 def _flatten_hidden(hidden: Tensor, width: int) -> Tensor:
-    """Hidden states (B, N, E) as the states (T, 1, E) of one softmax."""
+    """Flatten hidden states (B, N, E) to the states (T, 1, E) of one softmax."""
     if hidden.dim() < 2 or hidden.shape[-1] != width:
         raise InputError(f"hidden states: (B, N, {width}), of the layer's hidden_size; given {tuple(hidden.shape)}")
     return hidden.flatten(0, -2)[:, None]
@@ -174,7 +223,8 @@ class Tempered(Output):
             raise ConfigError(
                 f"a temperature divides the logits of softmaxes; {type(layer).__name__} has sigsoftmax or an nll of its own"
             )
-        self.layer, self.temperature = layer, temperature
+        self.layer = layer
+        self.temperature = temperature
 
     def components(self, hidden: Tensor) -> Components:
         plain = self.layer.components(hidden)
@@ -232,6 +282,7 @@ class SoftmaxOutput(Output):
 
     @property
     def matrix(self) -> Tensor:
+        """W (V, E), the layer's own or the embedding's."""
         weight = self.weight if self._tied is None else self._tied.weight
         assert weight is not None
         return weight
@@ -241,7 +292,7 @@ class SoftmaxOutput(Output):
         return Components(states, None, (Cluster(self.matrix, self.bias),), self.normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
+        """Compute logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
         _flatten_hidden(hidden, self.matrix.shape[1])
         if self.normalize == "softmax":
             return linear(hidden, self.matrix, self.bias)
@@ -265,7 +316,8 @@ class Latents(nn.Module):
 
     def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
         super().__init__()
-        self.mixtures, self.residual = config.mixtures, config.latent == "residual"
+        self.mixtures = config.mixtures
+        self.residual = config.latent == "residual"
         self.latent = Linear(hidden_size, self.mixtures * hidden_size)
         self.prior = Linear(hidden_size, self.mixtures, bias=False)
         self.dropout = make_dropout(config.latent_dropout)
@@ -278,7 +330,8 @@ class Latents(nn.Module):
             nn.init.zeros_(self.latent.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
+        tokens = hidden.shape[:-1].numel()
+        width = hidden.shape[-1]
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         latent = torch.tanh(self.latent(hidden))
         states = self.dropout(latent).reshape(tokens, self.mixtures, width)
@@ -318,7 +371,7 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
         return replace(plain, states=states, log_prior=log_prior)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (B, N, V), in fp32 at least."""
+        """Compute log-probabilities (B, N, V), in fp32 at least."""
         return self.log_prob(hidden)
 
     def flops_per_token(self) -> float:
@@ -363,7 +416,8 @@ class AdaptiveSoftmax(Output):
                 )
             vars(self)["_tied"] = embedding  # no submodule, so that its tensors are saved once
         self._tied_projections = bool(options.tied_projections)
-        entries, widths = self.clusters.sizes, self.clusters.widths
+        entries = self.clusters.sizes
+        widths = self.clusters.widths
         tails = range(1, len(entries))
         shapes = [] if options.tied else [*zip(entries, widths, strict=True)]
         self.weights = nn.ParameterList(map(torch.empty, shapes))
@@ -395,7 +449,7 @@ class AdaptiveSoftmax(Output):
             nn.init.zeros_(self.class_bias)
 
     def _find_matrices(self) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """The weight of each cluster, without those of the classes, and the projections by the number of their cluster."""
+        """Find the weight of each cluster, without those of classes, and the projections by the number of their cluster."""
         projections: dict[int, Tensor] = {int(i): projection for i, projection in self.projections.items()}
         if self._tied is None:
             return [*self.weights], projections
@@ -421,7 +475,7 @@ class AdaptiveSoftmax(Output):
         return Components(states, None, self._clusters(), self.normalize)
 
     def flops_per_token(self) -> float:
-        """Operations per token of a text that follows Zipf's law."""
+        """Count operations per token of a text that follows Zipf's law."""
         shares = [1.0, *self.clusters.shares()[1:]]  # every token reads the head
         weights, projections = self._find_matrices()
         costs = [weight.numel() for weight in weights]
