@@ -24,7 +24,15 @@ from .stages import Heads, HeadSize, Matrices, Mixing, fill_with_normal, multipl
 
 
 def draw_for(layer: int, parameter: Tensor, std: float) -> None:
-    """Start a parameter N(0, std^2), otherwise in every layer, and leave all numbers that are drawn later as they are."""
+    """Start a parameter N(0, std^2), with other numbers in every layer.
+
+    All numbers that are drawn later stay as they are.
+
+    Args:
+        layer: number of the layer, from 0.
+        parameter: tensor of any shape and device, which is filled.
+        std: standard deviation.
+    """
     with torch.no_grad(), draw_apart():
         for _ in range(layer + 1):
             numbers = torch.randn(parameter.shape, device="cpu")
@@ -32,7 +40,7 @@ def draw_for(layer: int, parameter: Tensor, std: float) -> None:
 
 
 def take_last(notes: Tensor, count: int) -> Tensor:
-    """Notes (B, C, M, F) of the last `count` of M tokens."""
+    """Take the notes of the last `count` of M tokens, of notes (B, C, M, F)."""
     first = notes.shape[2] - count
     return notes[:, :, first:]
 
@@ -44,7 +52,8 @@ class MultiTokenScores(Mixing):
         S'_i(n, m) = sum_a sum_b w_i(a, b) S_i(n - a, m + b)       a from 0 to Q - 1, b from -(C - 1) / 2 to (C - 1) / 2
 
     Scores of keys that query n - a does not see are 0, so nothing later than n is read; the mask follows once more. `kernel`
-    w (H, Q, C), its last row is a = 0. Queries are kept in a cache, so that decoding is exact.
+    w (H, Q, C), its last row is a = 0. Scores of Q - 1 earlier queries are read, too, as far as there are any: a cache keeps
+    queries, so that decoding is exact.
     Starts as the identity: plain attention.  Differs from the released code: padding is hidden as later keys are. Its
     convolution over heads is `mix: talking_heads`, its norm that of `mix: differential`.
     """
@@ -71,19 +80,19 @@ class MultiTokenScores(Mixing):
     def mix_scores(
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
-        """The kernel reads the scores of Q - 1 earlier queries, too, as far as there are any."""
         remembered, _ = heads.notes
         queries = heads.scored if remembered is None else remembered
         assert queries is not None
-        asked, available = layout.shape[0], queries.shape[2]
-        covered = asked + self.kernel.shape[1] - 1
+        count = layout.shape[0]
+        available = queries.shape[2]
+        covered = count + self.kernel.shape[1] - 1
         read = min(available, covered)
-        if read > asked:
+        if read > count:
             first = available - read
             heads = replace(heads, scored=queries[:, :, first:])
             layout = replace(layout, query_positions=layout.key_positions[..., first:])
         mixed = self._convolve(score(heads, layout), layout)
-        return take_last(mixed, asked)
+        return take_last(mixed, count)
 
     def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
         unseen = ~self._find_seen(layout)
@@ -96,7 +105,7 @@ class MultiTokenScores(Mixing):
         return F.conv2d(padded, kernel[:, None], groups=heads)
 
     def _find_seen(self, layout: Layout) -> Tensor:
-        """(1 or B, 1, N, M), True where a query that is no padding sees a token."""
+        """Compute the mask (1 or B, 1, N, M), True where a query that is no padding sees a token."""
         seen = layout.visible()
         if layout.tokens is None:
             return seen
@@ -122,7 +131,8 @@ class Composition(nn.Module):
     def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
         super().__init__()
         self.layer = size.layer
-        heads, width = size.num_heads, size.hidden_size
+        heads = size.num_heads
+        width = size.hidden_size
         parts = 2 if config.keys else 1
         self.shape = (parts, config.rank, heads)
         inner = config.hidden or 4 * heads
@@ -134,11 +144,13 @@ class Composition(nn.Module):
         self.draw()
 
     def draw(self) -> None:
+        """Draw `hidden` and `first`, anew or for the first time."""
         width, _, inner = self.hidden.shape
         draw_for(self.layer, self.hidden, width**-0.5)
         draw_for(self.layer, self.first, inner**-0.5)
 
     def make_notes(self, x: Tensor) -> Tensor:
+        """Compute w_1, w_2 and d of tokens x (B, N, E), as notes (B, 1, N, F)."""
         of_parts = multiply("bne,esk->bnsk", x, self.hidden)
         hidden = F.gelu(of_parts)
         first = multiply("bnsk,skrh->bnsrh", hidden, self.first)
@@ -152,7 +164,7 @@ class Composition(nn.Module):
         return numbers[:, None]
 
     def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
-        """sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
+        """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
         parts, rank, heads = self.shape
         of_parts = notes[:, 0].unflatten(2, (parts, -1, heads))
         rows = of_parts[:, :, part]
@@ -161,7 +173,7 @@ class Composition(nn.Module):
         return product + torch.diag_embed(diagonal[:, :, 0])
 
     def multiply_adds(self, keys: float) -> float:
-        """Multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
+        """Count multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
         parts, rank, heads = self.shape
         of_notes = sum(parameter.numel() for parameter in self.parameters())
         return of_notes + parts * heads**2 * (rank + keys)

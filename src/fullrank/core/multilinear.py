@@ -26,11 +26,20 @@ _LONGEST = 64.0  # tokens; where the slowest decays start
 
 
 def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None = None) -> Tensor:
-    """T (B, N, M, M), its last two indices those of keys and values (Eq. 5, 6 and 8).
+    """Compute the tensor T of queries, keys and values (Eq. 5, 6 and 8).
 
         T_ijm = sum_r q_ir K_jr V_mr    for keys j and values m that query i sees, else 0;      q_ir = Q_ir (1/C) sum_c g_cr
 
-    The C cores are diagonal and share Q, K and V, so that they are one core, their mean. visible (1 or B, N, M); None: all.
+    The C cores are diagonal and share Q, K and V, so that they are one core, their mean.
+
+    Args:
+        query: q (B, N, R), multiplied by the core.
+        keys: K (B, M, R).
+        values: V (B, M, R).
+        visible: (1 or B, N, M), True where a query sees a key; None: everywhere.
+
+    Returns:
+        T (B, N, M, M), its last two indices those of keys and values.
     """
     tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values)
     if visible is None:
@@ -40,13 +49,14 @@ def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | N
 
 
 def multilinear(problem: Pairs) -> Tensor:
-    """O_i = sum_jm T_ijm W_jm: split, concatenate and output matrix, (B, N, E).
+    """Compute O_i = sum_jm T_ijm W_jm (B, N, E): split, concatenate and output matrix.
 
     The authors' output matrix (E, M^2), keys major and values minor, is `weight.permute(2, 0, 1).flatten(1)`.
     """
     if (out := engine.load().multilinear_pairs(problem)) is not None:
         return out
-    queries, length = problem.query.shape[1], problem.keys.shape[1]
+    queries = problem.query.shape[1]
+    length = problem.keys.shape[1]
     visible = problem.visible
     if visible is None and problem.causal:
         position = torch.arange(length, device=problem.query.device)
@@ -75,12 +85,20 @@ class Cores(nn.Module):
 
 
 def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tensor | None = None) -> Tensor:
-    """A (B, N, S, R) of tokens x (B, M, R), the last keys of the layout, with decays a (S,).
+    """Compute the decayed sums A of tokens x.
 
         A_s(i) = sum_j a_s^|p_i - p_j| x_j  +  a_s^(p_i - p) state_s        over the keys j that query i sees
 
-    state (B, S, R): the sums at p, the position of the key before the tokens. Distances are those in the text: padding counts
-    nothing, and tokens that a skipped layer left out count as distance.
+    Distances are those in the text: padding counts nothing, and tokens that a skipped layer left out count as distance.
+
+    Args:
+        tokens: x (B, M, R), the last keys of the layout.
+        log_decay: log a (S,).
+        layout: layout of queries and keys, earlier ones included.
+        state: sums (B, S, R) at p, the position of the key before the tokens; None without earlier tokens.
+
+    Returns:
+        A (B, N, S, R).
     """
     queries, keys = layout.shape
     earlier = keys - tokens.shape[1]
@@ -111,10 +129,9 @@ class DecayedMap(nn.Module):
         O_i = sum_jm sum_r g_r Q_ir K_jr V_mr W_r(i, j, m) = sum_s sum_r g_r Q_ir A_sr(i) B_sr(i) U_sr
         A_s(i) = sum_{j<=i} a_s^(i-j) K_j,      B_s(i) = sum_{m<=i} b_s^(i-m) V_m
 
-    query (B, N, R), keys and values (B, M, R) -> (B, N, E), and A and B. weight U' is (S, R, E); a = sigmoid(key_decay) and
-    b = sigmoid(value_decay), (S,) each. The factor makes decayed means of the sums, bounded at any length. Starts with time
-    scales 1 / (1 - a) from 1 to 64 tokens, those of the values every second one first (one decay alone: 8 tokens). Without a
-    causal layout distances have no sign. docs/derivations/multilinear.md
+    weight U' is (S, R, E); a = sigmoid(key_decay) and b = sigmoid(value_decay), (S,) each. The factor makes decayed means of
+    the sums, bounded at any length. Starts with time scales 1 / (1 - a) from 1 to 64 tokens, those of the values every second
+    one first (one decay alone: 8 tokens). Without a causal layout distances have no sign. docs/derivations/multilinear.md
     """
 
     def __init__(self, count: int, size: HeadSize) -> None:
@@ -133,6 +150,19 @@ class DecayedMap(nn.Module):
     def forward(
         self, query: Tensor, keys: Tensor, values: Tensor, core: Tensor, layout: Layout, past: DecayedSums
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute O, and the decayed sums that it is made of.
+
+        Args:
+            query: Q (B, N, R).
+            keys: K (B, M, R), the last keys of the layout.
+            values: V (B, M, R).
+            core: g (R,).
+            layout: layout of queries and keys, earlier ones included.
+            past: sums over earlier tokens.
+
+        Returns:
+            O (B, N, E), and A and B (B, N, S, R) in fp32 at least.
+        """
         wide = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
             a = self._sum(keys.to(wide), self.key_decay, layout, past.keys)
@@ -161,7 +191,8 @@ class MultiLinear(Attend):
     Heads: query (B, 1, N, R), keys and values (B, 1, M, R) -> (B, 1, N, E), without softmax and scale. With one core it is the
     paper's single-block attention (§3.1). weight W is (P, P, E), P = max_position_embeddings, of which a text of M <= P tokens
     uses the leading part: rows are positions in the text. `causal: as_published` leaves the mask out.
-    Raises InputError for texts longer than P. A trace collects nothing of it, since it has no weights.
+    Raises InputError for texts longer than P. Sums of `decayed` cannot be parted again: to continue a text with a layout that
+    is not causal or has a window raises InputError, too. A trace collects nothing of it, since it has no weights.
     """
 
     def __init__(self, config: MultiLinearConfig, size: HeadSize, dropout: float) -> None:
@@ -204,10 +235,6 @@ class MultiLinear(Attend):
         return None if self.decayed is None else DecayedSums()
 
     def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
-        """New tokens after sums over `past.length` earlier ones; `layout` covers both.
-
-        Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.
-        """
         assert self.decayed is not None
         if not layout.causal or layout.narrow:
             raise InputError(
@@ -223,8 +250,7 @@ class MultiLinear(Attend):
         out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
         after = past
         if new:
-            of_keys, of_values = a[:, -1], b[:, -1]
-            after = DecayedSums(of_keys.clone(), of_values.clone(), past.length + new)
+            after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new)
         return self._with_bias(out), after
 
     def _with_bias(self, out: Tensor) -> Tensor:
@@ -268,7 +294,7 @@ class MultiLinear(Attend):
         return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
-        """The position in the text of each key, and whether it is a token: (B, M) each; padding counts as position 0."""
+        """Find the position in the text of each key, and whether it is a token: (B, M) each; padding has position 0."""
         positions = layout.key_positions.expand(batch, -1)
         tokens = layout.key_mask
         if tokens is None:
@@ -289,12 +315,12 @@ def _factors(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _hide(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Tokens (B, M, R), 0 where `mask` (B, M) is False."""
+    """Set tokens (B, M, R) to 0 where `mask` (B, M) is False."""
     return tokens.masked_fill(~mask[..., None], 0.0)
 
 
 def _put(tokens: Tensor, index: Tensor, mask: Tensor, length: int) -> Tensor:
-    """Tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere 0."""
+    """Put tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere it is 0."""
     empty = tokens.new_zeros(tokens.shape[0], length, tokens.shape[2])
     places = index[..., None].expand(-1, -1, tokens.shape[2])
     return empty.scatter_add(1, places, _hide(tokens, mask))

@@ -105,7 +105,7 @@ class InterleavedHeads(ProjectedMixing):
         return rotated.view_as(heads)
 
     def _place(self, positions: Tensor) -> Tensor:
-        """Virtual positions (N P,) or (B, N P) of positions (N,) or (B, N)."""
+        """Compute virtual positions (N P,) or (B, N P) of positions (N,) or (B, N)."""
         count = self.pseudo_heads
         first = positions[..., None] * count
         within = torch.arange(count, device=positions.device)
@@ -117,7 +117,7 @@ class InterleavedHeads(ProjectedMixing):
         return Heads(*tokens), self._expand_layout(layout)
 
     def _lay_side_by_side(self, heads: Tensor | None) -> Any:
-        """(B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D); None stays None."""
+        """Lay virtual tokens one after the other: (B, H, N, P D) or (B, H, N, P, D) -> (B, H, N P, D); None stays None."""
         if heads is None:
             return None
         joined = heads.flatten(3)
@@ -126,7 +126,9 @@ class InterleavedHeads(ProjectedMixing):
 
     def _expand_layout(self, layout: Layout) -> Layout:
         count = self.pseudo_heads
-        key_mask, documents, runs = layout.key_mask, layout.documents, layout.runs
+        key_mask = layout.key_mask
+        documents = layout.documents
+        runs = layout.runs
         return replace(
             layout,
             query_positions=self._place(layout.query_positions),
@@ -151,7 +153,16 @@ class InterleavedHeads(ProjectedMixing):
 
 
 def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
-    """sigmoid(W x), (B, H, N, 1 or D) as the outputs need it, of x (B, N, E) and W (H, E) or (H D, E)."""
+    """Compute the gates sigmoid(W x) of heads, or of each of their numbers.
+
+    Args:
+        x: (B, N, E).
+        weight: W (H, E) or (H D, E).
+        outputs: outputs of the heads (B, H, N, D), whose dtype gates have.
+
+    Returns:
+        Gates (B, H, N, 1 or D).
+    """
     gates = torch.sigmoid(linear(x, weight))
     heads = outputs.shape[1]
     of_heads = gates.unflatten(-1, (heads, -1))
@@ -174,6 +185,7 @@ class HeadGate(Gate):
         self.weight = nn.Parameter(weight)
 
     def count_gates(self, size: HeadSize) -> int:
+        """Return the number of gates of a token."""
         return size.num_heads
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
@@ -226,8 +238,9 @@ class ExclusiveGate(Gate):
 
 @register("gate", "differential")
 class DifferentialGate(HeadGate):
-    """Differential attention V2: each token subtracts the output of every second head (Microsoft, January 2026;
-    microsoft/unilm Diff-Transformer-V2).
+    """Differential attention V2: each token subtracts the output of every second head.
+
+    Published by Microsoft in January 2026 (microsoft/unilm, Diff-Transformer-V2).
 
         O'_i(n) = O_2i(n) - sigmoid(w_i x_n) O_2i+1(n)
 
