@@ -61,7 +61,8 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
     for name, fields in interface.items():
         if not isinstance(fields, Mapping) or set(fields) - {"query", "blocks"}:
             raise InputError(f"interface: {name}: a mapping with query and blocks, given {fields!r}")
-        query, blocks = fields.get("query"), fields.get("blocks")
+        query = fields.get("query")
+        blocks = fields.get("blocks")
         modules = [module for module in model.modules() if _computing_class(module).__name__ == name]
         if not any(hasattr(_file_of(module), "eager_attention_forward") for module in modules):
             raise InputError(
@@ -82,10 +83,11 @@ def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]
 
 
 def is_attention(module: nn.Module) -> bool:
-    """True for a module whose forward pass calls an attention function of the interface.
+    """Return whether the forward pass of a module calls an attention function of the interface.
 
-    It is named Attention, projects its queries by a submodule of a known name, and stands in a file with the interface; the
-    tables above have the exceptions of transformers. Other classes are described by `inject(interface=...)`.
+    The class of such a module is named Attention, projects its queries by a submodule of a known name, and stands in a file
+    with the interface. The tables above have the exceptions of transformers. Other classes are described by
+    `inject(interface=...)`.
     """
     kind = _computing_class(module)
     if kind.__name__ in _described:
@@ -100,9 +102,9 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
-    """The submodule of an attention module that projects its queries, and the number of blocks of its output (None: H).
+    """Find the submodule that projects an attention module's queries, and the number of blocks of its output (None: H).
 
-    Without such a submodule the attention function gets the projected queries as they are.
+    Without such a submodule (None) the attention function gets the projected queries as they are.
     """
     name = _computing_class(module).__name__
     if layout := _described.get(name) or _LAYOUTS.get(name):
@@ -115,24 +117,33 @@ def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
 
 
 def split_queries(output: Tensor, size: HeadSize, blocks: int | None) -> Tensor:
-    """Output (..., W) of the projection, in equal blocks that begin with queries -> queries (..., H, D)."""
+    """Take the queries out of the output of their projection.
+
+    Args:
+        output: (..., W), in equal blocks that begin with queries.
+        size: the number of heads H and their size D.
+        blocks: the number of blocks; None: one a head.
+
+    Returns:
+        Queries (..., H, D).
+    """
     output = output.unflatten(-1, (blocks or size.num_heads, -1))
     queries = output[..., : size.num_heads * size.head_dim // output.shape[-2]]
     return queries.flatten(-2).unflatten(-1, (size.num_heads, size.head_dim))
 
 
 def _computing_class(module: nn.Module) -> type:
-    """The class, of a module or above it, that defines its forward pass."""
+    """Find the class, of a module or above it, that defines its forward pass."""
     return next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
 
 
 def _file_of(module: nn.Module) -> ModuleType | None:
-    """The file of the class that defines its forward pass."""
+    """Return the Python module of the class that defines the forward pass."""
     return sys.modules.get(_computing_class(module).__module__)
 
 
 def eager_of(module: nn.Module) -> Callable[..., Any]:
-    """The attention function of a module with `attn_implementation="eager"`."""
+    """Return the attention function of a module with `attn_implementation="eager"`; InputError if it uses another one."""
     if getattr(module, "reorder_and_upcast_attn", False):
         raise InputError(
             f"{type(module).__name__}: reorder_and_upcast_attn computes another attention; set it to false"
@@ -147,7 +158,7 @@ _MODEL_WIDTHS = ("embed_dim", "hidden_size", "d_model")
 
 
 def head_size(module: nn.Module) -> HeadSize:
-    """The number of query heads of an attention module, and the width of a query."""
+    """Find the number of query heads of an attention module, and the width of a query; InputError if the first is unknown."""
     config = getattr(module, "config", None)
     heads = _find_number((module, config), _HEAD_COUNTS)
     if heads is None:
@@ -167,12 +178,12 @@ def _find_number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
 
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
-    """The attention modules of a model, by name, in its order."""
+    """Return the attention modules of a model, by name, in its order."""
     return {name: module for name, module in model.named_modules() if is_attention(module)}
 
 
 def unknown_modules(model: nn.Module) -> list[str]:
-    """The names of modules that attend with projections of their own off the interface."""
+    """List the names of modules off the interface that attend with projections of their own."""
     attentions = attention_modules(model)
     unknown = []
     for name, module in model.named_modules():
@@ -183,12 +194,12 @@ def unknown_modules(model: nn.Module) -> list[str]:
 
 
 def _count_matrices(module: nn.Module) -> int:
-    """Matrices of the layers directly inside a module."""
+    """Count the matrices of the layers directly inside a module."""
     return sum(p.dim() == 2 for layer in module.children() for p in layer.parameters(recurse=False))
 
 
 def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
-    """The attention modules of `layers`: numbers (the first one in a module's name), or parts of names; None: all.
+    """Choose the attention modules of `layers`: numbers (the first one in a module's name), or parts of names; None: all.
 
     Negative numbers count from the end of each list of layers.
     Raises InputError for a model without attention on the interface, and for layers that it does not have.
@@ -227,7 +238,7 @@ def _matches(model: nn.Module, name: str, layer: int | str) -> bool:
 
 
 def _layer_number(name: str) -> int | None:
-    """The first number in a dotted name: 3 in `encoder.layer.3.attention.self`."""
+    """Return the first number in a dotted name: 3 in `encoder.layer.3.attention.self`."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     return numbers[0] if numbers else None
 

@@ -31,30 +31,54 @@ _FORMERS = "_fullrank_formers"
 LOADED_BY = "fullrank.load_injected"
 
 
-def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0,
-           layers: Sequence[int | str] | None = None,
-           output: str | Mapping[str, Any] | OutputConfig | None = None,
-           interface: Mapping[str, Mapping[str, Any]] | None = None) -> Any:  # fmt: skip
+def inject(
+    model: Any,
+    *,
+    mix: Stage = "none",
+    normalize: Stage = "softmax",
+    cross_head: float = 0.0,
+    layers: Sequence[int | str] | None = None,
+    output: str | Mapping[str, Any] | OutputConfig | None = None,
+    interface: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
     """Let the heads of a Hugging Face model exchange their attention weights, or make its vocabulary layer a mixture.
 
         P'_i = sum_j m_ji P_j                               of the weights P that the model itself computes
         p(v | g) = sum_k pi_k softmax(W h_k + b)_v          h_k = g + tanh(W_k g + b_k),  pi = softmax(P g)
 
-    Returns the same model. Outputs are unchanged until it is trained, with `normalize="softmax"` and a mix that starts as
-    the identity. New parameters are `....fullrank.*`. `model.config.fullrank` says what was injected, and which query is read.
-    The configuration becomes a copy, so that other models that were made of it stay as they are.
-    mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers (-1: the last), or parts of module names;
-    None: all, with a warning for attention that is not on the interface. Mixing is over query heads, cross_head permutes key
-    and value heads.
-    output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures` and `latent_dropout`, for a causal or
-    masked language model. W and b are the model's own, tied as they were. Logits are log-probabilities.
-    The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
-    first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
-    interface: classes of attention that are refused, or whose queries are projected by a submodule of another name than usual
-    (`families`): {"OwnAttention": {"query": "q_proj"}}. `blocks`: 1 where its output is the queries of all heads, then keys,
-    then values; left out where it is a block for each head. Position-wise mixing reads the projected query with its bias,
-    before norms, rotation and scale; without a submodule the one that the attention function gets.
-    Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
+    The model is changed in place. With `normalize="softmax"` and a mix that starts as the identity, its outputs stay the same
+    until it is trained. New parameters are called `<module>.fullrank.*`. `model.save_pretrained` saves them, `load_injected`
+    loads the model with them, and `remove` takes out what was injected.
+
+    `model.config` becomes a copy, so that other models of the same configuration stay as they are. `model.config.fullrank`
+    says what was injected, and whether mixing reads the projected query. Position-wise mixing reads the projected query with
+    its bias, before norms, rotation and scale. Where no submodule is known to project queries, it reads the query that the
+    attention function gets.
+
+    The mixture starts at W_k = b_k = 0, where every softmax is the old one. P starts at random, so that the components part
+    at the first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which cannot start as g.
+
+    Args:
+        model: a model whose attention is on the attention interface of transformers.
+        mix: how query heads exchange weights, as in `AttentionConfig`: "position_wise", "position_independent" and so on.
+        normalize: what makes weights of scores, as in `AttentionConfig`. Any other than "softmax" changes outputs at once.
+        cross_head: probability with which key and value heads are permuted in training; evaluation stays as it is.
+        layers: numbers of layers (-1: the last), or parts of module names. None: all, with a warning that names attention
+            that is not on the interface.
+        output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures` and `latent_dropout`, for a causal or
+            masked language model. W and b stay the model's own, tied as they were. Logits become log-probabilities. None: the
+            vocabulary layer stays.
+        interface: descriptions of attention classes that are refused otherwise, or whose queries are projected by a submodule
+            of an unusual name (`fullrank.hf.families` has the usual ones): {"OwnAttention": {"query": "q_proj"}}. Add
+            "blocks": 1 where the output of that submodule is the queries of all heads, then keys, then values; leave it out
+            where the output is a block for each head.
+
+    Returns:
+        The same model.
+
+    Raises:
+        InputError: the model cannot be injected into, or has been already, or there is nothing to inject.
+        ConfigError: `mix`, `normalize`, `cross_head` or `output` has a value that no configuration takes.
     """
     mixture = None if output is None else mixture_settings(output)
     attends = _changes_weights(mix, normalize) or bool(cross_head)
@@ -79,10 +103,14 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         for module in attention_modules(model).values():
             vars(module)[FORMER] = module.config._attn_implementation
     settings = {
-        "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
-        "output": mixture, "interface": {name: {**fields} for name, fields in interface.items()} or None,
+        "mix": mix,
+        "normalize": normalize,
+        "cross_head": cross_head,
+        "layers": None if layers is None else list(layers),
+        "output": mixture,
+        "interface": {name: {**fields} for name, fields in interface.items()} or None,
         "query": _name_query(chosen.values(), interface),
-    }  # fmt: skip
+    }
     _record_settings(model, settings, attends)
     if attends and layers is None:
         _warn_of_unknown_modules(model)
@@ -90,7 +118,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
 
 
 def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: float, changes: bool) -> None:
-    """InputError for what cannot be injected, or changes nothing; ConfigError for unknown words."""
+    """Raise InputError for what cannot be injected, or changes nothing; ConfigError for unknown words."""
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
     if not registry.lookup("mix", stage_name(mix)).injectable:
         raise InputError(
@@ -116,7 +144,10 @@ def _attach_stages(module: nn.Module, stages: Injected) -> None:
 
 
 def _name_query(modules: Iterable[nn.Module], interface: Mapping[str, Any]) -> str:
-    """Which query is read: of classes that are not transformers' own the projected one only where it is found in all."""
+    """Name the query that mixing reads, "projected" or "given" (the one that the attention function gets).
+
+    With classes that are not transformers' own it is the projected one only where that is found in all of them.
+    """
     foreign = [
         module
         for module in modules
@@ -131,7 +162,8 @@ def _record_settings(model: nn.Module, settings: Mapping[str, Any], attends: boo
     for config, former in vars(model)[_FORMERS]:
         if former is not None and attends:
             config._attn_implementation_internal = MIXED
-        config.fullrank, config.attn_implementation = settings, LOADED_BY
+        config.fullrank = settings
+        config.attn_implementation = LOADED_BY
 
 
 def _warn_of_unknown_modules(model: nn.Module) -> None:
@@ -149,7 +181,7 @@ def _changes_weights(mix: Stage, normalize: Stage) -> bool:
 
 
 def _refuse_peft(model: nn.Module) -> None:
-    """InputError for a model with adapters: PEFT trains and saves the modules that it knew when it was applied."""
+    """Raise InputError for a model with adapters: PEFT trains and saves the modules that it knew when it was applied."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise InputError(
             f"{type(model).__name__}: PEFT was applied already and would not save what is injected; call fullrank.inject on "
@@ -159,7 +191,8 @@ def _refuse_peft(model: nn.Module) -> None:
 
 def _copy_configs(model: nn.Module) -> None:
     """Give a model configurations of its own."""
-    copied = copy.deepcopy(configs := _configs(model))
+    configs = _configs(model)
+    copied = copy.deepcopy(configs)
     copies = dict(zip(map(id, configs), copied, strict=True))
     for module in model.modules():
         for name, value in vars(module).items():
@@ -168,7 +201,7 @@ def _copy_configs(model: nn.Module) -> None:
 
 
 def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float) -> Injected:
-    """The stages for a module, on its device and in its dtype."""
+    """Build the stages for a module, on its device and in its dtype."""
     stages = Injected(module, mix, normalize, cross_head)
     # a quantized layer has others too; while a model is loaded, some parameters may have been made outside of the meta device
     parameters = [p for p in module.parameters() if p.is_floating_point()]
@@ -188,7 +221,7 @@ def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_he
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Every configuration that the model's parts read, once."""
+    """List every configuration that the model's parts read, once."""
     configs = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -198,20 +231,21 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def find_injected_modules(model: nn.Module) -> dict[str, Injected]:
-    """All injected stages of attention by their names in the model."""
+    """Find all injected stages of attention, by their names in the model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
 
 
 def is_injected(model: nn.Module) -> bool:
-    """True if stages of attention or a mixture of softmaxes were injected."""
+    """Return whether stages of attention or a mixture of softmaxes were injected."""
     return any(isinstance(module, Injected | MixtureHead) for module in model.modules())
 
 
 def add_identities(model: Any) -> tuple[Any, set[int]]:
-    """A model with a mixing in each of its layers of attention, for analyses, and the numbers of the layers that had none.
+    """Add an identity mixing to the layers of attention that have no mixing, for analyses; outputs stay the same.
 
-    Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as
-    none: it acts in training only. Raises InputError where some attention is not on the interface.
+    Returns the model and the numbers of the layers that had none. Where there are any, the model is a copy. Cross-head
+    attention alone counts as no mixing: it acts in training only.
+    Raises InputError where some attention is not on the interface.
     """
     modules = find_weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
@@ -237,7 +271,7 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
 
 
 def find_weighted_modules(model: Any) -> dict[str, Any]:
-    """All layers of attention, whose weights can be read; InputError where some attention is not on the interface."""
+    """Find all layers of attention, by name; InputError where some are not on the interface, so that no weights are read."""
     modules = choose_modules(model, None)
     if unknown := unknown_modules(model):
         raise InputError(
@@ -247,21 +281,22 @@ def find_weighted_modules(model: Any) -> dict[str, Any]:
 
 
 def settings_of(model: Any) -> dict[str, Any]:
-    """The arguments with which `inject` was called on a model."""
+    """Return the arguments with which `inject` was called on a model; InputError where it was not."""
     if not is_injected(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it; call fullrank.inject first")
     return arguments_of(model.config.fullrank)
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `inject` among the settings in a configuration."""
+    """Select the arguments of `inject` among the settings in a configuration."""
     return {key: settings.get(key) for key in ("mix", "normalize", "cross_head", "layers", "output", "interface")}
 
 
 def remove(model: Any) -> Any:
-    """Take the injected stages out; the same model, as it was before injection, its own parameters as they are now.
+    """Take out what `inject` put into a model, and return the same model.
 
-    The latent states of a mixture of softmaxes are lost, and the vocabulary layer keeps what it has learned.
+    Its own parameters stay as they are now, with what they have learned. The mixing, and the latent states of a mixture of
+    softmaxes, are lost. The vocabulary layer is one softmax again.
     Raises InputError if nothing was injected; then nothing is changed.
     """
     if not is_injected(model):
@@ -283,12 +318,26 @@ def remove(model: Any) -> Any:
     return model
 
 
-def parameter_groups(model: nn.Module, *, learning_rate: float, mixing_learning_rate: float | None = None,
-                     weight_decay: float = 0.0) -> list[dict[str, Any]]:  # fmt: skip
-    """Groups for an optimizer: mixing parameters with a learning rate of their own and never decayed, the others as usual.
+def parameter_groups(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    mixing_learning_rate: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Make the parameter groups of an optimizer for an injected model: mixing parameters apart, which are never decayed.
 
-    Decay pulls mixing towards zero, which is not plain attention. Nor are vectors (biases, norms) decayed. Parameters without
-    gradient are left out. mixing_learning_rate: as `learning_rate` where it is None.
+    Decay pulls mixing towards zero, which is not plain attention. Vectors (biases, norms) are not decayed either. Parameters
+    without gradient are left out.
+
+    Args:
+        model: the injected model.
+        learning_rate: of the model's own parameters.
+        mixing_learning_rate: of the mixing parameters; None: `learning_rate`.
+        weight_decay: of the model's own matrices.
+
+    Returns:
+        Groups as `torch.optim` takes them, without empty ones.
     """
     mixing = {id(p) for stages in find_injected_modules(model).values() for p in stages.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -333,12 +382,12 @@ class MixtureHead(nn.Linear, Output):
 
 
 def find_mixture_head(model: nn.Module) -> MixtureHead | None:
-    """The vocabulary layer that was injected into a model."""
+    """Find the mixture of softmaxes that was injected into a model; None: there is none."""
     return next((module for module in model.modules() if isinstance(module, MixtureHead)), None)
 
 
 def check_mixture(model: Any, _: Any) -> None:
-    """InputError where the vocabulary layer was replaced after injection: the mixture would be lost without a word."""
+    """Raise InputError where the vocabulary layer was replaced after injection: the mixture would be lost silently."""
     head = model.get_output_embeddings()
     head = getattr(head, "original_module", head)  # PEFT's wrapper of a module that is trained and saved
     if not isinstance(head, MixtureHead):
@@ -350,7 +399,7 @@ def check_mixture(model: Any, _: Any) -> None:
 
 
 def mixture_settings(output: str | Mapping[str, Any] | OutputConfig) -> dict[str, Any]:
-    """The mixture that `inject(output=...)` asks for, as `model.config.fullrank` has it; InputError for another one."""
+    """Read the mixture that `inject(output=...)` asks for, as `model.config.fullrank` has it; InputError for another one."""
     section = {"kind": output} if isinstance(output, str) else output
     config = section if isinstance(section, OutputConfig) else OutputConfig.from_dict(section)
     settings: dict[str, Any] = {"kind": KIND, **{name: getattr(config, name, None) for name in OWN_KEYS}}
@@ -367,11 +416,12 @@ def _residual(settings: Mapping[str, Any]) -> MixtureConfig:
 
 
 def find_vocabulary_layer(model: Any) -> nn.Linear:
-    """The vocabulary layer that a mixture can replace, tried out on a few tokens unless it has no values yet.
+    """Find the vocabulary layer that a mixture can replace, and try it out on a few tokens unless it has no values yet.
 
-    Raises InputError for a model without one, and for one that changes its logits.
+    Raises InputError for a model without one, and for one that changes its logits afterwards.
     """
-    name, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
+    name = type(model).__name__
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     # device_map replaces the forward pass
     if head is None or type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
         kind = "none" if head is None else f"a {type(head).__name__}"
@@ -399,7 +449,7 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
 
 
 def attach_mixture(head: nn.Linear, settings: Mapping[str, Any]) -> None:
-    """Make a vocabulary layer a mixture."""
+    """Turn a vocabulary layer into a mixture, in place; `settings` are those of `mixture_settings`."""
     with torch.random.fork_rng(devices=[]):
         latents = Latents(_residual(settings), head.in_features).train(head.training)
     head.__class__ = MixtureHead

@@ -47,15 +47,16 @@ FORMER = "fullrank_former"  # on every attention module of an injected model, on
 class Injected(nn.Module):
     """The stages that an attention module has as its submodule `fullrank`.
 
-    route permutes key and value heads, normalize and mix act on the weights: they are the stages of our own models, with their
-    names and their start. `attend` reads them; there is no forward pass.
-    projection: the submodule of the attention module whose output holds the query that the mixing reads; None: it reads the
-    query that the attention function gets.
+    `route` permutes key and value heads, `normalize` and `mix` act on the weights. They are the stages of our own models, with
+    their names and their start. `attend` reads them; there is no forward pass.
+    `projection` names the submodule of the attention module whose output holds the query that the mixing reads. None: the
+    mixing reads the query that the attention function gets.
     """
 
     def __init__(self, module: nn.Module, mix: Stage, normalize: Stage, cross_head: float) -> None:
         super().__init__()
-        self.size, self.eager = head_size(module), eager_of(module)
+        self.size = head_size(module)
+        self.eager = eager_of(module)
         self.normalize: Normalizer = build_stage("normalize", normalize, self.size)
         self.mix: Mixing = build_stage("mix", mix, self.size)
         self.route = StochasticCrossHead(cross_head)
@@ -64,7 +65,7 @@ class Injected(nn.Module):
         self._rules: EagerRules | None = None
 
     def rules(self, module: nn.Module) -> EagerRules:
-        """The rules of the model's own attention, tried out once: the parameters of `module` must have values."""
+        """Return the rules of the model's own attention, tried out once: the parameters of `module` must have values."""
         if self._rules is None:
             self._rules = try_out(module, self)
         return self._rules
@@ -75,7 +76,7 @@ _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 @contextmanager
 def traced(trace: Trace | None) -> Iterator[None]:
-    """Collect the attention of every injected layer that runs inside the block in `trace`; None collects nothing.
+    """Run the block with `trace`, which collects the attention of every injected layer; None collects nothing.
 
     The models of transformers hand no trace on, so it reaches their layers beside the call; compiled layers do not see it.
     """
@@ -103,7 +104,7 @@ class Call(NamedTuple):
         return self.dropout if self.module.training else 0.0
 
     def repeat(self, heads: Tensor) -> Tensor:
-        """Keys or values for each query head."""
+        """Repeat key or value heads (B, H_kv, M, D), one for each query head."""
         return repeat_heads(heads, self.query.shape[1] // heads.shape[1])
 
 
@@ -117,9 +118,25 @@ def attend(
     dropout: float = 0.0,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask -> output (B, N, H, D), weights (B, H, N, M) or None.
+    """Attend with injected stages, as an attention function of transformers.
 
     Weights are mixed over query heads, key and value heads are permuted. Engines give no weights, the definition does.
+
+    Args:
+        module: the attention module, with its stages as the submodule `fullrank`.
+        query: (B, H, N, D).
+        key: (B, H_kv, M, D).
+        value: (B, H_kv, M, D).
+        attention_mask: additive, (B or 1, 1, N or 1, M); None: every query sees all keys.
+        scaling: what scores are multiplied by; None: the model's own function decides.
+        dropout: rate of dropout on the weights, in training.
+        **arguments: further arguments of the model's own attention function.
+
+    Returns:
+        Output (B, N, H, D), and the mixed weights (B, H, N, M) or None.
+
+    Raises:
+        InputError: the configuration says that attention was injected, but the model has no stages.
     """
     injected = _find_stages(module)
     if injected is not None:
@@ -154,17 +171,30 @@ _handed = _Handed()
 
 
 def hand_over(projection: nn.Module, arguments: object, output: Tensor) -> None:
-    """Forward hook of a query projection."""
-    _handed.output, _handed.position = output, 0
+    """Keep the output of a query projection for the attention function: a forward hook.
+
+    Args:
+        projection: the module that projects queries.
+        arguments: its arguments.
+        output: (..., W), which holds the queries.
+    """
+    _handed.output = output
+    _handed.position = 0
 
 
 def let_go(module: nn.Module, arguments: object, output: object) -> None:
-    """Forward hook of an attention module: nothing is kept between its calls."""
+    """Forget the projected query when an attention module ends: a forward hook.
+
+    Args:
+        module: the attention module.
+        arguments: its arguments.
+        output: its output.
+    """
     _handed.output = None
 
 
 def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Tensor:
-    """The projected query (B, H, N, D), or the one that the attention function gets.
+    """Return the projected query (B, H, N, D), or the one that the attention function gets.
 
     Vision models call the function for one image after the other, which are parts of one projection; DiffLlama calls it twice
     for all positions.
@@ -184,9 +214,9 @@ def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Te
 
 
 def prepare(module: Any, _: object) -> None:
-    """Forward pre-hook of an injected module: its query projection hands over, which PEFT and quantizers replace.
+    """Set `hand_over` on the query projection of an injected module, which PEFT and quantizers replace: a forward pre-hook.
 
-    InputError if the configuration names an attention function that leaves the stages out.
+    Raises InputError if the configuration names an attention function that leaves the stages out.
     """
     if module.config._attn_implementation_internal != MIXED:  # not by its slow property
         raise InputError(
@@ -207,7 +237,7 @@ def drop_hooks(module: nn.Module, *functions: Any) -> None:
 
 
 def _find_stages(module: nn.Module) -> Injected | None:
-    """The stages of a module, None for a layer without any. InputError where a whole model has none."""
+    """Find the stages of a module, None for a layer without any; InputError where a whole model has none."""
     stages: Any = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
     if stages is None and FORMER not in vars(module):
         raise InputError(
@@ -219,7 +249,7 @@ def _find_stages(module: nn.Module) -> Injected | None:
 
 
 def _is_plain(rules: EagerRules, call: Call) -> bool:
-    """True if a call is scaled dot-product attention, so that others than the model's own function may compute it."""
+    """Return whether a call is scaled dot-product attention, so that others than the model's own function may compute it."""
     return (
         rules.plain
         and call.scaling is not None
@@ -232,8 +262,9 @@ def _is_plain(rules: EagerRules, call: Call) -> bool:
 
 
 def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tensor | None:
-    """Scaled dot-product attention (B, H, N, D) by an engine; of a single query in few operations. None: no engine can."""
-    query, normalize = call.query, injected.normalize
+    """Compute scaled dot-product attention (B, H, N, D) by an engine, for one query in few operations; None: none can."""
+    query = call.query
+    normalize = injected.normalize
     scaling = cast(float, call.scaling)
     if query.shape[2] > 1:
         layout = layout_of(call.mask, query, call.key)
@@ -253,7 +284,7 @@ def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tens
 
 
 def _weights_wanted(call: Call) -> bool:
-    """True with the argument `output_attentions`, under `traced`, and where a model above collects its layers' weights."""
+    """Return whether weights are asked for: by `output_attentions`, by `traced`, or by a model that collects them."""
     if call.others.get("output_attentions"):
         return True
     if torch.compiler.is_compiling():
@@ -265,7 +296,7 @@ def _weights_wanted(call: Call) -> bool:
 
 
 def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention by the model's own weights, then our stages."""
+    """Compute attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
         weights, own_dropout = _compute_weights(call, injected)
@@ -290,7 +321,7 @@ def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[
 
 
 def _attend_unmixed(call: Call) -> Any:
-    """Attention whose weights stay as they are, by the module's former function under the mask of eager attention."""
+    """Compute attention whose weights stay as they are, by the module's former function under the mask of eager attention."""
     run: Any = eager_of(call.module)
     arguments = {"scaling": call.scaling, "dropout": call.dropout, **call.others}
     if vars(call.module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(call):
@@ -312,9 +343,10 @@ _HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_id
 class EagerRules:
     """What a model's own eager attention function computes.
 
-    plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
-    after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
-    extras: its arguments beside the standard ones (a soft-cap, a position bias).
+    Args:
+        plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
+        after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
+        extras: its arguments beside the standard ones (a soft-cap, a position bias).
     """
 
     plain: bool
@@ -326,7 +358,9 @@ class _WithoutDropout:
     """An attention module as its eager function reads it, without dropout. `p` is the rate of the dropout left out."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self.p, self.training = module, 0.0, False
+        self._module = module
+        self.p = 0.0
+        self.training = False
         self.read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -339,12 +373,13 @@ class _WithoutDropout:
 
 
 def _compute_weights(call: Call, injected: Injected) -> tuple[Tensor, float]:
-    """The weights (B, H, N, M) of a module's own attention function before dropout, and its rate of dropout.
+    """Compute the weights (B, H, N, M) of a module's own attention function before dropout, and return its dropout rate too.
 
     The function is called with values of no width, so that only weights are computed: all that it does to scores is kept.
     Where it changes weighted values further, values are the identity, and the output is the weights.
     """
-    module, value = call.module, call.value
+    module = call.module
+    value = call.value
     reader: Any = _WithoutDropout(module) if module.training else module
     if injected.rules(module).after:
         identity = torch.eye(call.key.shape[2], device=value.device, dtype=value.dtype)
@@ -360,11 +395,12 @@ def _compute_weights(call: Call, injected: Injected) -> tuple[Tensor, float]:
 
 
 def _scores(call: Call) -> Tensor:
-    """The masked scores (B, H, N, M) of a plain attention function, -inf for hidden keys, as normalisers read them.
+    """Compute the masked scores (B, H, N, M) of a plain attention function, -inf for hidden keys, as normalisers read them.
 
     A query that sees no key is padding: it sees all keys here, so that no weight becomes NaN.
     """
-    query, mask = call.query, call.mask
+    query = call.query
+    mask = call.mask
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = query @ call.repeat(call.key).transpose(2, 3) * scaling
     if mask is None:
@@ -375,14 +411,15 @@ def _scores(call: Call) -> Tensor:
 
 
 def try_out(module: nn.Module, injected: Injected) -> EagerRules:
-    """Call the eager attention function of a module on small random heads, the same ones every time.
+    """Try out the eager attention function of a module on small random heads, the same ones every time.
 
-    Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
+    Raises InputError if it cannot be called like the others, gives no weights, or an output of another shape.
     """
     reader = _WithoutDropout(module)
     device = next(module.parameters(), torch.empty(0)).device
     groups = getattr(module, "num_key_value_groups", 1)
-    heads, width = injected.size.num_heads, injected.size.head_dim
+    heads = injected.size.num_heads
+    width = injected.size.head_dim
     shapes = ((2, heads, 3, width), *((2, heads // groups, 5, width),) * 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)
@@ -413,7 +450,16 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
 
 
 def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
-    """The layout of a mask, None where none describes it. A mask is read once, by the first layer."""
+    """Find the layout that describes a mask. A mask is read once, by the first layer.
+
+    Args:
+        mask: additive, (B or 1, 1, N or 1, M); None: every query sees all keys.
+        query: (B, H, N, D).
+        key: (B, H_kv, M, D).
+
+    Returns:
+        The layout of N queries and M keys; None where no layout describes the mask.
+    """
     queries, keys = query.shape[2], key.shape[2]
     if mask is None:
         return Layout.of(queries, keys, causal=False, device=query.device)
@@ -431,14 +477,15 @@ def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
 
 
 def _read_layout(mask: Tensor) -> Layout | None:
-    """The layout of an additive mask (B or 1, 1, N or 1, M): padding, alone or with causality and perhaps a window."""
+    """Read the layout of an additive mask (B or 1, 1, N or 1, M): padding, alone or with causality and perhaps a window."""
     if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point() or mask.requires_grad:
         return None
     mask = mask[:, 0]
     hidden = _hidden(mask)
     if bool((mask.masked_fill(hidden, 0) != 0).any()):
         return None  # it is a bias as well
-    visible, (queries, keys) = ~hidden, mask.shape[1:]
+    visible = ~hidden
+    queries, keys = mask.shape[1:]
     tokens = visible.any(1)
     key_mask = None if bool(tokens.all()) else tokens
     if torch.equal(visible, tokens[:, None].expand_as(visible)):
@@ -456,5 +503,5 @@ def _read_layout(mask: Tensor) -> Layout | None:
 
 
 def _hidden(mask: Tensor) -> Tensor:
-    """True where an additive mask hides a key."""
+    """Return a boolean mask, True where an additive mask hides a key."""
     return mask <= torch.finfo(mask.dtype).min / 2
