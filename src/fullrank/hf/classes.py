@@ -46,7 +46,7 @@ class StateLayer(CacheLayerMixin):
         self.state: State | None = None
 
     def state_of(self, kind: type[Held]) -> Held | None:
-        """The state, None at the beginning; InputError if it is that of another kind of model."""
+        """Return the state, None at the beginning; InputError if it is that of another kind of model."""
         if self.state is not None and not isinstance(self.state, kind):
             raise InputError(
                 f"past_key_values: holds a {type(self.state).__name__}, of another model or of this one with another "
@@ -75,7 +75,7 @@ class StateLayer(CacheLayerMixin):
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: a model sets the state."""
+        """Do nothing: a model sets the state."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise InputError("the cache of a fullrank model holds what that model has read; no other model can write to it")
@@ -84,7 +84,7 @@ class StateLayer(CacheLayerMixin):
         self.state = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Rows `beam_idx`, in that order; they may repeat."""
+        """Select rows `beam_idx`, in that order; they may repeat."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
 
@@ -103,9 +103,10 @@ class StateLayer(CacheLayerMixin):
 
 
 class FullRankCache(HuggingFaceCache):
-    """`past_key_values` of our models: a mutable holder of the state after the tokens read so far.
+    """The `past_key_values` of our models: the state of a model after the tokens read so far.
 
-    An empty one begins a text; a model puts the state of the next call into it. `generate` makes its own.
+    `FullRankCache()` is empty and begins a text. Each call of a model changes it in place: it then holds the state for the
+    next call. `generate` makes its own.
     """
 
     def __init__(self) -> None:
@@ -113,13 +114,13 @@ class FullRankCache(HuggingFaceCache):
 
     @property
     def state(self) -> State | None:
-        """`Cache` or `Memory` of our models; None at the beginning."""
+        """The `Cache` or `Memory` of our models; None at the beginning."""
         state: State | None = self.layers[0].state
         return state
 
 
 def layer_of(past: Any) -> StateLayer | None:
-    """The layer of a cache that holds our state; an empty `DynamicCache`, which `generate` makes, gets such a layer.
+    """Find the layer of a cache that holds our state; an empty `DynamicCache`, which `generate` makes, gets such a layer.
 
     Raises InputError for caches of other kinds, and for one that another model has filled.
     """
@@ -138,9 +139,18 @@ def layer_of(past: Any) -> StateLayer | None:
 
 
 def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache | Memory | None) -> Tensor | None:
-    """The mask (B, N) of new tokens, None where nothing is padded: engines are faster without one.
+    """Cut the mask of new tokens out of an attention mask.
 
-    attention_mask (B, N), or (B, M + N) with the M tokens that `state` has read. Raises InputError for other shapes.
+    Args:
+        attention_mask: (B, N), or (B, M + N) with the M tokens that `state` has read; None: nothing is padded.
+        input_ids: new tokens (B, N).
+        state: what was read before; None: nothing.
+
+    Returns:
+        Mask (B, N), True at tokens; None where nothing is padded, as engines are faster without one.
+
+    Raises:
+        InputError: the mask has another shape.
     """
     if attention_mask is None:
         return None
@@ -159,9 +169,9 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
 
 
 class FullRankPreTrainedModel(PreTrainedModel):
-    """A model of `core` under the attribute `model`, so that its tensors are called `model.<our name>`.
+    """A `PreTrainedModel` with a model of `core` as the attribute `model`, so that its tensors are called `model.<our name>`.
 
-    Subclasses say the objective that they take, and the class of `model`.
+    Subclasses set the objective of the configurations that they take, and the class of `model`.
     """
 
     config_class = FullRankConfig
@@ -193,7 +203,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
     # -- start of parameters ------------------------------------------------------------------------------------------
 
     def initialize_weights(self) -> None:
-        """Tensors of `model` that a checkpoint lacks start as in a new model of ours, whatever its initialiser."""
+        """Start tensors of `model` that a checkpoint lacks as in a new model of ours, whatever its initialiser."""
         tensors = _name_tensors(self.model)
         missing = [name for name, tensor in tensors.items() if not getattr(tensor, "_is_hf_initialized", False)]
         if missing and not self._started:
@@ -203,12 +213,12 @@ class FullRankPreTrainedModel(PreTrainedModel):
         super().initialize_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: `initialize_weights` has started all tensors."""
+        """Do nothing: `initialize_weights` has started all tensors."""
 
     # -- embeddings ---------------------------------------------------------------------------------------------------
 
     def get_input_embeddings(self) -> nn.Module:
-        """The input layer that reads input_ids."""
+        """Return the input layer that reads input_ids."""
         reader = self.model if isinstance(self.model, LanguageModel) else self.model.encoder
         embedding: nn.Module = reader.embedding
         return embedding
@@ -220,14 +230,14 @@ class FullRankPreTrainedModel(PreTrainedModel):
         )
 
     def get_output_embeddings(self) -> None:
-        """No layer: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
+        """Return None: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
 
     # -- activation checkpointing -------------------------------------------------------------------------------------
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, every_n_layers: int = 1
     ) -> None:
-        """Every `every_n_layers`-th block of `model` keeps its inputs only and runs again in the backward pass."""
+        """Let every `every_n_layers`-th block of `model` keep its inputs only and run again in the backward pass."""
         self.gradient_checkpointing = enable
         for i, block in enumerate(self.model.compile_targets()):
             block.__dict__.pop("forward", None)
@@ -237,7 +247,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def _trace(self, output_attentions: bool | None, output_hidden_states: bool | None) -> Trace | None:
-        """A collector of attention weights and hidden states, None where neither is asked for."""
+        """Make a collector of attention weights and hidden states, None where neither is asked for."""
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if not (weights or states):
@@ -245,8 +255,9 @@ class FullRankPreTrainedModel(PreTrainedModel):
         return Trace(weights=bool(weights), states=[] if states else None)
 
     def _replace_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
-        """Ids of the vocabulary. The first id beyond it is padding where every entry may stand in a text: it is read as some
-        entry, as its outputs mean nothing.
+        """Replace the first id beyond the vocabulary, which is padding where every entry may stand in a text.
+
+        It is read as some entry of the vocabulary, as its outputs mean nothing.
         """
         return ids.masked_fill(ids == self.config.vocab_size, replacement)
 
@@ -257,7 +268,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
         num_items: Tensor | int | None,
         logits_to_keep: int | Tensor = 0,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats, None without labels.
+        """Compute logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats, None without labels.
 
         The loss is the mean over labels other than -100, or their sum over num_items; 0 where there is no such label.
         """
@@ -273,7 +284,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
 
 def _name_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
+    """Return parameters and buffers by name."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
@@ -285,7 +296,11 @@ def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **
 
 
 def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
-    """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
+    """Collect the outputs of Hugging Face that a trace holds; None for those that were not asked for.
+
+    hidden_states: inputs of the blocks, then the input `last` of the output layer. attentions: mixed attention weights
+    (B, H, N, M) of each layer.
+    """
     traced: dict[str, tuple[Tensor, ...] | None] = {"hidden_states": None, "attentions": None}
     if trace is None:
         return traced
@@ -309,30 +324,57 @@ class _WithPadding(LogitsProcessorList):
 
 
 class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
-    """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
+    """A causal language model of ours for Hugging Face: p(x_{n+1} | x_1 .. x_n).
 
+    Our `LanguageModel` is the attribute `model`. `generate`, `Trainer`, pipelines and `AutoModelForCausalLM` take this class.
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
-    A model with memory reads a text segment by segment: its memory is in `past_key_values`, which goes into the next call,
-    whatever `use_cache` says: without memory it is another model.
+
+    A model with memory reads a text segment by segment. Its memory is in `past_key_values`, which goes into the next call. This
+    holds whatever `use_cache` says, as the model without its memory is another one.
     """
 
     objective = "causal"
     model_class = LanguageModel
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
-                labels: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
-                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None, cache: Any = None) -> Any:  # fmt: skip
-        """input_ids (B, N) -> `CausalLMOutputWithPast` with logits (B, N, V).
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cache: Any = None,
+    ) -> Any:
+        """Compute the logits of the next tokens, and the loss of labels.
 
-        attention_mask (B, N), or (B, M + N) with the tokens before, 1 for tokens and 0 for padding on either side. Outputs at
-        padding mean nothing.
-        labels (B, N): input_ids again, -100 where there is no loss; the loss is of each token given those before it.
-        past_key_values: `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. Without one a new
-        one is returned if `use_cache` (in evaluation, without labels, `config.use_cache`), and by models with memory always
-        in evaluation. From transformers 5.24 on its name is `cache`; either will do.
-        logits_to_keep: of the last so many tokens, or of these positions; 0: of all.
+        Args:
+            input_ids: tokens (B, N).
+            attention_mask: (B, N), or (B, M + N) with the M tokens before; 1 for tokens, 0 for padding on either side. None:
+                nothing is padded. Outputs at padding mean nothing.
+            past_key_values: a `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. None: the
+                text begins here.
+            labels: (B, N), `input_ids` again, -100 where there is no loss. They are shifted here: the loss is that of each
+                token given those before it.
+            use_cache: return a new cache where none is given. None: in evaluation without labels, `config.use_cache`; a model
+                with memory always returns one in evaluation.
+            logits_to_keep: logits of the last so many tokens, or of these positions; 0: of all.
+            num_items_in_batch: what the summed loss is divided by; None: the number of labels.
+            output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
+            output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.
+            cache: the name of `past_key_values` from transformers 5.24 on; give either.
+
+        Returns:
+            `CausalLMOutputWithPast`: the loss in nats (a mean, or a sum over `num_items_in_batch`), logits (B, N, V), the
+            cache, and the tuples `hidden_states` and `attentions` where they are asked for.
+
+        Raises:
+            InputError: the mask has another shape, the cache is that of another model, or weights are asked of attention that
+                has none.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         past = cache if past_key_values is None else past_key_values
@@ -348,7 +390,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, past, **_collect_traced(trace, hidden))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
+        """Prepare the inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
         if self.model.config.sees_future:
             raise InputError(
                 "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
@@ -376,16 +418,17 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         return self.model.memory_length or not self.model.new_cache().croppable
 
     def _begins_cache(self, use_cache: bool | None, has_labels: bool) -> bool:
-        """True if a call without a cache begins one."""
+        """Return whether a call without a cache begins one."""
         if use_cache is not None:
             return use_cache
         if self.training or self.model.config.sees_future:
             return False
         return self.model.memory_length or (self.config.use_cache and not has_labels)
 
-    def _read(self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None,
-              trace: Trace | None) -> Tensor:  # fmt: skip
-        """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
+    def _read(
+        self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None, trace: Trace | None
+    ) -> Tensor:
+        """Compute the input (B, N, E) of the output layer; `layer` then holds the state after these tokens."""
         model: LanguageModel = self.model
         state: Cache | Memory | None = None
         past: dict[str, Any] = {}
@@ -397,7 +440,8 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         mask = mask_of_new(attention_mask, input_ids, state)
         after = model.hidden(input_ids, **past, attention_mask=mask, trace=trace)
         if layer is not None:
-            layer.state, layer.device = after.memory if model.memory_length else after.cache, input_ids.device
+            layer.state = after.memory if model.memory_length else after.cache
+            layer.device = input_ids.device
         return after.hidden
 
 
@@ -405,21 +449,43 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
 
 
 class FullRankForMaskedLM(FullRankPreTrainedModel):
-    """p(x_n | the text around n): a `MaskedLanguageModel` under `model`. `<mask>` is the last entry (`mask_token_id`).
+    """A masked language model of ours for Hugging Face: p(x_n | the text around n).
 
-    `logits` are log-probabilities where the output layer is adaptive or a mixture.
+    Our `MaskedLanguageModel` is the attribute `model`. `Trainer`, the pipeline `fill-mask` and `AutoModelForMaskedLM` take this
+    class. `<mask>` is the last entry of the vocabulary (`config.mask_token_id`).
+    `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
     """
 
     objective = "masked"
     model_class = MaskedLanguageModel
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
-                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
-        """input_ids (B, N) -> `MaskedLMOutput` with logits (B, N, V) at every position.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> Any:
+        """Compute the logits of every position, and the loss of labels.
 
-        attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere.
+        Args:
+            input_ids: tokens (B, N), some of them `<mask>`.
+            attention_mask: (B, N), 1 for tokens and 0 for padding on either side; None: nothing is padded. Outputs at padding
+                mean nothing.
+            labels: (B, N), the masked tokens, -100 elsewhere.
+            num_items_in_batch: what the summed loss is divided by; None: the number of labels.
+            output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
+            output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.
+
+        Returns:
+            `MaskedLMOutput`: the loss in nats (a mean, or a sum over `num_items_in_batch`), logits (B, N, V), and the tuples
+            `hidden_states` and `attentions` where they are asked for.
+
+        Raises:
+            InputError: weights are asked of attention that has none.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         states = self.model.encoder.encode(self._replace_padding(input_ids), attention_mask, trace=trace).hidden

@@ -17,12 +17,29 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 @strict
 class FullRankConfig(PreTrainedConfig):
-    """`fullrank` is the `model` section of a run, whole; what else describes the model is derived from it.
+    """The configuration of a model of ours for Hugging Face: `config.json`.
 
-    objective: `causal` (a language model) or `masked` (an encoder that predicts masked tokens).
-    use_cache: generation keeps keys and values; memory is part of a model and always on.
-    `memory_length` may be changed at evaluation: `from_pretrained(folder, memory_length=512)`.
-    Raises ConfigError, with every fault, for a section that describes no model, and for sizes that contradict it.
+    `FullRankConfig.of(model.config)` makes one of a model's own configuration. Sizes such as `hidden_size` are there for
+    Hugging Face's tools. They are derived from `fullrank`, and one that is given has to agree with it. `memory_length` may be
+    changed at evaluation: `from_pretrained(folder, memory_length=512)`.
+
+    Args:
+        fullrank: the whole `model` section of a run, as a dictionary.
+        objective: `causal` (a language model) or `masked` (an encoder that predicts masked tokens).
+        vocab_size: V.
+        hidden_size: E.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: H.
+        max_position_embeddings: the longest sequence.
+        bos_token_id: the token that begins a text.
+        eos_token_id: the token, or tokens, that end a text.
+        pad_token_id: the token of padding; `vocab_size` where every entry of the vocabulary may stand in a text.
+        mask_token_id: the token `<mask>` of a masked model.
+        use_cache: generation keeps keys and values. Memory is part of a model and always on.
+        tie_word_embeddings: False; tied outputs are set in `fullrank` (`output.tied`).
+
+    Raises:
+        ConfigError: `fullrank` describes no model, or a size contradicts it; it names every fault.
     """
 
     model_type = "fullrank"
@@ -55,7 +72,8 @@ class FullRankConfig(PreTrainedConfig):
         if model.encoder is not None or model.decoder is not None:
             problems.append("fullrank: a language model or an encoder, given a translation model")
         for name in _SIZES:
-            value, derived = getattr(self, name), getattr(model, name)
+            value = getattr(self, name)
+            derived = getattr(model, name)
             if value is not None and value != derived:
                 problems.append(
                     f"{name}: {derived} by `fullrank`, given {value}; change it there, or leave it out here"
@@ -67,10 +85,15 @@ class FullRankConfig(PreTrainedConfig):
 
     @classmethod
     def of(cls, model: ModelConfig, *, objective: str = "causal", **settings: Any) -> FullRankConfig:
-        """Build a FullRankConfig from a ModelConfig and further `settings` of it, such as `eos_token_id`.
+        """Build a FullRankConfig from a ModelConfig.
 
-        `<mask>` is the last entry of a masked model's vocabulary.
-        Raises ConfigError for a name that is no setting.
+        Args:
+            model: the configuration of a model of ours, `model.config`.
+            objective: `causal`, or `masked`, where `<mask>` is the last entry of the vocabulary.
+            **settings: further settings of FullRankConfig, such as `eos_token_id`.
+
+        Raises:
+            ConfigError: a name is no setting, or the settings describe no model.
         """
         if unknown := [name for name in settings if not hasattr(cls, name)]:
             raise ConfigError(
@@ -81,7 +104,7 @@ class FullRankConfig(PreTrainedConfig):
         return cls(fullrank=model.to_dict(), objective=objective, **settings)
 
     def model_config(self) -> ModelConfig:
-        """The `ModelConfig` of the model; ConfigError if it was changed into one that describes none."""
+        """Build the `ModelConfig` of the model; ConfigError if `fullrank` was changed and describes none."""
         return ModelConfig.from_dict(self.fullrank or {})
 
     @property

@@ -17,15 +17,15 @@ _NO_BYTE = byte_signs()[0xFF]  # in no UTF-8
 
 
 def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of the language model in the run folder `folder`.
+    """Build the Hugging Face tokenizer of the language model in a run folder.
 
     Without special tokens it gives the ids that our own gives. With them, a text begins with the token that our models read
-    first (`<eos>`, or a newline of bytes and characters). The end of a line is the token newline and is no
-    special one, so that decoding keeps the ends of lines also with `skip_special_tokens`. Marks in a text are text. A masked
-    language model's has `<mask>` as its last entry.
+    first (`<eos>`, or a newline of bytes and characters). The end of a line is the token newline. That is no special token,
+    so that decoding keeps the ends of lines also with `skip_special_tokens`. Marks in a text are text. The vocabulary of a
+    masked language model has `<mask>` as its last entry.
 
-    Padding is on the right, and by an entry that no text has: a byte that is no UTF-8, `<mask>`, or an entry beyond the
-    vocabulary, which our models take for padding. `padding_side="left"` is for `generate`.
+    Padding is on the right, with an entry that no text has: a byte that is no UTF-8, `<mask>`, or an entry beyond the
+    vocabulary, which our models take for padding. Set `padding_side="left"` for `generate`.
     Raises InputError where no tokenizer of that library gives the same ids, and where the folder is no run.
     """
     folder = Path(folder)
@@ -36,7 +36,7 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
 
 
 def tokenizer_of_vocabulary(tokenizer: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
-    """Build the tokenizer of a `fullrank.data.Tokenizer`; `masks`: with `<mask>` as last entry."""
+    """Build the Hugging Face tokenizer of a `fullrank.data.Tokenizer`, with `masks` one with `<mask>` as last entry."""
     marks: dict[str, Any] = {"mask_token": MASK} if masks else {}
     if tokenizer.kind == "word" and not masks:
         marks["unk_token"] = UNK
