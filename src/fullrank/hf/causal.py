@@ -38,7 +38,7 @@ _WHERE = "; give a folder with config.json, weights and tokenizer, or a name on 
 
 
 class Logits(Output):
-    """The output layer of a model whose hidden states are logits already: log-probabilities of them."""
+    """The output layer of a model whose hidden states are logits already: it makes log-probabilities of them."""
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         return hidden.to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
@@ -70,7 +70,7 @@ class KeyValueCache(transformers.DynamicCache):
     """Keys and values of earlier tokens as transformers keeps them; it changes as it is read."""
 
     def reorder(self, index: Tensor) -> KeyValueCache:
-        """Select and repeat rows."""
+        """Select rows, which may repeat."""
         self.reorder_cache(index)
         return self
 
@@ -78,8 +78,12 @@ class KeyValueCache(transformers.DynamicCache):
 class CausalModel(nn.Module):
     """A causal model of transformers with the methods of a `LanguageModel` that training, evaluation and decoding call.
 
-    Its hidden states are the logits, in which a soft-cap or a scale of the model is; `output` makes log-probabilities of them.
-    adapted: the model of PEFT around it, where an adapter is trained: then `state_dict` has what is trained alone.
+    Its hidden states are the logits, with the model's own soft-cap or scale; `output` makes log-probabilities of them.
+
+    Args:
+        model: the causal model of transformers, kept as `model`.
+        adapted: the model of PEFT around it where an adapter is trained; `state_dict` then has the trained parameters alone.
+            None: all parameters are trained.
     """
 
     memory_length = 0
@@ -98,7 +102,17 @@ class CausalModel(nn.Module):
     def hidden(
         self, input_ids: Tensor, memory: None = None, *, attention_mask: Tensor | None = None, cache: Any = None
     ) -> Pass:
-        """Logits (B, N, V) of tokens (B, N). attention_mask covers all tokens so far, 1 for tokens and 0 for padding."""
+        """Compute the logits of tokens.
+
+        Args:
+            input_ids: tokens (B, N).
+            memory: None; such a model has no memory.
+            attention_mask: (B, M + N) over all tokens so far, 1 for tokens and 0 for padding; None: nothing is padded.
+            cache: keys and values of the M tokens before, changed in place; None: there are none.
+
+        Returns:
+            Logits (B, N, V) as `hidden`, and the cache.
+        """
         options: dict[str, Any] = {}
         if attention_mask is None:
             tokens = input_ids.shape[1] + (0 if cache is None else cache.get_seq_length())
@@ -126,14 +140,33 @@ class CausalModel(nn.Module):
         trace: Trace | None = None,
         **unused: Any,
     ) -> LossParts:
-        """`loss` and the nll without label smoothing; arguments as of `LanguageModel.loss_parts`."""
+        """Compute the loss and the nll without label smoothing, as `LanguageModel.loss_parts` does.
+
+        Args:
+            input_ids: tokens (B, N).
+            targets: (B, T), those of the last T inputs; the inputs before them are context.
+            weights: (B, T), of the targets; None: all weigh the same.
+            memory: None; such a model has no memory.
+            label_smoothing: share of the target that is spread over the vocabulary.
+            trace: collects the attention of injected layers; None collects nothing.
+            **unused: other arguments of `LanguageModel.loss_parts`, which are ignored.
+        """
         with traced(trace):
             logits = self.hidden(input_ids).hidden
         logits = logits[:, input_ids.shape[1] - targets.shape[1] :]
         return LossParts(*self.output.loss(logits, targets, weights, label_smoothing))
 
     def generate(self, input_ids: Tensor, max_new_tokens: int = 100, **drawing: Any) -> Tensor:
-        """input_ids (B, N) and what the model writes after them; options are those of `decoding.sample`."""
+        """Continue texts.
+
+        Args:
+            input_ids: beginnings (B, N).
+            max_new_tokens: the most tokens that are written after each.
+            **drawing: other options of `decoding.sample`.
+
+        Returns:
+            Ids (B, N + new): the beginnings and what the model writes after them.
+        """
         new = sample(self, input_ids, max_new_tokens=max_new_tokens, window=self.max_length, **drawing).ids
         return torch.cat((input_ids, new), dim=1)
 
@@ -141,13 +174,13 @@ class CausalModel(nn.Module):
         return KeyValueCache()
 
     def with_memory(self, memory_length: int | None = None, **others: Any) -> CausalModel:
-        """This model; InputError for a memory, which it cannot have."""
+        """Return this model; InputError for a memory, which it cannot have."""
         if memory_length:
             raise InputError(f"memory_length: for models of ours, given {memory_length} for a pretrained one")
         return self
 
     def compile_targets(self) -> list[nn.Module]:
-        """The blocks: the longest list of modules."""
+        """Return the blocks: the longest list of modules."""
         lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
         return list(max(lists, key=len, default=()))
 
@@ -157,7 +190,7 @@ class CausalModel(nn.Module):
     # -- saving and loading -------------------------------------------------------------------------------------------
 
     def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Parameters, tied ones once, and buffers; of an adapter the trained parameters alone."""
+        """Return parameters, tied ones once, and buffers; of an adapter the trained parameters alone."""
         is_full = self.adapted is None
         saved = {name for name, parameter in self.named_parameters() if is_full or parameter.requires_grad}
         saved |= dict(self.named_buffers()).keys() if is_full else set()
@@ -180,14 +213,14 @@ class CausalModel(nn.Module):
             tokenizer.save_pretrained(folder)
 
     def merge(self) -> Any:
-        """The model of transformers by itself, with what an adapter adds in its weights."""
+        """Return the model of transformers by itself, with an adapter merged into its weights."""
         return self.model if self.adapted is None else self.adapted.merge_and_unload()
 
     @classmethod
     def load(cls, folder: str | Path, checkpoint: str = "best") -> CausalModel:
-        """The model of a checkpoint of a run of fine-tuning on a text, in evaluation mode.
+        """Load a checkpoint of a run of fine-tuning on a text, in evaluation mode.
 
-        Raises InputError where the run is none, has no such checkpoint, or is damaged.
+        Raises InputError for a folder of another kind, without such a checkpoint, or damaged.
         """
         folder = Path(folder)
         config = build_any(read_yaml(folder / "config.yaml"))
@@ -212,7 +245,7 @@ class CausalModel(nn.Module):
 
 
 def find_settings(model: Any) -> dict[str, Any] | None:
-    """The settings with which attention was injected; None where none was."""
+    """Return the settings with which attention was injected; None where none was."""
     return settings_of(model) if load.read_injected_settings(model.config) else None
 
 
@@ -221,15 +254,18 @@ def find_settings(model: Any) -> dict[str, Any] | None:
 
 @contextmanager
 def explain(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Errors of transformers as an InputError that names the model; yields options of `from_pretrained`."""
+    """Run the block with errors of transformers as an InputError that names the model.
+
+    Yields the options of `from_pretrained` that the configuration asks for.
+    """
     with load.explain_errors(f"model.pretrained: {config.pretrained}: no causal model", _WHERE):
         yield {"revision": config.revision} if config.revision else {}
 
 
 def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]:
-    """The tokenizer of a pretrained model: that of transformers, and ours around it.
+    """Load the tokenizer of a pretrained model: that of transformers, and ours around it.
 
-    Raises InputError for a model without a fast tokenizer, and for one that has no mark at the border of a text.
+    Raises InputError for a model without a fast tokenizer, and for a tokenizer without a token that begins a text.
     """
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
@@ -245,7 +281,7 @@ def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]
 
 
 def load_causal(config: PretrainedConfig) -> Any:
-    """The causal model of `config`, fp32, in evaluation mode, with our attention injected where it is asked for.
+    """Load the causal model of `config` in fp32, in evaluation mode, with our attention injected where it is asked for.
 
     Raises InputError where there is none, where it lacks weights, and where its tokens see later ones.
     """
@@ -272,14 +308,14 @@ def load_causal(config: PretrainedConfig) -> Any:
 
 
 class TransposedLinear(Conv1D):
-    """The linear layer of GPT-2, whose weight is (in, out), by way of `linear`."""
+    """The linear layer of GPT-2, whose weight is (in, out), computed by our `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.t(), self.bias)
 
 
 def use_own_products(model: nn.Module) -> None:
-    """Let linear layers of a model of transformers multiply as ours do; parameters and their names stay."""
+    """Make linear layers of a model of transformers multiply as ours do; parameters and their names stay."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
@@ -288,7 +324,10 @@ def use_own_products(model: nn.Module) -> None:
 
 
 def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
-    """A model as it is trained: whole, or with an adapter; mixing parameters are trained in both."""
+    """Prepare a model for training: all of it, or an adapter on it. Mixing parameters are trained in both cases.
+
+    Raises InputError where PEFT is not installed, and for target modules that are no linear layers of the model.
+    """
     use_own_products(model)
     if adapter is None:
         return CausalModel(model)
@@ -324,7 +363,7 @@ def inject_configured(model: Any, config: PretrainedConfig) -> None:
 
 
 def holds_injected(config: PretrainedConfig, model_config: Any) -> bool:
-    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError)."""
+    """Return whether a checkpoint has attention of ours; InputError where that is another than the one asked for."""
     settings = load.read_injected_settings(model_config)
     if settings is None:
         return False

@@ -58,12 +58,25 @@ KINDS = {"LanguageModel": _CAUSAL, "MaskedLanguageModel": _MASKED}
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
-    """Write the model of a run folder (or of a folder that `model.save` wrote) into the new folder `out`; returns `out`.
+    """Export a trained model as a folder that transformers reads.
 
-    With its modelling code `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
-    Raises InputError if `out` holds anything, if `folder` has no such model, and for a stage that cannot be exported.
+    The folder holds weights, tokenizer, model card and modelling code. With that code
+    `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
+
+    Args:
+        folder: a run folder, or a folder that `model.save` wrote.
+        out: the new folder; an empty one may exist.
+        checkpoint: the checkpoint of the run, `best` or `last`.
+
+    Returns:
+        The path of `out`.
+
+    Raises:
+        InputError: `out` holds anything, `folder` has no language model or encoder, or a stage cannot be exported.
+        RunError: `out` cannot be written; then nothing of it is there.
     """
-    folder, out = Path(folder), Path(out)
+    folder = Path(folder)
+    out = Path(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
     if out.is_dir() and any(out.iterdir()):
@@ -98,7 +111,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
 
 @contextmanager
 def _make_folder(out: Path) -> Iterator[Path]:
-    """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
+    """Run the block with a new folder, which is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True) as temporary:
@@ -116,9 +129,10 @@ def _make_folder(out: Path) -> Iterator[Path]:
 
 
 def _write_tokenizer(new: Path, folder: Path) -> tuple[dict[str, Any], str]:
-    """Write the tokenizer of a run. Returns the ids of its special tokens, and the reason if there is no tokenizer."""
+    """Write the tokenizer of a run; return the ids of its special tokens, and the reason if there is no tokenizer."""
     try:
-        tokenizer, vocabulary = tokenizer_of(folder), load_tokenizer(folder)
+        tokenizer = tokenizer_of(folder)
+        vocabulary = load_tokenizer(folder)
     except InputError as error:
         return {}, str(error)
     tokenizer.save_pretrained(new)
@@ -131,9 +145,10 @@ def _write_tokenizer(new: Path, folder: Path) -> tuple[dict[str, Any], str]:
 def _write_configuration(
     new: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """`config.json` and, for models that write, `generation_config.json`."""
+    """Write `config.json` and, for models that generate, `generation_config.json`."""
     settings = FullRankConfig.of(config, objective=kind.objective, **special)
-    settings.architectures, settings.dtype = [kind.architecture], str(dtype).removeprefix("torch.")
+    settings.architectures = [kind.architecture]
+    settings.dtype = str(dtype).removeprefix("torch.")
     content = settings.to_diff_dict()
     content["auto_map"] = {
         "AutoConfig": "configuration_fullrank.FullRankConfig",
@@ -150,7 +165,7 @@ def _write_configuration(
 
 
 def code_files(config: ModelConfig) -> dict[str, str]:
-    """All code files of an export by name. The files of `core` are copied as they are.
+    """Collect all code files of an export by name. The files of `core` are copied as they are.
 
     Raises InputError for a stage of one's own, whose code is not ours to copy.
     """
@@ -177,14 +192,14 @@ def _sources(package: str) -> Iterator[tuple[str, str]]:
 
 
 def _use_relative_imports(text: str) -> str:
-    """Code with imports of `fullrank` as imports of files in the same folder."""
+    """Turn imports of `fullrank` into imports of files in the same folder."""
     for name, exported in CLASSES.items():
         text = re.sub(rf"\bfrom fullrank\.hf\.{name} import", f"from .{exported} import", text)
     return re.sub(r"\bfrom fullrank\.core\.(\w+) import", r"from .\1 import", text)
 
 
 def _list_own_stages(section: Section, key: str) -> Iterator[tuple[str, str]]:
-    """(key, name) of every stage of a configuration that is not built in."""
+    """Yield (key, name) of every stage of a configuration that is not built in."""
     if isinstance(section, ByKind) and section.kind not in [member.kind for member in section.MEMBERS]:
         yield f"{key}.kind", section.kind
     for name, hint in hints_of(type(section)).items():
@@ -204,9 +219,9 @@ def _list_own_stages(section: Section, key: str) -> Iterator[tuple[str, str]]:
 def _make_card(
     title: str, kind: _Kind, config: ModelConfig, record: Run | None, checkpoint: str, without_tokenizer: str
 ) -> str:
-    """`README.md`: a YAML header for the hub, then facts and figures. The licence is left to the publisher.
+    """Make the text of `README.md`: a YAML header for the hub, then facts and figures. The publisher adds the licence.
 
-    record: the run, None for a model that `model.save` wrote; without_tokenizer: the reason for which there is none.
+    record: the run; None for a model that `model.save` wrote. without_tokenizer: why there is no tokenizer, empty if there is.
     """
     result = mapping(record.result) if record is not None else {}
     checkpoints = {"best": "final", "last": "last"}  # by their names in results
@@ -242,7 +257,7 @@ def _make_card(
 
 
 def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
-    """Facts of the training from `result.json`; of a recipe the name, and no path of a machine."""
+    """Read facts of the training from `result.json`; of a recipe the name, and no path of a machine."""
     facts: dict[str, object] = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
     for key in ("row", "scale"):
         facts[key] = record.get(key)

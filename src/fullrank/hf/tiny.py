@@ -18,13 +18,15 @@ from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError, one_line
 
 _VOCABULARY = 64
-_MOST_LAYERS, _MOST_PARAMETERS = 4, 30_000_000
-_LENGTH, _SOURCE = 67, 29  # tokens of the example inputs
+_MOST_LAYERS = 4
+_MOST_PARAMETERS = 30_000_000
+_LENGTH = 67  # tokens of the example inputs
+_SOURCE = 29  # tokens of what an encoder reads
 _RULES: dict[str, Any] = read_yaml(Path(__file__).with_name("tiny.yaml"))
 
 
 def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
-    """(model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
+    """List (model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
     from transformers.models.auto import modeling_auto as auto
 
     causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -35,12 +37,19 @@ def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
 
 
 def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> tuple[Any, dict[str, Tensor] | None]:
-    """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
+    """Build a tiny random model in fp32, in evaluation mode: few layers, one of each kind, and windows of 8 tokens.
 
-    Beside it example inputs where token ids do not do, else None.
-    class_name: one of `list_classes`, the first if not given. settings: of the configuration, before the small ones.
-    Raises InputError for what predicts no next tokens, for what needs more than tokens and for what would be large; an error
-    of transformers where it cannot build the model.
+    Args:
+        model_type: a type of transformers, such as "gpt2".
+        class_name: one of `list_classes(model_type)`; None: the first.
+        **settings: of the configuration; they override the small ones.
+
+    Returns:
+        The model, and example inputs where token ids alone do not do, else None.
+
+    Raises:
+        InputError: the type predicts no next tokens, needs more than tokens, or would be large even so. Where transformers
+            cannot build the model its own error passes through.
     """
     names = [name for _, name in list_classes(model_type)]
     if not names or class_name not in (None, *names):
@@ -74,7 +83,7 @@ def _make_inputs(model: Any) -> dict[str, Tensor] | None:
 
 
 def make_small_config(config_class: Any, **settings: Any) -> Any:
-    """The configuration that the class stands for, with small sizes, in its parts too."""
+    """Build a configuration of the class with small sizes, in its parts too."""
     windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
     return config_class(**_shrink_settings(config_class(**windows)) | windows | settings)
 
@@ -112,7 +121,7 @@ def _shrink(name: str, value: Any) -> Any:
 
 
 def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with an entry for each layer, cut to the first layer of each kind, and their number."""
+    """Cut settings with an entry for each layer to the first layer of each kind, and count the layers that remain."""
     count = getattr(config, "num_hidden_layers", 0)
     lists = {name: value for name, value in values.items() if isinstance(value, list | tuple)}
     lists = {name: entries for name, entries in lists.items() if len(entries) == count > 1}

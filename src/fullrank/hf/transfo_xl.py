@@ -42,10 +42,17 @@ def load_transfo_xl(
 ) -> LanguageModel:
     """Load `transfo-xl/transfo-xl-wt103`, or another folder that transformers up to 4.35 saved, in evaluation mode.
 
-    mix, normalize, cross_head: our attention inside, as in `AttentionConfig`; a new mixing starts as it does in a new model.
     A text without memory begins with `mem_len` zeros, which are attended to, as in the old code. `model.with_memory` changes
     the length of the memory, and `model.save` makes a folder that every verb reads.
-    Raises InputError for a folder of another model, and for settings or files that are not read.
+
+    Args:
+        folder: a folder with `config.json` and `model.safetensors`.
+        mix: exchange of attention between heads, as in `AttentionConfig`; a new mixing starts as it does in a new model.
+        normalize: what makes weights of scores, as in `AttentionConfig`.
+        cross_head: probability of permuted heads in training, as in `AttentionConfig`.
+
+    Raises:
+        InputError: the folder holds another model, lacks a file or a tensor, or has settings that are not read.
     """
     folder = Path(folder)
     about: dict[str, Any] = read_json(folder / storage.HUGGING_FACE)
@@ -68,7 +75,10 @@ def load_transfo_xl(
 
 
 def make_config(about: Mapping[str, Any], attention: WeightedConfig) -> ModelConfig:
-    """The configuration of a model for an old `config.json`. InputError for a setting that is missing or not read."""
+    """Translate an old `config.json` into the configuration of a model of ours.
+
+    Raises InputError for a setting that is not read, KeyError for one that is missing.
+    """
     for key, value in _ONLY.items():
         expected = value[: len(about["cutoffs"]) + 1] if isinstance(value, list) else value
         if about.get(key, expected) != expected:
@@ -81,7 +91,8 @@ def make_config(about: Mapping[str, Any], attention: WeightedConfig) -> ModelCon
     clamp_length = about["clamp_len"] if about["clamp_len"] > 0 else None
     score = {"name": "relative", "shared_biases": not about["untie_r"], "clamp_length": clamp_length}
     clusters = {"kind": "adaptive", "cutoffs": list(about["cutoffs"]), "div_val": about["div_val"]}
-    dropout, memory_length = about["dropout"], about["mem_len"]
+    dropout = about["dropout"]
+    memory_length = about["mem_len"]
     return ModelConfig(
         vocab_size=about["vocab_size"],
         hidden_size=about["d_model"],
@@ -107,7 +118,7 @@ def make_config(about: Mapping[str, Any], attention: WeightedConfig) -> ModelCon
 
 
 def rename_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors of an old checkpoint under our names. KeyError for one that is missing."""
+    """Rename the tensors of an old checkpoint to our names; KeyError for one that is missing."""
     renamed = {
         "output.projections.0": tensors["crit.out_projs.0"],
         "output.class_weight": tensors["crit.cluster_weight"],
@@ -121,7 +132,8 @@ def rename_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> d
         renamed["position.biases.content_bias"] = tensors["transformer.r_w_bias"]
         renamed["position.biases.position_bias"] = tensors["transformer.r_r_bias"]
     for i in range(about["n_layer"]):
-        old, new = f"transformer.layers.{i}", f"blocks.{i}"
+        old = f"transformer.layers.{i}"
+        new = f"blocks.{i}"
         if about["untie_r"]:
             renamed[f"{new}.attention.attend.score.biases.content_bias"] = tensors[f"{old}.dec_attn.r_w_bias"]
             renamed[f"{new}.attention.attend.score.biases.position_bias"] = tensors[f"{old}.dec_attn.r_r_bias"]
