@@ -115,9 +115,9 @@ class AdaptiveInput(Input):
         cluster = self.clusters.number(input_ids)
         out: Tensor | None = None
         for i, (start, weight) in enumerate(zip(self.clusters.starts, self.weights, strict=True)):
-            inside = cluster == i
-            vectors = F.embedding(torch.where(inside, input_ids - start, 0), weight)
-            vectors = vectors.masked_fill(~inside[..., None], 0)  # (B, N, width)
+            in_cluster = cluster == i
+            vectors = F.embedding(torch.where(in_cluster, input_ids - start, 0), weight)
+            vectors = vectors.masked_fill(~in_cluster[..., None], 0)  # (B, N, width)
             if self.clusters.projected:
                 vectors = linear(vectors, self.projections[i])  # (B, N, E)
             vectors = vectors.to(weight.dtype)  # under autocast too, as other embeddings are
@@ -199,15 +199,15 @@ class TensorTrainInput(Input):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")
-        place = math.prod(core.shape[1] for core in self.cores)
+        place_value = math.prod(core.shape[1] for core in self.cores)
         remainder = input_ids
         out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
         for core in self.cores:
             before, words, width, after = core.shape
-            place //= words
+            place_value //= words
             of_digits = core.transpose(0, 1).flatten(1)
-            rows = F.embedding(remainder // place, of_digits)
-            remainder = remainder % place
+            rows = F.embedding(remainder // place_value, of_digits)
+            remainder = remainder % place_value
             product = out @ rows.unflatten(-1, (before, width * after))
             out = product.reshape(*input_ids.shape, -1, after)
         out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are

@@ -283,17 +283,17 @@ class ModelConfig(Section):
             yield f"model.document_token_id: {reason}; leave it out (or data.documents), given {token_id}"
 
     def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
-        at = [layer for entry in self.layers for layer in entry.at or ()]
-        without = sum(entry.at is None for entry in self.layers)
-        if without and not without == len(self.layers) == count:
+        layers = [layer for entry in self.layers for layer in entry.at or ()]
+        num_without_at = sum(entry.at is None for entry in self.layers)
+        if num_without_at and not num_without_at == len(self.layers) == count:
             yield (
                 f"model.layers: an entry for each of {count} layers ({part}.num_hidden_layers), or `at` in all entries; given "
-                f"{len(self.layers)} entries, {without} without `at`"
+                f"{len(self.layers)} entries, {num_without_at} without `at`"
             )
-        elif not {*at} <= {*range(-count, count)} or len({layer % count for layer in at}) < len(at):
+        elif not {*layers} <= {*range(-count, count)} or len({layer % count for layer in layers}) < len(layers):
             yield (
                 f"model.layers.at: each layer at most once, from 0 to {count - 1} or from -{count} to -1 "
-                f"({part}.num_hidden_layers is {count}); given {at}"
+                f"({part}.num_hidden_layers is {count}); given {layers}"
             )
         else:
             yield from self._faults_between_layers()
@@ -301,10 +301,10 @@ class ModelConfig(Section):
     def _faults_between_layers(self) -> Iterator[str]:
         stages = (self.attention, *self.attentions)
         scores = [(stage.kind, getattr(stage, "rank", None), stage_options(stage.score)) for stage in stages]
-        if self.position == "relative" and (other := [score for score in scores if score != scores[0]]):
+        if self.position == "relative" and (different := [score for score in scores if score != scores[0]]):
             yield (
                 "model.layers.attention.score: relative scores of all layers read the same distances, u and v, so all have the "
-                f"kind, rank and options of model.attention, {scores[0]}; given {other[0]}"
+                f"kind, rank and options of model.attention, {scores[0]}; given {different[0]}"
             )
 
     @property
@@ -321,8 +321,8 @@ class ModelConfig(Section):
     def own_attentions(self) -> list[AttentionConfig | None]:
         """Attention that `layers` gives each layer, the first layer first; None: that of the model."""
         by_layer = dict.fromkeys(range(self.num_hidden_layers))
-        for place, entry in enumerate(self.layers):
-            layers = [place] if entry.at is None else entry.at
+        for index, entry in enumerate(self.layers):
+            layers = [index] if entry.at is None else entry.at
             by_layer |= {layer % len(by_layer): entry.attention for layer in layers}
         return [*by_layer.values()]
 
@@ -385,13 +385,13 @@ class ModelConfig(Section):
         Nothing is hidden there, so that `as_published` and `masked` are the same.
         """
         encoder = self.encoder or EncoderConfig()
-        other = encoder.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
+        has_other_words = encoder.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
         return self._part(
             self._attentions()[0],
             encoder.num_hidden_layers,
             [entry.change(lambda attention: attention.seeing_all()) for entry in self.layers],
             vocab_size=encoder.vocab_size or self.vocab_size,
-            output=OutputConfig() if other else self.output,
+            output=OutputConfig() if has_other_words else self.output,
         )
 
     def get_decoder_config(self) -> ModelConfig:
@@ -411,13 +411,13 @@ class ModelConfig(Section):
         """List the reasons why no translation model can be built of this; empty if one can."""
         lines = self._problems_of_memory("translation")
         cross = self._attentions()[2]
-        apart = {name: (getattr(cross, name), value) for name, value in cross.across().to_dict().items()}
+        choices = {name: (getattr(cross, name), value) for name, value in cross.across().to_dict().items()}
         if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
-            apart["output_map"] = (cross.output_map, "pairs")
+            choices["output_map"] = (cross.output_map, "pairs")
         lines += [
             f"model.decoder.cross.{name}: '{stage_name(chosen)}' reads positions, distances or a token's own state, which two "
             f"texts do not share; use {name}: {stage_name(possible)}"
-            for name, (chosen, possible) in apart.items()
+            for name, (chosen, possible) in choices.items()
             if chosen != possible and possible is not None
         ]
         encoder = self.encoder or EncoderConfig()

@@ -166,10 +166,10 @@ def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
     Returns:
         Angles (..., ceil(size / 2)), those in fp32 without whole turns.
     """
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64  # mps has no fp64
-    exponent = torch.arange(0, size, 2, device=positions.device, dtype=wide) / size
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # mps has no fp64
+    exponent = torch.arange(0, size, 2, device=positions.device, dtype=dtype) / size
     rate = torch.exp(-math.log(theta) * exponent)
-    angle = positions.to(wide)[..., None] * rate
+    angle = positions.to(dtype)[..., None] * rate
     if like.dtype == torch.float64:
         return angle
     return angle.remainder(2 * math.pi).to(torch.float32)
@@ -248,9 +248,9 @@ class Rotary(nn.Module):
         cos, sin = (table[..., first:, :] for table in rotation)
         if cos.dim() == 3:
             cos, sin = cos[:, None], sin[:, None]
-        wide = heads.to(cos.dtype)
-        swapped = wide.roll(self.head_dim // 2, dims=-1)
-        rotated = wide * cos + swapped * sin
+        wide_heads = heads.to(cos.dtype)
+        swapped = wide_heads.roll(self.head_dim // 2, dims=-1)
+        rotated = wide_heads * cos + swapped * sin
         return rotated.to(heads.dtype)
 
 
@@ -533,14 +533,14 @@ class Alibi(DistanceBias):
         self.scale = config.alibi_scale
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
-        wide = torch.promote_types(like.dtype, torch.float32)
+        dtype = torch.promote_types(like.dtype, torch.float32)
         power = 1 << (self.num_heads.bit_length() - 1)
-        head = torch.arange(self.num_heads, device=like.device, dtype=wide)
+        head = torch.arange(self.num_heads, device=like.device, dtype=dtype)
         of_power = (head + 1) / power
         between = (head - power + 0.5) / power
         exponent = torch.where(head < power, of_power, between)
         slopes = -self.scale * 2 ** (-8 * exponent)
-        return slopes * distances.abs().to(wide)[:, None]
+        return slopes * distances.abs().to(dtype)[:, None]
 
 
 def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
@@ -558,16 +558,16 @@ def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool
     Returns:
         Buckets (..), int64 from 0 to buckets - 1.
     """
-    apart = distances.clamp_min(0) if causal else distances.abs()
-    later: Tensor | int = 0
+    lengths = distances.clamp_min(0) if causal else distances.abs()
+    offset: Tensor | int = 0
     if not causal:
         buckets //= 2
-        later = (distances < 0) * buckets
-    exact = buckets // 2
-    orders = torch.log(apart.clamp_min(1).float() / exact)
-    wider = orders / math.log(longest / exact) * (buckets - exact)
-    far = (exact + wider.long()).clamp_max(buckets - 1)
-    return later + torch.where(apart < exact, apart, far)
+        offset = (distances < 0) * buckets
+    exact_buckets = buckets // 2
+    orders = torch.log(lengths.clamp_min(1).float() / exact_buckets)
+    beyond = orders / math.log(longest / exact_buckets) * (buckets - exact_buckets)
+    wide_buckets = (exact_buckets + beyond.long()).clamp_max(buckets - 1)
+    return offset + torch.where(lengths < exact_buckets, lengths, wide_buckets)
 
 
 @register("position", "t5")

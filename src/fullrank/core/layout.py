@@ -216,11 +216,11 @@ class Layout:
         seen = (index <= last)[None, None]
         stride = self.stride if self.strided else None
         if self.window is not None or stride is not None:
-            apart = measure_distances(self.query_positions, self.key_positions)[:, None]
+            distances = measure_distances(self.query_positions, self.key_positions)[:, None]
             if self.window is not None:
-                seen = seen & (apart < self.window)
+                seen = seen & (distances < self.window)
             if stride is not None:
-                seen = seen & ((apart.abs() <= stride) | (apart % stride == 0))
+                seen = seen & ((distances.abs() <= stride) | (distances % stride == 0))
         if self.documents is not None:
             of_queries = self.documents[:, None, keys - queries :, None]
             seen = seen & (of_queries == self.documents[:, None, None, :])

@@ -86,9 +86,9 @@ class MultiTokenScores(Mixing):
         count = layout.shape[0]
         available = queries.shape[2]
         covered = count + self.kernel.shape[1] - 1
-        read = min(available, covered)
-        if read > count:
-            first = available - read
+        num_read = min(available, covered)
+        if num_read > count:
+            first = available - num_read
             heads = replace(heads, scored=queries[:, :, first:])
             layout = replace(layout, query_positions=layout.key_positions[..., first:])
         mixed = self._convolve(score(heads, layout), layout)

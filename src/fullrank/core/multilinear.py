@@ -118,8 +118,8 @@ def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, stat
     sums = (powers @ tokens).permute(1, 2, 0, 3)
     if state is None:
         return sums
-    since = layout.query_positions - layout.key_positions[..., earlier - 1, None]  # (N,) or (B, N)
-    powers = torch.exp(log_decay[:, None] * since[..., None, None])
+    elapsed = layout.query_positions - layout.key_positions[..., earlier - 1, None]  # (N,) or (B, N)
+    powers = torch.exp(log_decay[:, None] * elapsed[..., None, None])
     return sums + powers * state[:, None]
 
 
@@ -136,13 +136,13 @@ class DecayedMap(nn.Module):
 
     def __init__(self, count: int, size: HeadSize) -> None:
         super().__init__()
-        share = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
-        scale = _LONGEST ** (0.999 * share + 0.001)  # above 1: a decay of 0 could not learn
+        fraction = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
+        scale = _LONGEST ** (0.999 * fraction + 0.001)  # above 1: a decay of 0 could not learn
         start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
         numbers = torch.arange(count)
-        apart = torch.cat((numbers[0::2], numbers[1::2]))
+        alternating = torch.cat((numbers[0::2], numbers[1::2]))
         self.key_decay = nn.Parameter(start)
-        self.value_decay = nn.Parameter(start[apart].clone())
+        self.value_decay = nn.Parameter(start[alternating].clone())
         self.weight = nn.Parameter(torch.empty(count, size.head_dim, size.hidden_size))
         bound = size.head_dim / math.sqrt(count * size.head_dim)  # cores are means over R
         nn.init.uniform_(self.weight, -bound, bound)
@@ -163,11 +163,11 @@ class DecayedMap(nn.Module):
         Returns:
             O (B, N, E), and A and B (B, N, S, R) in fp32 at least.
         """
-        wide = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
+        dtype = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-            a = self._sum(keys.to(wide), self.key_decay, layout, past.keys)
-            b = self._sum(values.to(wide), self.value_decay, layout, past.values)
-        of_query = query.to(wide) * core.to(wide)
+            a = self._sum(keys.to(dtype), self.key_decay, layout, past.keys)
+            b = self._sum(values.to(dtype), self.value_decay, layout, past.values)
+        of_query = query.to(dtype) * core.to(dtype)
         features = of_query[:, :, None] * a * b  # (B, N, S, R)
         means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
         weight = self.weight * means[:, None, None].to(self.weight.dtype)

@@ -62,10 +62,10 @@ def log_probabilities(components: Components) -> Tensor:
     words = head.shape[-1] - len(tails)
     of_tails = [tail + head[..., words + i, None] for i, tail in enumerate(tails)]
     of_words = head[..., :words]
-    each = torch.cat((of_words, *of_tails), dim=-1) if tails else head  # (T, K, V)
+    log_probs = torch.cat((of_words, *of_tails), dim=-1) if tails else head  # (T, K, V)
     if components.log_prior is None:
-        return each.squeeze(1)
-    return torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
+        return log_probs.squeeze(1)
+    return torch.logsumexp(components.log_prior[:, :, None] + log_probs, dim=1)
 
 
 def weigh_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -170,9 +170,9 @@ def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tens
         raise InputError(
             f"targets {tuple(targets.shape)}: one for each hidden state, of which there are {tuple(hidden.shape[:-1])}"
         )
-    flat = targets.flatten()
-    counts = flat != IGNORED
-    ids = flat.masked_fill(~counts, 0)
+    flat_targets = targets.flatten()
+    counts = flat_targets != IGNORED
+    ids = flat_targets.masked_fill(~counts, 0)
     sizes = [len(cluster.weight) for cluster in components.clusters]
     vocab_size = sum(sizes) - len(sizes) + 1  # the first has a class for each of the others
     check_ids(ids, vocab_size, f"targets (or {IGNORED}, which does not count)")
@@ -332,12 +332,12 @@ class Latents(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens = hidden.shape[:-1].numel()
         width = hidden.shape[-1]
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         latent = torch.tanh(self.latent(hidden))
         states = self.dropout(latent).reshape(tokens, self.mixtures, width)
         if self.residual:
             states = hidden.reshape(tokens, 1, width) + states
-        log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)  # (B, N, K)
+        log_prior = torch.log_softmax(self.prior(hidden).to(dtype), dim=-1)  # (B, N, K)
         return states, log_prior.reshape(tokens, self.mixtures)
 
 

@@ -107,10 +107,10 @@ class Slot:
         if config is None:
             raise ConfigError(f"{key}: '{name}' takes no options, given {sorted(options)}")
         try:
-            made = config(**options)
+            converted = config(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(*(f"{key}: {line}" for line in str(error).splitlines())) from error
-        return {"name": name, **{option: getattr(made, option) for option in options}}
+        return {"name": name, **{option: getattr(converted, option) for option in options}}
 
 
 class Parts(Slot):
@@ -195,7 +195,7 @@ def words(hint: Any) -> str:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
         return " and ".join(conditions) or words(args[0])
     if origin in _UNIONS:
-        return " or ".join(words(other) for other in args if other is not types.NoneType)
+        return " or ".join(words(choice) for choice in args if choice is not types.NoneType)
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
@@ -241,13 +241,13 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if origin in _UNIONS:
         if value is None and types.NoneType in args:
             return None
-        for other in args:
+        for choice in args:
             with contextlib.suppress(_Unfit):
-                return _convert(other, value, key)
+                return _convert(choice, value, key)
     elif origin in (list, tuple):
         if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
-            inner = args if origin is tuple else args * len(value)
-            return origin(_convert(member, item, key) for member, item in zip(inner, value, strict=True))
+            item_types = args if origin is tuple else args * len(value)
+            return origin(_convert(item_type, item, key) for item_type, item in zip(item_types, value, strict=True))
     elif origin is dict:
         if isinstance(value, Mapping):
             return {
@@ -376,20 +376,20 @@ class Section(metaclass=_Sections):
         prefix = self._prefix()
         faulty: set[str] = set()  # keys that are to be left out: what else they need does not matter
         for path, value, need in _needs_in(self, prefix):
-            everywhere = need.key == "task" or need.key.startswith(_ROOTS)
-            target = need.key if everywhere else _join(path.rpartition(".")[0], need.key)
+            is_full_name = need.key == "task" or need.key.startswith(_ROOTS)
+            target = need.key if is_full_name else _join(path.rpartition(".")[0], need.key)
             name = target.removeprefix(prefix)
             first = name.partition(".")[0]
-            inside = path.removeprefix(prefix).partition(".")[0] == first  # a section inside looks at it
-            if inside or path in faulty or not target.startswith(prefix):
+            is_inside = path.removeprefix(prefix).partition(".")[0] == first  # a section inside looks at it
+            if is_inside or path in faulty or not target.startswith(prefix):
                 continue
             try:
-                other = functools.reduce(getattr, name.split("."), self)
+                other_value = functools.reduce(getattr, name.split("."), self)
             except AttributeError:  # a section of another task, which has no such key
                 continue
-            if not need.holds(other):
+            if not need.holds(other_value):
                 faulty |= {path} if need.sign else set()
-                yield f"{path}: {_describe_unmet(need, target, value, other, self.DECIDED_BY.get(name))}"
+                yield f"{path}: {_describe_unmet(need, target, value, other_value, self.DECIDED_BY.get(name))}"
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], key: str | None = None) -> Self:
@@ -403,14 +403,14 @@ class Section(metaclass=_Sections):
             raw = {name: value for name, value in raw.items() if not member.says_nothing(name, value)}
         values = {name: value for name, value in raw.items() if name in hints_of(member)}
         lines = [_describe_unknown(member, key, name, value) for name, value in raw.items() if name not in values]
-        made = object.__new__(member)
+        section = object.__new__(member)
         try:
-            made.__init__(**values)  # type: ignore[misc]
+            section.__init__(**values)  # type: ignore[misc]
         except ConfigError as error:
             lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
-        return made
+        return section
 
     def with_known(self, **changes: Any) -> Self:
         """Return a copy with those of `changes` that this section has keys for."""
@@ -509,10 +509,10 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
 
     scores = {other: compare(name, leaf) for other, leaf in leaves.items()}
     nearest = max(scores, key=lambda other: scores[other] + compare(path, other))
-    here = sorted(keys_of(cls))
-    if scores[nearest] >= _LEAST_SIMILARITY or len(here) > _MOST_LISTED:
+    known_keys = sorted(keys_of(cls))
+    if scores[nearest] >= _LEAST_SIMILARITY or len(known_keys) > _MOST_LISTED:
         return f"unknown key '{path}'; did you mean '{nearest}'?"
-    return f"unknown key '{path}'; known here: {', '.join(here)}"
+    return f"unknown key '{path}'; known here: {', '.join(known_keys)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,9 +542,9 @@ class ByKind(Section):
         """Return whether the key is null, or one of other kinds that is off or has its default."""
         if value is None:
             return True
-        others = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
-        is_foreign = name in others and name not in hints_of(cls)
-        return is_foreign and value in (False, [], others[name])
+        defaults = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
+        is_foreign = name in defaults and name not in hints_of(cls)
+        return is_foreign and value in (False, [], defaults[name])
 
     @classmethod
     def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
