@@ -70,7 +70,7 @@ class ContextUse:
 def read_context(model: LoadedModel, text: Text) -> ContextUse:
     """Measure the nll after 8, 16, 32 ... tokens of context, and after as many as there are.
 
-    Read are the first 64 texts as long as a segment and the memory of the model. An eighth of each is scored.
+    It reads the first 64 texts as long as a segment and the memory of the model, and scores the last eighth of each.
     Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
     """
     if model.is_masked:
@@ -125,5 +125,5 @@ def find_longest(model: LoadedModel, text: Text) -> int:
     plot=Lines("tokens of context", "perplexity", title="Perplexity by context"),
 )
 def measure_context(model: LoadedModel, text: Text) -> Iterator[Record]:
-    """Use of context: perplexity by tokens of context, and what each step to more of them gains (`read_context`)."""
+    """Measure the use of context: perplexity by tokens of context, and what each step to more of them gains."""
     yield from read_context(model, text).to_records()

@@ -283,7 +283,7 @@ def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Rec
     ),
 )
 def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
-    """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
+    """Ablate each head in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
 
     A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
     Deviation: over the heads of a layer. Similarity: linear CKA of the outputs of two heads. Intervals: 95 %, over segments.

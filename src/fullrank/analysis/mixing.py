@@ -22,9 +22,10 @@ from fullrank.training.checkpoint import list_kept_checkpoints
 class LayerMixing:
     """The mixing M of one layer, column i of which makes head i; layer: its number.
 
-    matrix (H, H): M. distance: ||M - I||_F. orthogonality: ||M^T M - I||_F^2 (Eq. 16). Of a mixing that depends on the query,
-    these are means over the positions of a text, and deviation (H, H) is the standard deviation of m_ji(n) over them; without a
-    text they are of the part B that all positions share, and deviation is None.
+    matrix (H, H): M. distance: ||M - I||_F. orthogonality: ||M^T M - I||_F^2 (Eq. 16). A mixing that depends on the
+    query has one M at each position. The three are then means over the positions of a text, and deviation (H, H) is the
+    standard deviation of m_ji(n) over them. Without a text they are of the part B that all positions share, and
+    deviation is None.
     """
 
     layer: int
@@ -98,7 +99,7 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     ),
 )
 def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
-    """Mixing matrices M: how far they are from plain attention, by layer and over training (Mixhead §3).
+    """Measure mixing matrices M: how far they are from plain attention, by layer and over training (Mixhead §3).
 
     Distance: ||M - I||. Orthogonality: ||M'M - I||^2 (Eq. 16). Variation: standard deviation over positions of the text, of a
     mixing that depends on the query; distance and orthogonality are then means over positions.

@@ -267,7 +267,7 @@ def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple
     ),
 )
 def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None) -> Iterator[Record]:
-    """The softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
+    """Measure the softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
 
     A softmax over d hidden dimensions has rank d + 1 at most, d + 2 with an output bias; a mixture of softmaxes, sigsoftmax and
     a soft-cap on the logits are exempt. In double precision; a singular value counts above s_max max(shape) eps.

@@ -75,9 +75,9 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     logits are left out.
 
     Args:
-        run: the run, of which the sizes of the model and the optimizer count.
+        run: configuration of the run, with the sizes of the model and the optimizer.
         parameters: P.
-        tokens: T, those read at a time.
+        tokens: T.
 
     Returns:
         Bytes by kind, and their `total`.
@@ -110,10 +110,7 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
 
 
 def optimizer_states(options: TrainConfig) -> float:
-    """Count the numbers that the optimizer holds for each parameter.
-
-    Of an optimizer of one's own they are 2, as for Adam.
-    """
+    """Count the numbers that the optimizer holds for each parameter: 2, as Adam has, for an optimizer of one's own."""
     if options.optimizer in ("sgd", "nag"):
         return 1.0 if options.momentum else 0.0
     return 2.0

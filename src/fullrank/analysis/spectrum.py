@@ -136,7 +136,7 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     ),
 )
 def measure_spectrum(model: LoadedModel, text: Text) -> Iterator[Record]:
-    """The low-rank bottleneck: singular values of the attention weights, before and after mixing (Mixhead Fig. 1, 3).
+    """Measure the low-rank bottleneck: singular values of the attention weights, before and after mixing (Mixhead Fig. 1, 3).
 
     Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
     largest square. Means over texts, and in the table over heads; --json has each head, too.
