@@ -80,7 +80,7 @@ class Row:
 
     @property
     def curve_name(self) -> str:
-        """Name at curves."""
+        """Name in the legend of curves."""
         return self.name if self.first.result is not None else f"{self.name} (unfinished)"
 
     def is_apart(self, measure: Measure) -> bool:
@@ -217,8 +217,8 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     """Compare run folders of one kind: translation, causal or masked language models or fine-tuning, as the first is.
 
     The first row is the one that others are compared with.
-    table: the table of several recipes that they belong to. Rows are then compared within each recipe. Rows of
-    fine-tuning are compared within each task.
+    table: the table of several recipes that they belong to. Rows are then compared within each recipe, and in
+    fine-tuning within each task.
     Raises InputError for a folder that is no run. A run that is unfinished or damaged is listed, never an error.
     """
     unique = {Path(folder).resolve(): Path(folder) for folder in folders}

@@ -320,7 +320,7 @@ class Measure:
         Args:
             run: the run.
             split: the split that it is of.
-            checkpoint: `final` for the best one, `last` for that of the last step.
+            checkpoint: as in `Run.final`.
 
         Returns:
             The figure; None where the run has none, and for a perplexity or bits of 0 or less.

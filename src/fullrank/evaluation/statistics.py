@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     """Compute Welch's 95 % interval of mean(b) - mean(a) for independent samples.
 
-    With two seeds an arm its t is up to 12.7: so little do two seeds say. None unless both have at least two, and where
+    With two seeds an arm its t is up to 12.7, so two seeds say little. None unless both have at least two, and where
     nothing scatters.
     """
     fewest = min(len(a), len(b))

@@ -34,15 +34,12 @@ def _import_metrics() -> Any:
 
 
 def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> Any:
-    """Build the BLEU of sacreBLEU over tokens of a kind.
+    """Build the BLEU metric of sacreBLEU.
 
     Args:
-        tokenize: kind of tokens; None for its choice for the language, 13a for most.
+        tokenize: kind of tokens; None for sacreBLEU's choice for the language, 13a for most.
         language: target language.
-        **options: further options of `sacrebleu.BLEU`.
-
-    Returns:
-        The metric of sacreBLEU.
+        **options: further options of `sacrebleu.metrics.BLEU`.
 
     Raises:
         InputError: a package that is needed is missing.
@@ -193,19 +190,22 @@ References = Mapping[str, Sequence[str]]  # accepted answers by question; in v2 
 
 
 def normalize_answer(text: str) -> str:
-    """Normalize an answer: lower case, without ASCII punctuation, then without a, an, the, and one space between words."""
+    """Normalize an answer for comparison.
+
+    Lower case; then without ASCII punctuation; then without the articles a, an, the; words parted by one space.
+    """
     words = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) -> float:
-    """Measure F1 of the words of both after `normalize_answer`, as bags:  2 common / (predicted + reference words).
+    """Compute F1 of the words of both after `normalize_answer`, as bags:  2 common / (predicted + reference words).
 
     Args:
         prediction: predicted answer.
         reference: accepted answer.
-        empty_matches: score 1 if neither has a word, as no answer is an answer in v2. Else 0, as where only one has
-            none.
+        empty_matches: whether two answers without words match, as in v2, where no answer is an answer. An answer
+            without words matches no other.
 
     Returns:
         F1, from 0 to 1.

@@ -100,7 +100,7 @@ def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedMod
 
 
 def check_named(name: str, reading: Reading) -> None:
-    """Raise InputError for a configuration, and where a text has to be named."""
+    """Raise InputError for a configuration, and for a model that is no run where no `--text` is given."""
     if trained_kind(name) != "run" and reading.text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
 

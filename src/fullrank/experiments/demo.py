@@ -96,7 +96,7 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> int:
     """Choose the number of steps of each model, all with the same batches.
 
-    They are as written in `out/demo.json`, else follow from a probe of this machine.
+    It is read from `out/demo.json`, else chosen after a probe of this machine.
     """
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"

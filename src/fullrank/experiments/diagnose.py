@@ -96,9 +96,9 @@ class Subject:
 class Finding:
     """The result of a check of a model.
 
-    value: the limits of the check judge it; None: too little was read. sure: compared with the limit of a bottleneck in place
-    of `value`. words: sentences with the figures, which are for JSON. blocks: tables and plots. trainings: to try, each a list
-    of overrides. verdict, advice: of `Check.examine`; advice is commands and lines of Python.
+    value: the limits of the check judge it; None: too little was read. sure: compared with the limit of a bottleneck in
+    place of `value`. words: sentences for people. figures: the figures for JSON. blocks: tables and plots. trainings:
+    to try, each a list of overrides. verdict, advice: set by `Check.examine`; advice is commands and lines of Python.
     """
 
     value: float | None
@@ -247,7 +247,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
 
 
 def read_config(model: LoadedModel) -> Any:
-    """Read the configuration of the part that reads text."""
+    """Return the configuration of the part that reads text."""
     config = model.module.config if model.fullrank_model is None else model.fullrank_model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -351,7 +351,7 @@ def measure_attention(subject: Subject) -> Finding:
 
 
 def measure_output(subject: Subject) -> Finding:
-    """Measure the effective rank of the log-probabilities beside their mean, over the hidden dimensions."""
+    """Measure the effective rank of the log-probabilities without their mean, over the hidden dimensions."""
     rows = subject.text.rows(max(1, _GRADIENTS // subject.text.segment_length))
     batches = [(row[:, :-1], row[:, 1:]) for row in rows]
     if subject.loaded.is_masked:

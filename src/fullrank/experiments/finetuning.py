@@ -335,7 +335,7 @@ Benchmark = GlueBenchmark | SquadBenchmark
 
 
 def benchmark_of(config: FinetuneConfig) -> Benchmark:
-    """Build the benchmark that `data.name` says."""
+    """Build the benchmark that `data.name` names."""
     return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
 
 

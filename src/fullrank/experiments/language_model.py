@@ -103,8 +103,8 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
 def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
     """Measure the perplexity of the 4-gram model of the training text on each split.
 
-    It is kept with the corpus, whose texts it names. None of a corpus of more than `COUNTED_TOKENS`, whose counts would
-    fill the memory.
+    The result is kept with the corpus, whose texts it names. It is empty for a corpus of more than `COUNTED_TOKENS`,
+    whose counts would fill the memory.
     """
     if corpus.splits["train"]["tokens"] > COUNTED_TOKENS:
         return {}
@@ -144,15 +144,12 @@ class TrainingPart:
         return {}
 
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        """Add what the part has to say to the loss of a batch.
+        """Return the loss of a batch with what the part adds to it.
 
         Args:
             loss: loss of the batch.
             hidden: input of the output layer at the targets (B, T, E).
             batch: the batch.
-
-        Returns:
-            The loss with what the part adds to it.
         """
         return loss
 
@@ -292,7 +289,7 @@ class LanguageModelTask(TextTask):
         return ids
 
     def read_by(self, protocol: Any, objective: Any, batches: Any) -> Connections:
-        """Connect a training whose evaluation reads by a protocol.
+        """Build the parts of a training whose evaluation reads by a protocol.
 
         Args:
             protocol: protocol of the evaluation.
@@ -416,9 +413,10 @@ class MaskedModelTask(LanguageModelTask):
         return {"unigram_perplexity": unigram, "fourgram_perplexity": {}}
 
     def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
-        """Sum nll and hits at the masked tokens, in evaluation mode; the mode is restored.
+        """Sum nll and hits at the masked tokens.
 
-        In the precision around the call: while training that of training, for final figures fp32.
+        The model is put into evaluation mode, and its mode is restored. The precision is that around the call: while
+        training that of training, for final figures fp32.
 
         Args:
             model: the model.

@@ -115,7 +115,7 @@ class FullRankLM(TemplateLM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Score documents: log p(document) in nats, of each (document,).
 
-        All tokens of a document count, read as the protocol says.
+        All tokens of a document count. They are read as the protocol says.
         """
         results = []
         for request in tqdm(requests, desc="Running loglikelihood_rolling requests", disable=disable_tqdm):
@@ -156,8 +156,8 @@ class FullRankLM(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue each (context, settings) by `fullrank generate`, up to the first string of `until`.
 
-        Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on
-        the position of the request in the list alone.
+        Decoding is greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's
+        `--seed` and on the position of the request in the list alone.
         """
         texts = []
         seed = torch.initial_seed() % 2**31
@@ -182,8 +182,8 @@ class FullRankLM(TemplateLM):
 def read_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[list[str], dict[str, Any]]:
     """Read the generation settings of a task: the strings that end a text, and options of `write`.
 
-    until: a string or several; max_gen_toks, do_sample, and options of `sample`. `<eos>` ends a line, not a text: it
-    ends one where `until` holds a newline. Raises InputError for other settings.
+    Settings are `until` (a string or several), `max_gen_toks`, `do_sample`, and options of `sample`. `<eos>` ends a
+    line, not a text. It ends a text where `until` holds a newline. Raises InputError for other settings.
     """
     if unknown := [key for key in settings if key not in _SETTINGS]:
         raise InputError(f"generation settings {', '.join(unknown)}: known are {', '.join(_SETTINGS)}")

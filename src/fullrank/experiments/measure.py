@@ -71,7 +71,7 @@ class EvaluationProtocol:
         return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
 
     def in_words(self) -> str:
-        """Describe the protocol in a sentence, for people: printed and saved with every figure."""
+        """Describe the protocol in a sentence for people, which is printed and saved with every figure."""
         match self.kind:
             case "blocks":
                 words = (
@@ -107,8 +107,8 @@ class EvaluationProtocol:
 def change_evaluation(config: RunConfig, changes: Mapping[str, Any], split: str = "test") -> RunConfig:
     """Change the evaluation of a configuration so that `eval` alone says how a split is read.
 
-    The section of that split is laid on `eval`, and `changes` on both. A change takes away what it excludes: a memory
-    the window, another length of a segment the stride (or, with a stride, the context).
+    The section of that split overrides `eval`, and `changes` override both. A change drops what it excludes: a memory
+    drops the window, another length of a segment drops the stride (or, with a stride, the context).
 
     Args:
         config: configuration of a run.
@@ -145,8 +145,8 @@ def validation_protocol(config: RunConfig) -> EvaluationProtocol:
 def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol:
     """Choose the protocol of a split's final figures: as `eval` and its section of that split say, else as in training.
 
-    Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by
-    default.
+    It has windows where there is a context, streams where there is a memory, else blocks. The clamp is that of training
+    by default.
     Raises InputError for settings that exclude each other, and for those that the model cannot have.
     """
     config = change_evaluation(config, {}, split)
@@ -207,7 +207,10 @@ def warn_of_length(config: RunConfig, protocol: Any) -> None:
 
 
 def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:
-    """Choose context and stride, None where no window slides; one that is not given is what is left of the segment."""
+    """Choose context and stride, None where no window slides.
+
+    One that is not given is what is left of the segment.
+    """
     context = evaluation.context
     stride = evaluation.stride
     if context is None and stride is None:
@@ -238,7 +241,7 @@ class MaskedProtocol:
     next_token: bool = False
 
     def in_words(self) -> str:
-        """Describe the protocol in a sentence, for people: printed and saved with every figure."""
+        """Describe the protocol in a sentence for people, which is printed and saved with every figure."""
         return (
             f"{100 * self.mlm_probability:.4g} % of the tokens asked for, the same in every run (seed {self.mask_seed}), given "
             f"all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
@@ -348,10 +351,11 @@ def _exp(x: float) -> float:
 
 
 def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int) -> Evaluation:
-    """Sum the nll of a text under the model in evaluation mode, read as a protocol says; the mode is restored.
+    """Sum the nll of a text, read as a protocol says.
 
-    Where that is no next-token perplexity, also that of the last position of every block or window, alone. In the
-    precision around the call: while training that of training, for final figures fp32.
+    The model is put into evaluation mode, and its mode is restored. The precision is that around the call: while
+    training that of training, for final figures fp32. Where the protocol gives no next-token perplexity, the last
+    positions of blocks or windows are measured alone, too.
 
     Args:
         model: the model.

@@ -116,7 +116,10 @@ def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
-    """Set one padding token for both, as a decoder is read at its last token that is none: by default the end of a text."""
+    """Set the same padding token for model and tokenizer, by default the end of a text.
+
+    A decoder is read at its last token that is no padding.
+    """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token
     if tokenizer.pad_token_id is None:
@@ -138,9 +141,9 @@ def _random_configuration(transformers: Any, outputs: Mapping[str, Any]) -> Any:
 
 
 def _random_weights(transformers: Any) -> dict[str, Any]:
-    """Draw weights of `random` without any output layer, as `from_pretrained` takes them in place of a folder.
+    """Draw the weights of `model.pretrained: random` without an output layer, the same ones every time.
 
-    They are the same ones every time.
+    `from_pretrained` takes them in place of a folder.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -166,7 +169,7 @@ def _random_tokenizer(transformers: Any) -> Any:
 def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entries:
     """Measure the size of a pretrained model with our attention injected, on the meta device: only its configuration is read.
 
-    Parameters of the model without its output layers, of those, and of mixing.
+    Counted are the parameters of the model without its output layers, of those, and of mixing.
     Raises InputError where transformers is missing, and where there is no configuration of that name.
     """
     import transformers

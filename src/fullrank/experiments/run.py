@@ -106,7 +106,7 @@ def train(
         resolved: configuration, with what it was resolved from.
         folder: run folder.
         kernel_name: kernel of attention.
-        quiet: whether progress is shown only in the files of the run.
+        quiet: whether progress is hidden.
         until: update after which training pauses; None for training to the end. Nothing is measured at a pause.
 
     Returns:
@@ -253,7 +253,7 @@ def resume(folder: Path, **how: Any) -> Entries:
 
 
 def corpus_of(folder: Path, split: str) -> Any:
-    """Open the data that the run in `folder` was started on, as they were prepared then, or prepare them again.
+    """Open the data that the run in `folder` was started on, or prepare them again.
 
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
@@ -469,7 +469,7 @@ def read_cpuinfo(name: str) -> str:
 
 
 def remark_on_precision(precision: str, device: torch.device) -> str:
-    """Write a remark where bf16 is asked of a processor that computes it number by number; an empty one elsewhere."""
+    """Return a remark where bf16 is slow, as the processor has no products of it; else an empty one."""
     flags = set(read_cpuinfo("flags").split())
     if precision != "bf16" or device.type != "cpu" or not flags or flags & {"avx512_bf16", "amx_bf16"}:
         return ""
@@ -522,6 +522,9 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
         config: configuration of the training.
         prepared: task with the data.
         evaluations: how many evaluations there are while training.
+
+    Returns:
+        Size and speed of the model on this machine.
     """
     task = task_of(config)
     corpus = prepared.corpus

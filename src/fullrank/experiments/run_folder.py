@@ -58,7 +58,7 @@ def absolute(config: AnyConfig) -> AnyConfig:
 
 
 def _is_local_model(name: str) -> bool:
-    """Return whether a name is neither one of ours nor one on the hub, but of a folder."""
+    """Return whether a name is of a folder, and not one of ours."""
     return name not in ("minilm", "random") and Path(name).expanduser().is_dir()
 
 
@@ -68,7 +68,7 @@ def _is_local_model(name: str) -> bool:
 def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
     """Open the run in `folder`: its configuration and its identity (run.json).
 
-    They are compared with the seal of its newest checkpoint. Raises InputError if there is no run, or if it was
+    Both are compared with the seal of the newest checkpoint. Raises InputError if there is no run, or if it was
     changed.
     """
     if not folder.is_dir():
@@ -94,7 +94,7 @@ def open_run(folder: Path) -> tuple[RunConfig, Entries]:
 
 
 def reopen(folder: Path) -> tuple[Resolved[AnyConfig], str]:
-    """Open a run that is to be gone on with: its configuration with what it was resolved from, and its kernel."""
+    """Open a run to continue it: its configuration with what it was resolved from, and its kernel."""
     config, identity = open_any(folder)
     recipe = identity.get("recipe") or folder.name
     resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
@@ -139,7 +139,8 @@ def read_result(folder: Path) -> Entries | None:
 def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     """Return the configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
 
-    What is stated about the model is laid on it. Raises InputError for a run that is not finished, or of another task.
+    The model section that is stated overrides that of the run. Raises InputError for a run that is not finished, or of
+    another task.
     """
     config = resolved.config
     if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.settings is None:

@@ -224,7 +224,10 @@ class TextTask(Task):
 
 
 def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
-    """Open the prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
+    """Open the prepared data that a run was started on, if they are still there and whole.
+
+    Its text may be gone by now.
+    """
     try:
         corpus = load_corpus(Path(identity["prepared"]))
     except (KeyError, TypeError, FullRankError):
@@ -236,7 +239,7 @@ def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
 
 
 def begin_pass(options: TrainingConfig, batch: Shared) -> Trace | None:
-    """Say which rows of the whole batch those of a pass are, for what is drawn by row.
+    """Set which rows of the whole batch a pass has, for what is drawn by row.
 
     Returns a trace for the penalties, where there are any.
     """

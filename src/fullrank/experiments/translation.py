@@ -50,9 +50,9 @@ _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
 class Search:
     """Beam search for translations.
 
-    score = log p / tokens^length_penalty, with <eos> among the tokens (see `fullrank.decoding.beam_search`). Of M source
-    tokens come at most max_length_a M + max_length_b, each with its <eos>, and at least one before <eos>: as with fairseq's
-    `min_len`, no translation is empty. n_best: translations of each sentence.
+    score = log p / tokens^length_penalty, with <eos> among the tokens (see `fullrank.decoding.beam_search`). M source
+    tokens give at most max_length_a M + max_length_b tokens, <eos> counted on both sides. At least one token stands
+    before <eos>: as with fairseq's `min_len`, no translation is empty. n_best: translations of each sentence.
     """
 
     beams: int = 5
@@ -101,7 +101,7 @@ class Translation:
 
 
 def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]], source_eos: int) -> Any:
-    """Build a writer of translations of sentences: of several models an ensemble.
+    """Encode sentences for a decoder that writes their translations; several models form an ensemble.
 
     Args:
         models: the models.
@@ -197,8 +197,8 @@ class TranslationTask(TextTask):
     def with_sizes(self) -> RunConfig:
         """Fill in `model.vocab_size`, the target's, and `model.encoder.vocab_size`.
 
-        What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to
-        write them.
+        A size that is given stays: entries that the corpus has no piece for are never read, and a translation learns
+        not to write them.
         Raises ConfigError where a given size is too small, or where one table is asked for and each language has its
         own vocabulary.
         """
@@ -351,7 +351,9 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
 
 
 def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
-    """Sum the nll of every target token of sentence pairs, in evaluation mode, in the precision around the call.
+    """Sum the nll of every target token of sentence pairs.
+
+    The model is put into evaluation mode, and its mode is restored. The precision is that around the call.
 
     Args:
         model: the model.
@@ -403,7 +405,7 @@ def translate_split(
 
 
 def open_translation_run(folder: Path) -> RunConfig:
-    """Open the configuration of the translation run in `folder`; InputError if it holds none."""
+    """Read the configuration of the translation run in `folder`; InputError if it holds none."""
     config = open_run(folder)[0]
     if not config.data.has_pairs:
         raise InputError(
@@ -511,7 +513,10 @@ class LineTranslator:
         return replace(translation, text=" ".join(words))
 
     def encode(self, line: str, number: int = 1) -> list[int]:
-        """Encode a line, without <eos>, in at most as many ids as the model takes; `number` is the line's in a warning."""
+        """Encode a line, without <eos>, in at most as many ids as the model takes.
+
+        number: that of the line, for a warning.
+        """
         ids = self.source.encode(line)
         most = self.longest_source - 1
         if len(ids) > most:
