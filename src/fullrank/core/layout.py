@@ -108,26 +108,26 @@ class Layout:
 
     @property
     def unrestricted(self) -> bool:
-        """True if every query sees every key."""
+        """Whether every query sees every key."""
         if self.key_mask is not None or self.documents is not None or self.narrow or self.strided:
             return False
         return not self.causal or self.shape[0] == 1
 
     @property
     def plain_causal(self) -> bool:
-        """True for a causal layout without padding and without earlier keys: `is_causal` of a fused kernel."""
+        """Whether the layout is causal, without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
         is_whole = self.key_mask is None and self.documents is None
         return self.causal and is_whole and queries == keys and not (self.narrow or self.strided)
 
     @property
     def narrow(self) -> bool:
-        """True if the window hides a key from some query."""
+        """Whether the window hides a key from some query."""
         return self.window is not None and self.reach[1] >= self.window
 
     @property
     def strided(self) -> bool:
-        """True if the stride hides a key from some query."""
+        """Whether the stride hides a key from some query."""
         if self.stride is None:  # before the reach, on which compiled code would depend
             return False
         nearest, farthest = self.reach
@@ -177,7 +177,7 @@ class Layout:
 
     @property
     def from_zero(self) -> bool:
-        """True if the distances within `spans` are 0, 1, .., T - 1."""
+        """Whether the distances within `spans` are 0, 1, .., T - 1."""
         spans = self.spans
         return len(spans) == 1 and spans[0][0] == 0
 
