@@ -1,4 +1,4 @@
-"""One block: attention and feed-forward, each in a residual line, with the norm before or after.
+"""One block: attention and feed-forward, each with a residual connection, with the norm before or after.
 
 project -> mix_qkv -> permute -> score -> mix_scores -> mask -> normalize -> mix -> dropout -> values -> gate -> merge
 """
@@ -35,6 +35,7 @@ from .stages import (
     Score,
     StochasticCrossHead,
     build_stage,
+    check_inputs,
     make_norm,
     repeat_heads,
 )
@@ -46,8 +47,8 @@ class WeightedValues(Attend):
     """O_i = dropout(mix(normalize(mask(mix_scores(score(Q_i, K_i)))))) V_i  (Mixhead Eq. 9, 10, 12).
 
     Heads (query (B, H, N, D), keys and values (B, H, M, D)) -> (B, H, N, D).
-    Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition; it asks faster engines first.
-    stride: the layout's, of attention with a pattern.
+    Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition. It asks faster engines first.
+    stride: that of the layout, for attention with a pattern.
     """
 
     def __init__(self, config: WeightedConfig, size: HeadSize, dropout: float) -> None:
@@ -57,7 +58,8 @@ class WeightedValues(Attend):
         self.mix_scores: Mixing = build_stage("mix_scores", config.mix_scores, size)
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
-        self.dropout, self.stride = dropout, config.stride
+        self.dropout = dropout
+        self.stride = config.stride
         self.needs = (*self.score.needs, *self.mix.needs)
         self.idle = self.score.idle
         self.clamp_length = self.score.clamp_length
@@ -88,7 +90,7 @@ class WeightedValues(Attend):
         return self.score.view(layout)
 
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
-        """The scores before the mask, (B, H, N, M)."""
+        """Compute the scores before the mask, (B, H, N, M)."""
         scores: Tensor = self.score(*heads.select(self.score.needs), layout)
         scores = scores if layout.distance_bias is None else scores + layout.expand_bias()
         return scores.expand(heads.values.shape[0], -1, -1, -1)
@@ -97,7 +99,14 @@ class WeightedValues(Attend):
         return self.mix_scores.remember(x, scored), self.mix.remember(x, scored)
 
     def problem(self, heads: Heads, layout: Layout, scoring: Matrices, mixing: Matrices) -> Problem | str:
-        """The call as engines see it; a string is the reason for which no engine computes it."""
+        """Describe the call to engines, or give the reason why no engine computes it.
+
+        Args:
+            heads: those of the call.
+            layout: positions of queries and keys, and the mask.
+            scoring: matrices of `mix_scores`.
+            mixing: matrices of `mix`.
+        """
         stages = (self.score, self.mix_scores, self.mix, self.normalize)
         if reasons := [stage.reason for stage in stages if stage.reason is not None]:
             return reasons[0]
@@ -115,8 +124,8 @@ class Attention(nn.Module):
 
         MultiHead(X) = Flatten(gate(attend(permute(project(X))))) W_O + b
 
-    x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
-    otherwise); with another source and no layout every query sees every key (cross-attention).
+    x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x: self-attention, causal unless a layout says otherwise.
+    With another source and no layout every query sees every key: cross-attention.
     Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. layer: its number in a stack, from 0.
     Raises ConfigError if a size is missing, given twice, or goes with no such attention.
     """
@@ -139,7 +148,8 @@ class Attention(nn.Module):
         if isinstance(config, ModelConfig):
             if any(value is not None for value in (*sizes.values(), dropout, max_position_embeddings)):
                 raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
-            model, config = config, config.attention
+            model = config
+            config = model.attention
         elif isinstance(config, AttentionConfig):
             if isinstance(config, MultiLinearConfig):  # heads play no part
                 sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
@@ -156,7 +166,8 @@ class Attention(nn.Module):
         groups = heads // (model.num_key_value_heads or heads)
         size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings, groups, layer)
         weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
-        self.hidden_size, self.position = size.hidden_size, model.position
+        self.hidden_size = size.hidden_size
+        self.position = model.position
         self.same_text_stages = weighted.same_text_stages
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         self.project = Projection(model, config, self.attend)
@@ -174,13 +185,21 @@ class Attention(nn.Module):
         pasts: list[Past] | None = None,
         trace: Trace | None = None,
     ) -> Tensor:
-        """x (B, N, E) over source, which may end with x, after `past`; `layout` covers past and source.
+        """Attend from x to source, after `past`; queries mix heads exactly as in one full pass.
 
-        source: hidden states (B, M, E), or their keys and values, projected once for many queries.
-        pasts: a list that gets the past of the next call. Queries mix heads exactly as in one full pass.
+        Args:
+            x: inputs of the queries (B, N, E).
+            source: hidden states (B, M, E), which may end with x, or their keys and values, projected once for many queries.
+            layout: covers past and source.
+            past: record of earlier tokens, from `pasts` of the call before.
+            pasts: a list that gets the past of the next call.
+            trace: collects attention weights.
+
+        Raises:
+            InputError: x, source or layout have other sizes, or source is another text than the stages take.
         """
         source = x if source is None else source
-        self._check(x, source)
+        check_inputs(x, source, self.hidden_size)
         keys = source.length if isinstance(source, KeyValues) else source.shape[1]
         if past is not None:
             keys += past.length
@@ -227,16 +246,6 @@ class Attention(nn.Module):
         after = KeyValues.join(past, heads.keys, heads.values, table, heads.notes)
         return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
-    def _check(self, x: Tensor, source: Tensor | KeyValues) -> None:
-        for name, hidden in (("x", x), ("source", source)):
-            if isinstance(hidden, Tensor) and not (
-                hidden.dim() == 3 and hidden.shape[::2] == (len(x), self.hidden_size) and hidden.is_floating_point()
-            ):
-                description = f"given {hidden.dtype} {tuple(hidden.shape)}"
-                raise InputError(
-                    f"{name} must be numbers (B, N, {self.hidden_size}), one B for x and source; {description}"
-                )
-
 
 relu = register("activation", "relu")(torch.relu)
 gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
@@ -244,7 +253,7 @@ gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
 
 @register("activation", "swiglu")
 def swiglu(up: Tensor) -> Tensor:
-    """SwiGLU (Shazeer 2020): the first half of `up`, through SiLU, gates the second.  (..., 2F) -> (..., F)."""
+    """Gate the second half of `up` by the first, through SiLU (SwiGLU, Shazeer 2020).  (..., 2F) -> (..., F)."""
     gate, value = up.chunk(2, dim=-1)
     return F.silu(gate) * value
 
@@ -272,8 +281,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then cross-attention if there is a source, then
-    feed-forward.  (B, N, E) -> (B, N, E)."""
+    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)).  (B, N, E) -> (B, N, E).
+
+    f is attention, then cross-attention if there is a source, then feed-forward.
+    """
 
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None, layer: int = 0) -> None:
         super().__init__()
@@ -299,7 +310,17 @@ class Block(nn.Module):
         pasts: list[Past] | None = None,
         trace: Trace | None = None,
     ) -> Tensor:
-        """past, pasts: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
+        """Map x by attention, cross-attention and feed-forward.
+
+        Args:
+            x: inputs of the block (B, N, E).
+            layout: covers past or memory, and x.
+            past: as of `Attention`.
+            memory: inputs of the block at earlier tokens (B, M, E), which x attends to, too.
+            cross: input of cross-attention; None without a source.
+            pasts: as of `Attention`.
+            trace: collects attention weights.
+        """
 
         def attend(h: Tensor) -> Tensor:
             read = None

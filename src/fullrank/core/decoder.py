@@ -11,20 +11,19 @@ from .cache import Cache, CacheState, Source, TranslationCache
 from .config import ModelConfig, with_memory
 from .draws import make_dropout
 from .embedding import Input
-from .errors import InputError
 from .initialize import initialize
 from .layout import State, read_mask
 from .memory import Memory, MemoryState
-from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens
+from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_state, check_targets, check_tokens
 from .output import Output
 from .registry import with_parts
 from .trace import Trace
 
 
 class LanguageModel(Layers):
-    """p(x_{n+1} | x_1 .. x_n) for every n at once; nothing computed for token n depends on a later one, unless
-    `config.sees_future`.
+    """p(x_{n+1} | x_1 .. x_n) for every n at once.
 
+    Nothing computed for token n depends on a later one, unless `config.sees_future`.
     Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`. With `cross`, the
     configuration of its cross-attention, it is the decoder of a translation model: p(y_{n+1} | y_1 .. y_n, source).
     """
@@ -47,14 +46,19 @@ class LanguageModel(Layers):
         trace: Trace | None = None,
         skip: Collection[int] = (),
     ) -> ModelOutput:
-        """input_ids (B, N) int64 -> logits (B, N, V).
+        """Compute the logits (B, N, V) of the next token at every position.
 
-        memory: `out.memory` of the segment before, None at the start of a text. Every token sees the tokens of its segment
-        up to itself and the `memory_length` tokens before the segment; with `same_length` memory_length tokens in all.
-        attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
-        cache: from `new_cache()` or the call before; then input_ids are the new tokens only (an attention_mask may cover
-        all tokens so far), and the whole text is one segment, however short `memory_length` is.
-        trace: collects attention weights. skip: layers, counted from 0, that are skipped in this call.
+        Every token sees the tokens of its segment up to itself and the `memory_length` tokens before the segment; with
+        `same_length` it sees `memory_length` tokens in all. With a cache the text is one segment, however short
+        `memory_length` is. Positions count tokens only.
+
+        Args:
+            input_ids: int64 (B, N); with a cache the new tokens only.
+            memory: `out.memory` of the segment before, None at the start of a text.
+            cache: from `new_cache()` or the call before.
+            attention_mask: (B, N), 1 for tokens and 0 for padding on either side; with a cache it may cover all tokens so far.
+            trace: collects attention weights.
+            skip: layers, counted from 0, that are skipped in this call.
         """
         hidden, memory, cache = self.hidden(
             input_ids, memory, cache=cache, attention_mask=attention_mask, trace=trace, skip=skip
@@ -72,8 +76,19 @@ class LanguageModel(Layers):
         skip: Collection[int] = (),
         source: Source | TranslationCache | None = None,
     ) -> Pass:
+        """Compute the input of the output layer, and memory and cache of the next call.
+
+        Args:
+            input_ids: as of `forward`.
+            memory: as of `forward`.
+            cache: as of `forward`.
+            attention_mask: as of `forward`.
+            trace: as of `forward`.
+            skip: as of `forward`.
+            source: of a translation, or the cache of one.
+        """
         check_tokens(input_ids)
-        self._check(memory, cache, skip)
+        check_state(self, memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             before = (memory or self.new_memory()) if self.memory_length and cache is None else None
             return Pass(self.final_norm(self.embedding(input_ids)), before, cache)
@@ -105,24 +120,6 @@ class LanguageModel(Layers):
             self.position.check(longest)
         return state
 
-    def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
-        if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
-            raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
-        if memory is not None and self.memory_length == 0:
-            raise InputError(
-                "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
-            )
-        if not isinstance(memory, Memory | None) or not isinstance(cache, Cache | None):
-            types = f"{type(memory).__name__} and {type(cache).__name__}"
-            raise InputError(f"memory, cache: those of the output of the call before, given {types}")
-        if cache is not None and (memory is not None or skip):
-            raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
-        if cache is not None and self.config.sees_future:
-            raise InputError(
-                "model.attention.causal: as_published lets tokens see later ones, so a text cannot be continued; read it "
-                "whole, or train with 'masked'"
-            )
-
     @property
     def memory_length(self) -> int:
         return self.config.memory_length
@@ -135,10 +132,15 @@ class LanguageModel(Layers):
     def with_memory(
         self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
     ) -> LanguageModel:
-        """This model with another length of memory, another window or other distances clamped (None: as they are).
+        """Return a model with another memory that shares all modules and parameters; this model is not changed.
 
-        The result shares all modules and parameters; this model is not changed.
-        Raises ConfigError, an InputError, for values that the model cannot have.
+        Args:
+            memory_length: tokens that a layer remembers; None as here.
+            same_length: True for a window of `memory_length` keys; None as here.
+            clamp_length: keys that are farther count as that far; None as here.
+
+        Raises:
+            ConfigError: the model cannot have these values. It is an InputError.
         """
         position = with_parts(self.position)
         if clamp_length is not None:
@@ -148,11 +150,11 @@ class LanguageModel(Layers):
         return model
 
     def new_cache(self) -> Cache:
-        """An empty cache of keys and values, for decoding token by token."""
+        """Return an empty cache of keys and values, for decoding token by token."""
         return Cache(tuple(block.attention.attend.past() for block in self.blocks))
 
     def new_memory(self) -> Memory:
-        """The memory of a model that has read nothing; the same as None."""
+        """Return the memory of a model that has read nothing; it means the same as None."""
         return Memory.empty(len(self.blocks))
 
     def generate(
@@ -175,15 +177,28 @@ class LanguageModel(Layers):
         attention_mask: Tensor | None = None,
         window: int | None = None,
     ) -> Tensor:
-        """input_ids (B, N), padded on the left, and what the model writes after them -> (B, N + T), read with a cache.
+        """Continue texts, read with a cache, and return them with what was written, (B, N + T).
 
-        Tokens are drawn from p^(1/temperature) cut to `top_k`, `top_p` and to `min_p` of the likeliest; `repetition_penalty`
-        makes tokens that were there less likely; `greedy` takes the likeliest, `beams` searches so
-        many texts at a time (score: log p / length^length_penalty). The same `seed` gives the same text. A row ends with
-        `eos_id` or after `max_new_tokens`, and is filled with `eos_id`.
-        window: the most tokens W that are read at once. Where a text grows longer, the model reads its last W / 2 tokens
-        anew, as a text of their own. By default the segments of the run that the model was loaded from, else
-        `max_position_embeddings`; a memory slides by itself.
+        Tokens are drawn from p^(1/temperature), cut to `top_k`, then to `top_p`, then to `min_p`. Where a text grows longer
+        than `window` W, the model reads its last W / 2 tokens anew, as a text of their own; a memory slides by itself.
+
+        Args:
+            input_ids: int64 (B, N), padded on the left.
+            max_new_tokens: a row ends after so many new tokens.
+            min_new_tokens: tokens that `eos_id` must have before it.
+            temperature: see above; 0 takes the likeliest token.
+            top_k: how many of the likeliest tokens are left; None for all.
+            top_p: the probability of the smallest set of likeliest tokens that is left; None for all.
+            min_p: the least probability of a token that is left, as a share of that of the likeliest; None for all.
+            repetition_penalty: above 1 it makes tokens of the text so far less likely.
+            greedy: takes the likeliest token.
+            beams: searches so many texts at a time instead; score: log p / length^length_penalty.
+            length_penalty: an exponent, see `beams`.
+            no_repeat_ngram_size: no n-gram of new tokens so long is written twice; None for no limit.
+            eos_id: ends a row, and fills it behind.
+            seed: the same seed gives the same text; None draws another one each time.
+            attention_mask: (B, N), 1 for tokens and 0 for padding.
+            window: most tokens read at once; None for a segment of the loaded run, else `max_position_embeddings`.
         """
         return engine.generate(
             self, input_ids, beams=beams, length_penalty=length_penalty, window=window, attention_mask=attention_mask,
@@ -195,7 +210,14 @@ class LanguageModel(Layers):
     def nll(
         self, input_ids: Tensor, targets: Tensor, memory: Memory | None = None, *, attention_mask: Tensor | None = None
     ) -> TokenNll:
-        """-log p(targets | input_ids up to there) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
+        """Compute -log p(targets | input_ids up to there) in nats, (B, N), exact under any cotangent; never builds (B, N, V).
+
+        Args:
+            input_ids: int64 (B, N).
+            targets: the id that follows each input, int64 (B, N).
+            memory: as of `forward`.
+            attention_mask: as of `forward`.
+        """
         check_targets(input_ids, targets)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
         return TokenNll(self.output.nll(hidden, targets), after)
@@ -212,10 +234,17 @@ class LanguageModel(Layers):
         trace: Trace | None = None,
         skip: Collection[int] = (),
     ) -> LossParts:
-        """`loss`, the nll without label smoothing, and the memory of the next call.
+        """Compute `loss`, the nll without label smoothing, and the memory of the next call.
 
-        targets, weights (B, T): of the last T of the N inputs; the inputs before them are context that is read only.
-        trace: collects what penalties need. skip: layers that are skipped.
+        Args:
+            input_ids: int64 (B, N).
+            targets: ids (B, T) that follow the last T of the N inputs; the inputs before these are context that is only read.
+            weights: weight of each target in the mean (B, T); None for 1.
+            memory: as of `forward`.
+            attention_mask: as of `forward`.
+            label_smoothing: e; the target is (1 - e) [v = x] + e / V.
+            trace: collects what penalties need.
+            skip: as of `forward`.
         """
         check_targets(input_ids, targets, fewer=True)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)

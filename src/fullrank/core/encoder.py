@@ -21,8 +21,9 @@ class Encoder(Layers):
     """Sentences to hidden states; each depends on all tokens of its sentence and on no padding.
 
     input_ids (B, M) int64, attention_mask (B, M), 1 for tokens and 0 for padding on either side -> (B, M, E).
-    Built from the encoder's part of a `ModelConfig` (`config.get_encoder_config()`); embedding: of another model, used instead
-    of an own one. Positions count tokens only. Can be built under `torch.device("meta")`.
+    Positions count tokens only.
+    Built from the encoder's part of a `ModelConfig` (`config.get_encoder_config()`). Can be built under `torch.device("meta")`.
+    embedding: that of another model, which is then shared; None for one of its own.
     """
 
     def __init__(self, config: ModelConfig, embedding: Input | None = None) -> None:
@@ -41,10 +42,26 @@ class Encoder(Layers):
         initialize(self, config.initializer)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
+        """Compute the hidden states (B, M, E).
+
+        Args:
+            input_ids: int64 (B, M), one token a sentence at least.
+            attention_mask: (B, M), 1 for tokens and 0 for padding on either side; None without padding.
+            trace: collects attention weights.
+        """
         return self.encode(input_ids, attention_mask, trace=trace).hidden
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Source:
-        """The hidden states as the value that a decoder reads."""
+        """Compute the hidden states, with their mask, as the value that a decoder reads.
+
+        Args:
+            input_ids: as of `forward`.
+            attention_mask: as of `forward`.
+            trace: as of `forward`.
+
+        Raises:
+            InputError: input_ids or mask have another shape, hold no token, or are too long.
+        """
         check_tokens(input_ids, "(B, M)")
         tokens = input_ids.shape[1]
         if tokens == 0:
@@ -58,8 +75,8 @@ class Encoder(Layers):
 class MaskedLanguageModel(Model):
     """p(x_n | the text around n) for the masked n of a text, all at once (BERT, Devlin et al. 2019).
 
-    Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry of its own beside those
-    of the text: so `vocab_size` is that of the text plus one.
+    Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry beside those of the
+    text. So `vocab_size` is that of the text plus one.
     Built from a `ModelConfig` without `encoder`, `decoder` and memory; can be built under `torch.device("meta")`.
     Differs from BERT: one vocabulary layer, tied or not, without a dense layer before it; no sentence pairs.
     """
@@ -81,14 +98,23 @@ class MaskedLanguageModel(Model):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None
     ) -> ModelOutput:
-        """input_ids (B, N) int64, `mask_id` at masked tokens -> logits (B, N, V), at every position.
+        """Compute the logits (B, N, V) of the token at every position.
 
-        attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
-        trace collects attention weights.
+        Args:
+            input_ids: int64 (B, N), `mask_id` at masked tokens.
+            attention_mask: (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
+            trace: collects attention weights.
         """
         return ModelOutput(self.output(self.hidden(input_ids, attention_mask, trace=trace)))
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
+        """Compute the input of the output layer (B, N, E).
+
+        Args:
+            input_ids: as of `forward`.
+            attention_mask: as of `forward`.
+            trace: as of `forward`.
+        """
         read = self.encoder.encode(input_ids, attention_mask, trace=trace).hidden
         dropped: Tensor = self.output_dropout(read)
         return dropped
@@ -98,7 +124,13 @@ class MaskedLanguageModel(Model):
         return self.encoder.max_length
 
     def nll(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> TokenNll:
-        """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
+        """Compute -log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V).
+
+        Args:
+            input_ids: as of `forward`.
+            targets: the token at each position, int64 (B, N).
+            attention_mask: as of `forward`.
+        """
         check_targets(input_ids, targets)
         return TokenNll(self.output.nll(self.hidden(input_ids, attention_mask), targets))
 
@@ -113,11 +145,22 @@ class MaskedLanguageModel(Model):
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
     ) -> LossParts:
-        """`loss`, and the nll without label smoothing.
+        """Compute `loss`, and the nll without label smoothing.
 
-        targets (B, N) and weights (B, N), 0 where a token is not predicted: the output layer computes only the others.
-        at (T,): their positions in the flattened input_ids, for callers that know them; then targets and weights are of these
-        alone, (T,), and the host does not wait for the device to count them.
+        The output layer computes only tokens that are predicted. With `at` the host does not wait for the device to count
+        them.
+
+        Args:
+            input_ids: as of `forward`.
+            targets: the token at each position, int64 (B, N); with `at` only the predicted ones, (T,).
+            weights: weight of each target, of the same shape, 0 where a token is not predicted; None for 1.
+            attention_mask: as of `forward`.
+            at: positions of the predicted tokens in the flattened input_ids (T,); None finds them by their weights.
+            label_smoothing: e; the target is (1 - e) [v = x] + e / V.
+            trace: collects what penalties need.
+
+        Raises:
+            InputError: shapes do not fit, or no token is predicted.
         """
         if at is None:
             check_targets(input_ids, targets)

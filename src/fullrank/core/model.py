@@ -37,7 +37,7 @@ class ModelOutput:
 
 
 class Pass(NamedTuple):
-    """Result of a pass through all layers: input of the output layer (B, N, E), and memory and cache of the next call."""
+    """Result of a pass through all layers: the input of the output layer (B, N, E), memory and cache of the next call."""
 
     hidden: Tensor
     memory: Memory | None
@@ -79,23 +79,23 @@ class Model(nn.Module):
         self.config = config
 
     def num_parameters(self) -> int:
-        """Number of trainable parameters; tied ones count once."""
+        """Count the trainable parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def loss_parts(self, *arguments: Any, **options: Any) -> LossParts:
-        """`loss`, the nll without label smoothing, and what the next call reads."""
+        """Compute `loss`, the nll without label smoothing, and what the next call reads."""
         raise NotImplementedError(f"{type(self).__name__} predicts no tokens")
 
     def loss(self, *arguments: Any, **options: Any) -> Tensor:
-        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token that is predicted: the fast training path.
+        """Compute the weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token that is predicted.
 
-        Its gradients are formed in the forward pass. With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
-        Arguments are those of `loss_parts`.
+        This is the fast training path: gradients are formed in the forward pass. With `label_smoothing` e the target is
+        (1 - e) [v = x] + e / V. Arguments are those of `loss_parts`.
         """
         return self.loss_parts(*arguments, **options).loss
 
     def compile_targets(self) -> list[nn.Module]:
-        """The modules that `torch.compile` should compile one by one: all blocks."""
+        """Return the modules that `torch.compile` should compile one by one: all blocks."""
         lists = [module.children() for name, module in self.named_modules() if name.endswith("blocks")]
         return [*chain.from_iterable(lists)]
 
@@ -105,7 +105,7 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, checkpoint: str = "best") -> Self:
-        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
+        """Load the model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
 
         Raises InputError if the folder holds another model or none, its weights are damaged or do not fit their configuration.
         """
@@ -138,7 +138,7 @@ class Layers(Model):
         )
 
     def embed(self, embedding: Input, input_ids: Tensor) -> Tensor:
-        """Vectors (B, N, E) of the tokens, without positions."""
+        """Look up the vectors (B, N, E) of the tokens, without positions; in training words are dropped out."""
         vectors: Tensor = embedding(input_ids)
         if not self.training or self.config.dropout.words == 0:
             return vectors
@@ -156,9 +156,19 @@ class Layers(Model):
         trace: Trace | None = None,
         skip: Collection[int] = (),
     ) -> Tensor:
-        """The vectors x (B, N, E) of new tokens through all layers after `state`, which takes over what a next call needs.
+        """Run all layers on new tokens.
 
-        A skipped layer passes x on. source: of a translation.
+        A skipped layer passes x on.
+
+        Args:
+            x: vectors of the new tokens (B, N, E).
+            state: what layers know from earlier calls; it takes over what the next call needs.
+            source: of a translation.
+            trace: collects attention weights and inputs of blocks.
+            skip: layers, counted from 0, that are skipped.
+
+        Returns:
+            Hidden states after the final norm (B, N, E).
         """
         x = self.embedding_dropout(self.position(x, state.positions))
         for i, block in enumerate(self.blocks):
@@ -179,7 +189,20 @@ class Layers(Model):
     def make_state(
         self, input_ids: Tensor, attention_mask: Tensor | None, causal: bool, window: int | None = None
     ) -> tuple[State, Tensor | None]:
-        """The state of a text (B, N) that is read whole, and its mask. Raises InputError for too long a text."""
+        """Make the state of a text that is read whole.
+
+        Args:
+            input_ids: int64 (B, N).
+            attention_mask: (B, N), 1 for tokens and 0 for padding; None without padding.
+            causal: no token sees a later one.
+            window: the number of keys that a query sees, itself included; None for all.
+
+        Returns:
+            The state, and the mask (B, N) as booleans, None without padding.
+
+        Raises:
+            InputError: the text is too long.
+        """
         mask = read_mask(attention_mask, input_ids)
         layout = self.make_layout(input_ids, mask, 0, causal, window)
         return State(layout, self.position.place), mask
@@ -188,13 +211,28 @@ class Layers(Model):
         self, input_ids: Tensor, mask: Tensor | None, past: int, causal: bool, window: int | None,
         before: Tensor | None = None,
     ) -> Layout:  # fmt: skip
-        """The layout of new tokens (B, N) after `past` earlier ones of documents `before` (B, past); mask (B, past + N)."""
-        new, device, token = input_ids.shape[1], input_ids.device, self.config.document_token_id
+        """Make the layout of new tokens after `past` earlier ones.
+
+        Args:
+            input_ids: the new tokens, int64 (B, N).
+            mask: True for tokens, of earlier and new ones (B, past + N); None without padding.
+            past: the number of earlier tokens.
+            causal: no token sees a later one.
+            window: the number of keys that a query sees, itself included; None for all.
+            before: documents of the earlier tokens (B, past); None without.
+
+        Raises:
+            InputError: the text is too long.
+        """
+        new = input_ids.shape[1]
+        device = input_ids.device
+        token = self.config.document_token_id
         if mask is None and token is None:
             self.position.check(past + new)
             return Layout.of(new, past + new, causal=causal, device=device, window=window)
         documents = None if token is None else number_documents(input_ids, token, mask, before)
-        runs, tokens = None, mask
+        runs = None
+        tokens = mask
         if tokens is None:
             runs = ((0, past + new),)
             tokens = torch.ones(len(input_ids), past + new, dtype=torch.bool, device=device)
@@ -210,13 +248,23 @@ class Layers(Model):
 
 
 def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:
-    """Raises InputError unless input_ids are a matrix; the embedding looks at their values."""
+    """Raise InputError unless input_ids are a matrix; the embedding looks at their values."""
     if input_ids.dim() != 2:
         raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:
-    """Raises InputError unless targets are tokens, as many as `input_ids`; fewer: of the last ones of each row."""
+    """Check that targets are tokens, as many as `input_ids`.
+
+    Args:
+        input_ids: the inputs (B, N).
+        targets: the tokens to predict (B, N).
+        name: what an error calls input_ids.
+        fewer: allows targets (B, T) of the last T inputs of each row.
+
+    Raises:
+        InputError: targets are empty or have another shape.
+    """
     if targets.numel() == 0:
         raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
     are_matrices = targets.dim() == 2 and input_ids.dim() == 2
@@ -226,5 +274,37 @@ def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", f
         raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")
 
 
+def check_state(model: Layers, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
+    """Check what a call reads beside its tokens.
+
+    Args:
+        model: the model that is called.
+        memory: of the segment before, None without.
+        cache: of earlier tokens, None without.
+        skip: layers, counted from 0, that are skipped.
+
+    Raises:
+        InputError: the model has no such layers or no memory, cannot go on with a cache, or gets both memory and cache.
+    """
+    last = len(model.blocks) - 1
+    if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer <= last]:
+        raise InputError(f"skip: layers 0 to {last}, given {wrong}")
+    if memory is not None and model.config.memory_length == 0:
+        raise InputError(
+            "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
+        )
+    if not isinstance(memory, Memory | None) or not isinstance(cache, Cache | None):
+        types = f"{type(memory).__name__} and {type(cache).__name__}"
+        raise InputError(f"memory, cache: those of the output of the call before, given {types}")
+    if cache is not None and (memory is not None or skip):
+        raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+    if cache is not None and model.config.sees_future:
+        raise InputError(
+            "model.attention.causal: as_published lets tokens see later ones, so a text cannot be continued; read it "
+            "whole, or train with 'masked'"
+        )
+
+
 def longest(*limits: int | None) -> int | None:
+    """Return the longest length that all limits allow, the smallest of them; None stands for no limit."""
     return min((limit for limit in limits if limit is not None), default=None)

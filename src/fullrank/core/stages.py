@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import draws, registry
-from .cache import DecayedSums
+from .cache import DecayedSums, KeyValues
 from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import Linear, RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 from .kinds import DotProductOptions, LearnedMixingOptions
 from .layout import Layout, measure_distances
 from .registry import register
+from .trace import Trace
 
 
 class AttentionStage(nn.Module):
-    """Base of the stages of attention, built from `(config, size)`; config: the stage's `Config`, None without one.
+    """Base of the stages of attention, built from `(config, size)`.
 
-    size: the heads that it is built for.
+    config: the stage's `Config`, None without one. size: the heads that it is built for.
     starts_plain: attention is plain before training, if no option says otherwise.
     no_weight_decay: decay would pull parameters towards zero, not towards plain attention.
     reason: why no engine computes attention with this stage; None if engines do.
@@ -59,9 +60,15 @@ class HeadSize:
 
 
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
-    """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one.
+    """Build the module that `stage` names.
 
-    Raises ConfigError for a class that extends no stage.
+    Args:
+        slot: the slot of attention, such as `mix`.
+        stage: a name, or a name with options; these fill the nested `Config` of the class, if it has one.
+        size: the heads that it is built for.
+
+    Raises:
+        ConfigError: the name is unknown, or its class extends no stage.
     """
     key = f"model.attention.{slot}"
     kind: Any = registry.lookup(slot, stage_name(stage), key)
@@ -94,6 +101,7 @@ class Heads:
     notes: tuple[Tensor | None, ...] = (None, None)
 
     def select(self, names: tuple[str, ...]) -> list[Any]:
+        """Return the fields of these names, in their order."""
         return [getattr(self, name) for name in names]
 
 
@@ -102,8 +110,10 @@ register("norm_type", "rms_norm")(nn.RMSNorm)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The norm over the width E that a model has before or after its sub-layers: LayerNorm, or x / sqrt(mean(x^2) + eps) * w
-    (Zhang and Sennrich 2019)."""
+    """Build the norm over the width E before or after a sub-layer.
+
+    LayerNorm, or RMSNorm: x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019).
+    """
     kind = registry.lookup("norm_type", config.norm_type)
     norm: nn.Module = kind(config.hidden_size, eps=config.layer_norm_eps)
     return norm
@@ -112,10 +122,13 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class Attend(nn.Module):
     """Contract of the slot `attend`, built from `(config: AttentionConfig, size: HeadSize, dropout: float)`.
 
-    Heads -> (B, H, N, D'). size: of the heads that are projected.
-    needs: the fields of `Heads` that are read; idle: those that are allocated, but never trained or computed.
-    clamp_length, shared_projection: as of `Score`.
-    max_length: the greatest number of keys, None without limit. sees_future: the causal mask is left out.
+    Heads -> (B, H, N, D').
+    size: of the heads that are projected.
+    needs: the fields of `Heads` that are read.
+    idle: fields that are allocated, but never trained or computed.
+    clamp_length, shared_projection: as in `Score`.
+    max_length: the greatest number of keys, None without limit.
+    sees_future: the causal mask is left out.
     """
 
     size: HeadSize
@@ -126,29 +139,53 @@ class Attend(nn.Module):
     max_length: int | None = None
     sees_future: bool = False
 
+    def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+        """Attend from queries to keys.
+
+        Args:
+            heads: the fields that `needs` names, and values.
+            layout: positions of queries and keys, and the mask.
+            trace: collects attention weights, where there are any.
+
+        Returns:
+            Outputs (B, H, N, D').
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
+
     def merge(self, bias: bool, shares: int = 1) -> nn.Module:
-        """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
+        """Build the layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
         width = self.size.num_heads * self.size.head_dim // shares
         return Linear(width, self.size.hidden_size, bias=bias)
 
     def view(self, layout: Layout) -> Layout:
-        """The layout as this class reads it."""
+        """Return the layout as this class reads it."""
         return layout
 
     def past(self) -> DecayedSums | None:
-        """The past before the first token; None: keys and values are kept."""
+        """Return the past before the first token, None where keys and values are kept."""
         return None
 
     def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:
-        """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
+        """Attend from new tokens to sums over earlier ones and to each other.
+
+        Only a class whose `past` gives sums has it.
+
+        Args:
+            heads: those of the new tokens.
+            past: sums over the earlier tokens.
+            layout: covers both.
+
+        Returns:
+            Outputs (B, H, N, D'), and the sums for the next call.
+        """
         raise NotImplementedError(f"{type(self).__name__} keeps no sums")
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Further tensors of the tokens of keys for the stages (`Heads.notes`), made of their inputs x and queries."""
+        """Compute what stages keep of the tokens of the keys (`Heads.notes`), from their inputs x and queries."""
         return None, None
 
     def share_biases(self, biases: RelativeBiases) -> None:
-        """Read u and v of relative positions from a pair of all layers instead of an own one."""
+        """Read u and v of relative positions from a pair that all layers share, not from one of this layer."""
         score = getattr(self, "score", None)
         if score is not None:
             del score.biases
@@ -163,7 +200,7 @@ class ProjectedMixing(AttentionStage):
     """Contract of a mixing of projected heads, before norms, rotation, scores and cache.
 
     Queries (B, H, N, D), keys and values (B, H, M, D) are mapped part by part. With `pseudo_heads` P > 1 they become
-    (B, H, N, P, D), P tokens at each position: `expand` lays these side by side for attention, `collapse` joins its outputs.
+    (B, H, N, P, D), P tokens at each position. `expand` lays these side by side for attention. `collapse` joins its outputs.
     This class leaves heads as they are.
     """
 
@@ -175,19 +212,29 @@ class ProjectedMixing(AttentionStage):
         return heads
 
     def rotate(self, heads: Tensor, rotary: Rotary, positions: Tensor, layout: Layout) -> Tensor:
-        """Rotate mapped heads, whose tokens stand at the last ones of `positions`, which are those of the layout."""
+        """Rotate mapped heads by their positions.
+
+        Args:
+            heads: mapped queries or keys.
+            rotary: the rotation of the model.
+            positions: those of the layout; the tokens stand at the last ones of them.
+            layout: may hold tables of the rotation, made once for all layers.
+
+        Returns:
+            Rotated heads, of the same shape.
+        """
         return rotary(heads, positions, layout.rotation)
 
     def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
-        """Heads and layout as attention computes them."""
+        """Turn heads and layout into those that attention computes."""
         return heads, layout
 
     def collapse(self, out: Tensor) -> Tensor:
-        """Outputs of attention -> (B, H, N, D)."""
+        """Join the outputs of attention to (B, H, N, D)."""
         return out
 
     def multiply_adds(self) -> tuple[int, int]:
-        """Multiply-adds of a token's query and output, and of its key and value."""
+        """Count the multiply-adds of a token's query and output, and of its key and value."""
         return 0, 0
 
 
@@ -195,23 +242,41 @@ class ProjectedMixing(AttentionStage):
 class Gate(AttentionStage):
     """Contract of what acts on the heads' outputs; this class leaves them as they are.
 
-    x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
-    shares: heads that become one, H / shares are merged.
+    shares: the number of heads that become one; H / shares heads are merged.
     """
 
     shares: ClassVar[int] = 1
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        """Map the heads' outputs.
+
+        Args:
+            x: inputs of the queries (B, N, E).
+            outputs: outputs of attention (B, H, N, D).
+            values: (B, H, M, D); the last N are those of the queries' own tokens.
+
+        Returns:
+            Outputs (B, H / shares, N, D).
+        """
         return outputs
 
     def multiply_adds(self) -> int:
-        """Multiply-adds of a token: the numbers of all matrices."""
+        """Count the multiply-adds of a token: the numbers of all matrices."""
         matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
         return sum(matrix.numel() for matrix in matrices)
 
 
 def multiply(equation: str, heads: Tensor, parameter: Tensor) -> Tensor:
-    """`torch.einsum` in the dtype of the heads, for parameters that are kept in another one."""
+    """Multiply by `torch.einsum` in the dtype of the heads, for parameters that are kept in another one.
+
+    Args:
+        equation: as of `torch.einsum`, the heads first.
+        heads: a tensor in the dtype of the call.
+        parameter: a tensor in its own dtype.
+
+    Returns:
+        The product in the dtype of the heads.
+    """
     return torch.einsum(equation, heads, parameter.to(heads.dtype))
 
 
@@ -227,21 +292,25 @@ class Projection(nn.Module):
     """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), Q and K normed if asked for, then rotated; R = PE W_R.
 
     x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, G, M, D) and relative (G, T, D).
-    With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
-    dropped out before they are normed and rotated. With `qk_norm` all heads of queries share a norm over the D dimensions of a
-    head, and all heads of keys another (Qwen3). Keys of distances have none. `mix_qkv` mixes heads before the norms.
-    Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own, so that all
-    other parameters start as they do without mixing.
+    With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys.
+    Dropout comes first, then `mix_qkv`, then the norms, then the rotation.
+    With `qk_norm` all heads of queries share a norm over the D dimensions of a head, and all heads of keys another (Qwen3).
+    Keys of distances have no norm.
+    Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own. So all other
+    parameters start as they do without mixing.
     """
 
     def __init__(self, model: ModelConfig, config: AttentionConfig, attend: Attend) -> None:
         super().__init__()
-        size, needs = attend.size, attend.needs
+        size = attend.size
+        needs = attend.needs
         options = config if isinstance(config, WeightedConfig) else WeightedConfig()
         bias = config.bias
         inner = size.num_heads * size.head_dim
         shared = inner // size.groups
-        self.num_heads, self.head_dim, self.groups = size.num_heads, size.head_dim, size.groups
+        self.num_heads = size.num_heads
+        self.head_dim = size.head_dim
+        self.groups = size.groups
         self.reads_keys = "keys" in needs
         self.query: nn.Linear | None = None
         if "scored" in needs:
@@ -254,7 +323,8 @@ class Projection(nn.Module):
             self.key.requires_grad_(False)
         self.value = Linear(size.hidden_size, shared, bias=bias)
         self.relative: RelativeKeys | None = None
-        self.shared_projection, self.clamp_length = attend.shared_projection, attend.clamp_length
+        self.shared_projection = attend.shared_projection
+        self.clamp_length = attend.clamp_length
         if "relative" in needs and not self.shared_projection:
             heads = size.num_heads // size.groups
             self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, self.clamp_length)
@@ -268,15 +338,21 @@ class Projection(nn.Module):
         self.distance_dropout = make_dropout(drops.projection, drops.locked, shared=True)
 
     def layers(self) -> list[nn.Linear]:
+        """List the layers of queries, keys and values that there are, values last."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def split(self, x: Tensor) -> Tensor:
+        """Split the last dimension into heads."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H or G, N, D)
 
     def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
-        """`layout` places the queries; the keys projected here are the last ones of it.
+        """Project x and source to heads; keys, values and keys of distances are grouped.
 
-        relative (G, T or more, D): keys of the distances 0, 1, .. of an earlier call.
+        Args:
+            x: inputs of the queries (B, N, E).
+            source: inputs of the keys and values (B, M, E).
+            layout: places the queries; the keys projected here are the last ones of it.
+            relative: keys of the distances 0, 1, .. of an earlier call (G, T or more, D); None computes them.
         """
         query, scored = self.queries(x, layout)
         keys, values = self.keys_and_values(source, layout)
@@ -291,7 +367,7 @@ class Projection(nn.Module):
         return Heads(query, scored, keys, values, relative)
 
     def _project_distances(self, layout: Layout, x: Tensor, distance_keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys of distances (G, T, D), those of earlier calls where they serve, and the query of distance 0 (H, 1, D)."""
+        """Project distances to keys (G, T, D), if those of earlier calls do not serve, and distance 0 to a query (H, 1, D)."""
         assert self.query is not None
         assert self.key is not None
         if distance_keys is not None and serves(distance_keys, layout):
@@ -306,13 +382,14 @@ class Projection(nn.Module):
         return keys, self.split(nearest)[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """Project x (B, N, E) to queries as projected, and normed and rotated; both None without a query projection."""
         if self.query is None:
             return None, None
         query = self._make_heads(self.query, x, QUERY)
         return query, self._norm_and_rotate(query, self.query_norm, layout.query_positions, layout)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
-        """Keys and values of source (B, M, E), the last ones of `layout`."""
+        """Project source (B, M, E) to keys and values, the last ones of `layout`."""
         keys: Tensor | None = None
         if self.key is not None and self.reads_keys:
             mapped = self._make_heads(self.key, source, KEY)
@@ -333,10 +410,30 @@ class Projection(nn.Module):
         return self.mix_qkv.rotate(heads, self.rotary, positions, layout)
 
 
+def check_inputs(x: Tensor, source: Tensor | KeyValues, hidden_size: int) -> None:
+    """Check what a layer projects.
+
+    Args:
+        x: inputs of the queries (B, N, E).
+        source: inputs of the keys and values (B, M, E), or these as they were projected.
+        hidden_size: the width E of the layer.
+
+    Raises:
+        InputError: inputs have another shape, or are no floating-point numbers.
+    """
+    for name, hidden in (("x", x), ("source", source)):
+        if isinstance(hidden, Tensor) and not (
+            hidden.dim() == 3 and hidden.shape[::2] == (len(x), hidden_size) and hidden.is_floating_point()
+        ):
+            description = f"given {hidden.dtype} {tuple(hidden.shape)}"
+            raise InputError(f"{name} must be numbers (B, N, {hidden_size}), one B for x and source; {description}")
+
+
 def repeat_heads(heads: Tensor | None, groups: int) -> Any:
-    """Each head of keys or values once for each query head that reads it: query head i reads head i // groups.
+    """Repeat each head of keys or values for every query head that reads it.
 
     (.., G, M, D) -> (.., H, M, D) with H = G groups (grouped queries, Ainslie et al. 2023); None stays None.
+    Query head i reads head i // groups.
     """
     return heads if heads is None or groups == 1 else heads.repeat_interleave(groups, dim=-3)
 
@@ -344,9 +441,9 @@ def repeat_heads(heads: Tensor | None, groups: int) -> Any:
 class StochasticCrossHead(nn.Module):
     """Stochastic cross-head attention (Skip Cross-head §2.2).
 
-    In training, with probability `beta` per layer and pass, one permutation of the heads is drawn and applied to keys,
-    relative keys and values alike; in evaluation heads keep to themselves. Queries, and the biases u and v of relative
-    attention that are added to them, stay where they are. Of grouped queries it is a permutation of the G shared heads.
+    In training, with probability `beta` per layer and pass, one permutation of the heads is drawn. Keys, relative keys and
+    values are permuted alike. In evaluation nothing is. Queries stay where they are, and so do the biases u and v of relative
+    attention, which are added to queries. With grouped queries the G shared heads are permuted.
     heads: (..., H, M, D) each, None for what a score does not read -> the same shapes.
     """
 
@@ -358,7 +455,8 @@ class StochasticCrossHead(nn.Module):
         tensors = [tensor for tensor in heads if tensor is not None]
         if self.beta == 0 or not self.training or not tensors:
             return heads
-        count, device = tensors[0].shape[-3], tensors[0].device
+        count = tensors[0].shape[-3]
+        device = tensors[0].device
         if not torch.compiler.is_compiling() and draws.current is not None:
             drawn = draws.current.permutation(count, self.beta)
             if drawn is None:
@@ -393,11 +491,14 @@ class Score(AttentionStage):
     shared_projection: bool = False
 
     def view(self, layout: Layout) -> Layout:
-        """The layout as the score reads it."""
+        """Return the layout as the score reads it."""
         return layout
 
     def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None]:
-        """Query, keys, scale and distances of the score as an engine reads it (`Problem`), from the same arguments."""
+        """Return query, keys, scale and distances of the score as an engine reads it (`Problem`).
+
+        The arguments are those of a call.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define terms, or forward")
 
     def forward(self, *needed: Any) -> Tensor:
@@ -405,7 +506,20 @@ class Score(AttentionStage):
 
 
 def compute_scores(query: Tensor, keys: Tensor, scale: float, distances: Distances | None, layout: Layout) -> Tensor:
-    """A(n, m) = s Q(n) . K(m), or with distances s ((Q(n) + u) . K(m) + (Q(n) + v) . R(p_n - p_m)): (B, H, N, M)."""
+    """Compute scores of content, or of content and distance.
+
+        A(n, m) = s Q(n) . K(m),   with distances  s ((Q(n) + u) . K(m) + (Q(n) + v) . R(p_n - p_m))
+
+    Args:
+        query: Q (B, H, N, D).
+        keys: K (B, H, M, D).
+        scale: s.
+        distances: R, u and v; None for a score of content alone.
+        layout: positions p of queries and keys.
+
+    Returns:
+        Scores A (B, H, N, M).
+    """
     if distances is None:
         return (query * scale) @ keys.transpose(-1, -2)
     content = (query + distances.u[:, None]) * scale
@@ -474,10 +588,20 @@ class SigSoftmax(Normalizer):
 
 
 def mix_heads(weights: Tensor, matrix: Tensor | None, of_keys: Tensor | None = None) -> Tensor:
-    """P'_i(n, m) = sum_j M_ji(n) P_j(n, m)  (Mixhead Eq. 12), with K of each key  sum_j (M_ji(n) + K_ji(m)) P_j(n, m).
+    """Mix the heads of attention weights (Mixhead Eq. 12).
 
-    weights (B, H, N, M), matrix (H, H) or (B, N, H, H), None for M = I, of_keys (B, M, H, H) -> (B, H, N, M).
-    Raises ValueError if the matrix is of other heads, or of other queries.
+        P'_i(n, m) = sum_j M_ji(n) P_j(n, m),   with K of each key  sum_j (M_ji(n) + K_ji(m)) P_j(n, m)
+
+    Args:
+        weights: P (B, H, N, M).
+        matrix: M, (H, H) or (B, N, H, H); None for M = I.
+        of_keys: K (B, M, H, H), added to M; None without.
+
+    Returns:
+        Mixed weights P' (B, H, N, M).
+
+    Raises:
+        ValueError: the matrix is of other heads, or of other queries.
     """
     if of_keys is not None:
         return mix_heads(weights, matrix) + torch.einsum("bjnm,bmji->binm", weights, of_keys.to(weights))
@@ -514,11 +638,23 @@ class Mixing(AttentionStage):
     injectable: ClassVar[bool] = True
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
-        """Notes of each token (B, C, N, F), made of its inputs x (B, N, E) and queries: those of all keys come back later."""
+        """Compute notes of each token (B, C, N, F) from its inputs x (B, N, E) and queries.
+
+        `compute_matrices` gets the notes of all keys back.
+        """
         return None
 
     def compute_matrices(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Matrices:
-        """The matrices of a call."""
+        """Compute the matrices of a call.
+
+        Args:
+            heads: those of the call; their query is read where `needs` says so.
+            notes: what `remember` returned for the tokens of all keys (B, C, M, F); None without.
+            layout: positions of queries and keys.
+
+        Returns:
+            The matrices of queries and keys.
+        """
         return Matrices(self.matrix(heads.query))
 
     @property
@@ -527,7 +663,7 @@ class Mixing(AttentionStage):
         return None
 
     def matrix(self, query: Tensor | None) -> Tensor | None:
-        """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
+        """Return M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
 
         The query is the projected one with its bias, before scale and rotation. Without a query, a matrix that depends on it
         is the part that all positions share.
@@ -535,41 +671,56 @@ class Mixing(AttentionStage):
         raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
 
     def mix_maps(self, maps: Tensor, matrices: Matrices) -> Tensor:
-        """Maps P (B, H, N, M) -> P' (B, H, N, M), by the matrices of the call."""
+        """Mix maps P (B, H, N, M) to P' (B, H, N, M) by the matrices of the call."""
         return mix_heads(maps, *matrices)
 
     def mix_scores(
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
-        """Mixed scores of a call; `score` gives those of any queries. What is read of hidden keys must not reach them."""
+        """Compute the mixed scores of a call, before the mask.
+
+        What is read of hidden keys must not reach the scores of visible ones.
+
+        Args:
+            score: gives the scores (B, H, N, M) of any heads and layout.
+            heads: those of the call.
+            layout: positions of queries and keys.
+            matrices: those of the call.
+
+        Returns:
+            Mixed scores (B, H, N, M).
+        """
         return self.mix_maps(score(heads, layout), matrices)
 
     def finish(self, out: Tensor) -> Tensor:
-        """Follow the weighted values (B, H, N, D) by something of the same shape; by default nothing."""
+        """Map the weighted values (B, H, N, D) to the same shape; by default leave them as they are."""
         return out
 
     def multiply_adds(self, keys: float) -> float:
-        """Multiply-adds of a query that sees so many keys: those of a matrix."""
+        """Count the multiply-adds of a query that sees so many keys: those of a matrix."""
         heads: int = self.size.num_heads
         return heads**2 * keys
 
     @property
     def learned(self) -> bool:
-        """The matrix has parameters, so that penalties can change it."""
+        """True where the matrix has parameters, so that penalties can change it."""
         return next(self.parameters(), None) is not None
 
     def draw(self) -> None:
-        """Draw anew what starts at random, from the CPU's random numbers: the same ones on every device."""
+        """Draw anew what starts at random, from the CPU's random numbers: the same on every device."""
 
 
 def starts_plain(stage: Stage) -> bool:
-    """The mixing that `stage` names is the identity before training."""
+    """Return whether the mixing that `stage` names is the identity before training."""
     identity = stage_options(stage).get("start", "identity") == "identity"
     return identity and bool(registry.lookup("mix", stage_name(stage)).starts_plain)
 
 
 def to_default_device(matrix: Tensor) -> Tensor:
-    """A small matrix that was made on the CPU: on the meta device `torch.eye` imports the compiler, for two seconds."""
+    """Move a small matrix that was made on the CPU to the default device.
+
+    Made on the meta device, `torch.eye` would import the compiler, which takes two seconds.
+    """
     return matrix.to(torch.get_default_device())
 
 
@@ -589,6 +740,7 @@ class LearnedMixing(Mixing):
         self.begin(config, size.num_heads)
 
     def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
+        """Make `mixing` and start it."""
         self.start = "identity" if config is None else config.start
         uniform = torch.full((heads, heads), 1 / heads, device="cpu")
         identity = torch.eye(heads, device="cpu")
@@ -643,7 +795,7 @@ class PositionWiseMixing(LearnedMixing):
         P'_i(n) = sum_j m_ji(n) P_j(n)      with  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji
 
     query (B, H, N, D) -> M (B, N, H, H).  `from_query` W is (D, H), `mixing` B is (H, H).
-    Row j of M(n) reads the query of its own, the source, head j; W is shared by all heads.
+    Row j of M(n) reads the query of head j, the source; W is shared by all heads.
     Starts at W = 0, B = I: plain multi-head attention (§3.2); B may start otherwise, as `start` says.  Rows need not sum to
     one and may be negative (§3.3).
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
@@ -655,7 +807,7 @@ class PositionWiseMixing(LearnedMixing):
         self.begin(config, size.num_heads)
 
     def matrix(self, query: Tensor | None) -> Tensor:
-        """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
+        """Return M(n) (B, N, H, H), or without a query B, the part that all positions share."""
         if query is None:
             return self.mixing
         by_token = query.transpose(1, 2)  # (B, N, H, D), which is how a projection lies in memory

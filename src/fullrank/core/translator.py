@@ -43,12 +43,16 @@ class Translator(Model):
         *,
         trace: Trace | None = None,
     ) -> ModelOutput:
-        """input_ids (B, M) of the source, decoder_input_ids (B, N) of the target, both int64 -> logits (B, N, V).
+        """Compute the logits (B, N, V) of the next token of the target at every position.
 
-        attention_mask (B, M), 1 for tokens of the source and 0 for padding on either side; decoder_attention_mask (B, N) that
-        of the target. Targets that are padded on the right need none, where no token sees what comes later (all models but
-        those with `config.sees_future`). trace collects the weights of the encoder's layers, then of each decoder layer those
-        of self-attention and of cross-attention; layers without weights are left out of it.
+        Args:
+            input_ids: the source, int64 (B, M).
+            decoder_input_ids: the target, int64 (B, N).
+            attention_mask: of the source (B, M), 1 for tokens and 0 for padding on either side.
+            decoder_attention_mask: of the target (B, N). Targets that are padded on the right need none, where no token sees
+                what comes later: in all models but those with `config.sees_future`.
+            trace: collects the weights of the encoder's layers, then of each decoder layer those of self-attention and of
+                cross-attention; layers without weights are left out.
         """
         hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask, trace=trace)
         return ModelOutput(self.decoder.output(hidden))
@@ -62,6 +66,18 @@ class Translator(Model):
         *,
         trace: Trace | None = None,
     ) -> Tensor:
+        """Compute the input of the output layer (B, N, E).
+
+        Args:
+            input_ids: as of `forward`.
+            decoder_input_ids: as of `forward`.
+            attention_mask: as of `forward`.
+            decoder_attention_mask: as of `forward`.
+            trace: as of `forward`.
+
+        Raises:
+            InputError: source or target have another shape, or are too long.
+        """
         fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
         if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
@@ -73,14 +89,15 @@ class Translator(Model):
         return self.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Source:
-        """The source (B, M) as decoding reads it; attention_mask as in `forward`."""
+        """Encode the source (B, M) for decoding; attention_mask as in `forward`."""
         return self.encoder.encode(input_ids, attention_mask)
 
     def of_source(self, source: Source) -> Translating:
-        """The model of translations of `source`, for sampling and beam search token by token."""
+        """Return the model of translations of `source`, for sampling and beam search token by token."""
         return Translating(self, source)
 
     def decoder_while_decoding(self) -> LanguageModel:
+        """Return the decoder, without mixing where `released_decoding` is set."""
         section = self.config.decoder
         is_released = section is not None and section.released_decoding
         return released.remove_mixing(self.decoder) if is_released else self.decoder
@@ -102,7 +119,15 @@ class Translator(Model):
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> TokenNll:
-        """-log p(targets | decoder_input_ids up to there, input_ids) in nats, (B, N), exact under any cotangent."""
+        """Compute -log p(targets | decoder_input_ids up to there, input_ids) in nats, (B, N), exact under any cotangent.
+
+        Args:
+            input_ids: as of `forward`.
+            decoder_input_ids: as of `forward`.
+            targets: the id that follows each token of the target, int64 (B, N).
+            attention_mask: as of `forward`.
+            decoder_attention_mask: as of `forward`.
+        """
         check_targets(decoder_input_ids, targets, "decoder_input_ids")
         hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask)
         return TokenNll(self.decoder.output.nll(hidden, targets))
@@ -119,7 +144,18 @@ class Translator(Model):
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
     ) -> LossParts:
-        """`loss`, and the nll without label smoothing. trace: collects what penalties need."""
+        """Compute `loss`, and the nll without label smoothing.
+
+        Args:
+            input_ids: as of `forward`.
+            decoder_input_ids: as of `forward`.
+            targets: the id that follows each token of the target, int64 (B, N).
+            weights: weight of each target in the mean (B, N); None for 1.
+            attention_mask: as of `forward`.
+            decoder_attention_mask: as of `forward`.
+            label_smoothing: e; the target is (1 - e) [v = y] + e / V.
+            trace: collects what penalties need.
+        """
         check_targets(decoder_input_ids, targets, "decoder_input_ids")
         masks = (attention_mask, decoder_attention_mask)
         hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace)
@@ -134,7 +170,8 @@ class Translating:
     """
 
     def __init__(self, model: Translator, source: Source) -> None:
-        self.model, self.source = model, source
+        self.model = model
+        self.source = source
         self.decoder = model.decoder_while_decoding()
 
     @property
@@ -142,17 +179,17 @@ class Translating:
         return self.model.max_length
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules of the model: decoding puts them into evaluation mode."""
+        """Iterate over all modules of the model: decoding puts them into evaluation mode."""
         return iter(dict.fromkeys((*self.model.modules(), *self.decoder.modules())))
 
     def new_cache(self) -> TranslationCache:
-        """The cache before the first target token; the source is projected here, once for every layer."""
-        decoder, source = self.decoder, self.source
+        """Make the cache before the first target token; the source is projected here, once for every layer."""
+        source = self.source
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
-        projections = [block.cross_attention.project for block in decoder.blocks]
+        projections = [block.cross_attention.project for block in self.decoder.blocks]
         layers = tuple(KeyValues(*project.keys_and_values(source.hidden, layout)) for project in projections)
         rows = torch.arange(source.batch, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), layers, source.mask, rows)
+        return TranslationCache(self.decoder.new_cache(), layers, source.mask, rows)
 
     def __call__(
         self,
@@ -161,7 +198,7 @@ class Translating:
         cache: TranslationCache | None = None,
         attention_mask: Tensor | None = None,
     ) -> ModelOutput:
-        """Without a cache input_ids are read whole, one row a source."""
+        """Compute the logits of new tokens; without a cache input_ids are read whole, one row a source."""
         if not isinstance(cache, TranslationCache | None):
             raise InputError(f"cache: that of `new_cache` or of the output before, given a {type(cache).__name__}")
         rows = self.source.batch if cache is None else cache.batch
