@@ -18,23 +18,25 @@ _LANES = 16  # numbers of a vector of the C++ kernel, in fp32
 
 
 def take_rows(tensor: Tensor | None, index: Tensor) -> Tensor | None:
-    """Rows `index` (K,) of a tensor whose first dimension is the batch."""
+    """Take rows `index` (K,) of a tensor whose first dimension is the batch; None stays None."""
     return None if tensor is None else tensor.index_select(0, index)
 
 
 class Buffer:
     """Storage (B, H, C, D or more) whose first `used` tokens are taken; new storage has twice the room of what is seen.
 
-    Several caches may share one storage. Each sees some tokens of its own side by side. The cache that sees the last taken
-    token may write behind it, any other copies first: so a cache stays a value, also where two texts go on from one.
+    Several caches may share one storage. Each sees some consecutive tokens of it. The cache that sees the last taken token may
+    write behind it, any other copies first. So a cache stays a value, also where two texts go on from one.
     lanes: on a CPU a row takes a multiple of so many numbers, the rest of them zeros, so that a kernel reads it in place.
     """
 
     def __init__(self, storage: Tensor, used: int = -1, lanes: int = 1) -> None:
-        self.storage, self.used, self.lanes = storage, used, lanes
+        self.storage = storage
+        self.used = used
+        self.lanes = lanes
 
     def append(self, old: Tensor, new: Tensor) -> tuple[Tensor, Buffer]:
-        """Seen tokens (B, H, M, D), then new ones (B, H, N, D), as a view (B, H, M + N, D), and its buffer."""
+        """Append new tokens (B, H, N, D) to seen ones (B, H, M, D); return a view (B, H, M + N, D) and its buffer."""
         buffer = self
         added, width = new.shape[2:]
         numbers_before = old.storage_offset() - self.storage.storage_offset()
@@ -44,14 +46,15 @@ class Buffer:
         frozen = self.storage.is_inference() and not torch.is_inference_mode_enabled()
         if self.used != seen or self.storage.shape[2] < seen + added or frozen:
             buffer = self.copy(old, added)
-            start, seen = 0, old.shape[2]
+            start = 0
+            seen = old.shape[2]
         end = seen + added
         buffer.storage[:, :, buffer.used : end, :width] = new
         buffer.used = end
         return buffer.storage[:, :, start:end, :width], buffer
 
     def copy(self, old: Tensor, more: int) -> Buffer:
-        """A buffer that begins with seen tokens (B, H, M, D), with room for `more` at least."""
+        """Copy seen tokens (B, H, M, D) to the start of another buffer, with room for `more` at least."""
         batch, heads, length, width = old.shape
         idle = -width % self.lanes if old.device.type == "cpu" else 0
         room = max(2 * length, length + more, _SMALLEST_BUFFER)
@@ -63,7 +66,18 @@ class Buffer:
 
 
 def join_tokens(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tuple[Tensor | None, Buffer | None]:
-    """Old tokens, then new ones; concatenated without a buffer, with gradients, in compiled code and for another dtype."""
+    """Append new tokens to old ones.
+
+    They are concatenated where there is no buffer, with gradients, in compiled code and for another dtype.
+
+    Args:
+        old: (B, H, M, D), or None.
+        buffer: holds the old tokens; None for none.
+        new: (B, H, N, D), or None.
+
+    Returns:
+        All tokens (B, H, M + N, D), and their buffer, None after a concatenation. Without old or new tokens both are None.
+    """
     if old is None or new is None:
         return None, None
     if buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or old.dtype != new.dtype:
@@ -74,7 +88,8 @@ def join_tokens(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -
 class KeyValues(NamedTuple):
     """Keys and values (B, G, M, D) of earlier tokens, and keys of distances (G, T, D).
 
-    keys is None where the score has none, relative where it reads no distances; T may be more than is needed yet.
+    keys: None where the score has none.
+    relative: None where the score reads no distances. T may be more than is needed yet.
     buffers: of keys and values, where new tokens may be written behind them.
     notes: what stages that mix heads remember of each token besides, (B, C, M, F) each; None for a stage that needs nothing.
     """
@@ -94,7 +109,15 @@ class KeyValues(NamedTuple):
         relative: Tensor | None,
         notes: tuple[Tensor | None, ...] = (),
     ) -> KeyValues:
-        """Append new keys, values (B, H, N, D) and notes to those of `past`; relative: keys of distances for the next call."""
+        """Append new keys, values and notes to those of `past`.
+
+        Args:
+            past: of the earlier tokens; None at the start of a text.
+            keys: new keys (B, H, N, D); None where the score has none.
+            values: new values (B, H, N, D).
+            relative: keys of distances for the next call.
+            notes: new notes (B, C, N, F).
+        """
         if past is None:  # buffers without space: the next call allocates some
             of_keys = None if keys is None else Buffer(keys, lanes=_LANES)
             of_values = Buffer(values, lanes=_LANES)
@@ -115,20 +138,22 @@ class KeyValues(NamedTuple):
         return self.values.shape[0]
 
     def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
-        """Part of keys, values and notes that `choose` takes, without their buffers."""
+        """Select the part of keys, values and notes that `choose` takes, without their buffers."""
         keys = None if self.keys is None else choose(self.keys)
         notes = tuple(None if note is None else choose(note) for note in self.notes)
         return KeyValues(keys, choose(self.values), self.relative, notes=notes)
 
     def last(self, limit: int) -> KeyValues:
-        """The last `limit` tokens, with their buffers."""
+        """Take the last `limit` tokens, with their buffers."""
         tokens = self.select(lambda part: part[:, :, -limit:])
         return tokens._replace(buffers=self.buffers)
 
     def rows(self, index: Tensor) -> KeyValues:
+        """Take rows `index` (K,), in that order; rows may repeat."""
         return self.select(lambda heads: heads.index_select(0, index))
 
     def crop(self, length: int) -> KeyValues:
+        """Take the first `length` tokens."""
         return self.select(lambda heads: heads[:, :, :length])
 
 
@@ -144,6 +169,7 @@ class DecayedSums(NamedTuple):
         return None if self.keys is None else self.keys.shape[0]
 
     def rows(self, index: Tensor) -> DecayedSums:
+        """Take rows `index` (K,), in that order; rows may repeat."""
         return DecayedSums(take_rows(self.keys, index), take_rows(self.values, index), self.length)
 
 
@@ -175,10 +201,11 @@ class Cache:
 
     @property
     def croppable(self) -> bool:
-        """True if the last tokens can be taken out again: keys and values can, sums cannot."""
+        """True if the last tokens can be taken out again: those of keys and values can, those of sums cannot."""
         return all(past is None or isinstance(past, KeyValues) for past in self.layers)
 
     def crop(self, length: int) -> Cache:
+        """Take the first `length` tokens; InputError for sums, whose last tokens cannot be taken out again."""
         if length >= self.length:
             return self
         if not self.croppable:
@@ -194,14 +221,14 @@ class Cache:
         return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def reorder(self, index: Tensor) -> Cache:
-        """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
+        """Take rows `index` (K,), in that order; rows may repeat (beams)."""
         layers = tuple(None if past is None else past.rows(index) for past in self.layers)
         mask = take_rows(self.key_mask, index)
         documents = take_rows(self.documents, index)
         return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def check(self, layers: int, batch: int) -> None:
-        """Raises InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
+        """Raise InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
         sizes = (len(self.layers), batch if self.batch is None else self.batch)
         if sizes != (layers, batch):
             raise InputError(
@@ -210,14 +237,15 @@ class Cache:
             )
 
     def mask_after(self, mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-        """The mask (B, M + N) of cached and new tokens, None where nothing is padded.
+        """Join the masks of cached and new tokens to (B, M + N), None where nothing is padded.
 
         mask: of the new tokens or of all, or None. Raises InputError for another shape, and if it hides other cached tokens
         than when they were read.
         """
         if mask is None and self.key_mask is None:
             return None
-        rows, past = len(input_ids), self.length
+        rows = len(input_ids)
+        past = self.length
         old = self.key_mask
         if old is None:
             old = input_ids.new_ones(rows, past, dtype=torch.bool)
@@ -240,7 +268,9 @@ class CacheState(State):
         first = cache.layers[0]
         distance_keys = first.relative if isinstance(first, KeyValues) else None
         super().__init__(layout, partial(place, distance_keys=distance_keys, cached=True))
-        self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
+        self.cache = cache
+        self.mask = mask
+        self.layers = list(cache.layers)
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Past | None, None]:
         layout, _, _ = super().enter(layer, x)
@@ -270,7 +300,7 @@ class Source:
         return self.hidden.shape[0]
 
     def get_layer_input(self, layer: int, queries: int) -> CrossInput:
-        """Input of layer `layer` for `queries` tokens of each sentence."""
+        """Return the input of layer `layer` for `queries` tokens of each sentence."""
         return self.hidden, _source_layout(queries, self.hidden.shape[1], self.mask, self.hidden.device)
 
 
@@ -278,7 +308,8 @@ class Source:
 class TranslationCache:
     """Cache of a translation that is decoded, a value like `Cache`: the target `written` so far, and its source.
 
-    layers: keys and values of the source for each layer, a row for each target row; mask: as in `Source`.
+    layers: keys and values of the source for each layer, a row for each target row.
+    mask: as in `Source`.
     rows (R,): the sentence that each target row translates.
     """
 
@@ -300,8 +331,9 @@ class TranslationCache:
         return heads, _source_layout(queries, heads.length, self.mask, heads.values.device)
 
     def reorder(self, index: Tensor) -> TranslationCache:
-        """The cache of target rows `index` (K,), in that order; they may repeat (beams)."""
-        written, rows = self.written.reorder(index), self.rows.index_select(0, index)
+        """Take target rows `index` (K,), in that order; they may repeat (beams)."""
+        written = self.written.reorder(index)
+        rows = self.rows.index_select(0, index)
         if torch.equal(rows, self.rows):  # beams changed places within their sentences
             return replace(self, written=written)
         layers = tuple(heads.rows(index) for heads in self.layers)

@@ -25,8 +25,8 @@ class Draws:
     """The draws of one pass over the rows `first` .. `first + rows` - 1 of the whole batch.
 
     words(call, start, count): int64 (count,), random words `start` .. of the endless sequence of one call.
-    call: the number of the next call that draws. selected: positions (T,) of tokens among all tokens of these rows, and how
-    many those are, where a layer computes some of them only.
+    call: the number of the next call that draws.
+    selected: where a layer computes only some tokens of these rows, their positions (T,) among all, and the number of all.
     """
 
     words: Callable[[int, int, int], Tensor]
@@ -36,11 +36,12 @@ class Draws:
     selected: tuple[Tensor, int] | None = None
 
     def uniform_and_bits(self, shape: torch.Size, shared: bool) -> tuple[float, Tensor]:
-        """A number in [0, 1) for the whole call, and 16 random bits for each entry, int16 `shape`.
+        """Draw a number in [0, 1) for the whole call, and 16 random bits for each entry, int16 `shape`.
 
         The rows of the batch come first in `shape`, or its tokens; shared: no rows, the same draws in every process.
         """
-        call, count = self._take_call(), math.prod(shape)
+        call = self._take_call()
+        count = math.prod(shape)
         places, tokens = self.selected or (None, 0)
         if count == 0:  # no token was selected
             bits = torch.empty(0, dtype=torch.int16)
@@ -55,11 +56,11 @@ class Draws:
         return self._uniform(call), bits.reshape(shape)
 
     def seed(self) -> tuple[int, int]:
-        """A seed from 0 to 2^62 - 1 for numbers that a kernel draws by itself, and the row that its first row is."""
+        """Draw a seed from 0 to 2^62 - 1 for a kernel that draws by itself; return it with the number of the first row."""
         return int(self.words(self._take_call(), 0, 1)) & (2**62 - 1), self.first
 
     def permutation(self, count: int, probability: float) -> Tensor | None:
-        """A permutation of `count`, the same in every process, with `probability`; else None."""
+        """Draw a permutation of `count` with `probability`, the same in every process; otherwise return None."""
         call = self._take_call()
         if self._uniform(call) >= probability:
             return None
@@ -73,7 +74,10 @@ class Draws:
         return (int(self.words(call, 0, 1)) & (2**53 - 1)) / 2**53
 
     def _bits(self, call: int, first: int, rows: int, entries: int) -> Tensor:
-        """16 bits for each entry of each row (rows, entries); every row begins with a new word, after the first."""
+        """Draw 16 bits for each entry of each row, int16 (rows, entries).
+
+        Every row begins with a new word. The first word of a call is not used here.
+        """
         words = -(-entries // 4)
         drawn = self.words(call, 1 + first * words, rows * words)
         return drawn.view(torch.int16).view(rows, 4 * words)[:, :entries]
@@ -83,7 +87,10 @@ current: Draws | None = None
 
 
 def seed(device: torch.device | str = "cpu") -> Tensor:
-    """int64 (2,): a seed for a kernel and the row that its first row is; without draws from torch's generator."""
+    """Draw a seed for a kernel, and add the number of its first row: int64 (2,).
+
+    Outside a training pass, and in compiled code, torch's generator draws, and the row is 0.
+    """
     if torch.compiler.is_compiling() or current is None:
         drawn = torch.randint(2**62, (1,), device=device)
         return torch.cat((drawn, torch.zeros_like(drawn)))
@@ -91,19 +98,24 @@ def seed(device: torch.device | str = "cpu") -> Tensor:
 
 
 def selecting() -> bool:
-    """True where tensors hold selected tokens (`selected`), which belong to no row."""
+    """Return whether tensors hold selected tokens (`selected`), which belong to no row."""
     return not torch.compiler.is_compiling() and current is not None and current.selected is not None
 
 
 def calls() -> int:
+    """Return the number of the next call that draws, 0 outside a training pass."""
     return 0 if current is None else current.call
 
 
 @contextmanager
 def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
-    """Inside the block tensors hold the tokens at `places` (T,) alone, of `tokens` that were selected from.
+    """Run the block with tensors that hold selected tokens alone.
 
-    call: the number of the first call inside, for parts of the tokens one after the other (`calls` before the first of them).
+    Args:
+        places: positions (T,) of the selected tokens.
+        tokens: the number of tokens that they are selected from.
+        call: the number of the first call inside; None goes on counting. Where parts of the tokens are computed one after the
+            other, each begins with what `calls` was before the first of them.
     """
     if torch.compiler.is_compiling() or current is None:
         yield
@@ -118,7 +130,16 @@ def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Itera
 
 
 def checkpoint_function(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """`function(...)`, of which nothing is kept but the inputs: the backward pass computes it again, with the same draws."""
+    """Call a function and keep only its inputs; the backward pass calls it again, with the same draws.
+
+    Args:
+        function: returns a tensor or several.
+        arguments: its positional arguments.
+        options: its keyword arguments.
+
+    Returns:
+        What the function returns.
+    """
     if not torch.is_grad_enabled():
         return function(*arguments, **options)
     if torch.compiler.is_compiling():  # torch's generators draw there, and it knows of them
@@ -136,7 +157,8 @@ class _Again(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         global current
-        self.before, current = current, copy(self.draws)
+        self.before = current
+        current = copy(self.draws)
         self.tokens = [(variable, variable.set(value)) for variable, value in self.variables.items()]
 
     def __exit__(self, *error: Any) -> None:
@@ -148,7 +170,7 @@ class _Again(AbstractContextManager[None]):
 
 @contextmanager
 def draw_apart() -> Iterator[None]:
-    """Draw other random numbers inside than afterwards, and leave those that follow unchanged (on the CPU)."""
+    """Run the block with random numbers of its own on the CPU; those that follow stay as they would be without it."""
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()
         torch.default_generator.manual_seed(int(seed))
@@ -156,9 +178,12 @@ def draw_apart() -> Iterator[None]:
 
 
 def dropout(x: Tensor, p: float, shared: bool = False) -> Tensor:
-    """Zero each entry of x with probability p and scale the rest by 1/(1 - p); any shape, the rows of the batch first.
+    """Zero each entry of x with probability p and scale the rest by 1/(1 - p).
 
-    shared: x has no rows, and several processes that train together draw alike.
+    Args:
+        x: any shape, the rows of the batch first.
+        p: the probability that an entry is dropped.
+        shared: x has no rows, and several processes that train together draw alike.
     """
     if p == 0:
         return x
@@ -169,12 +194,17 @@ def dropout(x: Tensor, p: float, shared: bool = False) -> Tensor:
 
 
 def draw_mask(x: Tensor, p: float, shared: bool) -> Tensor:
-    """Dropout mask of x on a CPU, 1 for kept and 0 for dropped entries, in its dtype.
+    """Draw the dropout mask of x on a CPU, 1 for kept and 0 for dropped entries, in its dtype.
 
     On a CPU `Tensor.bernoulli_` takes most of dropout's time (7.5 of 7.8 ns per entry); here one 64-bit draw makes four
     entries (1.3 ns). 16 bits are compared with 65,536 p, rounded up or down at random so that every entry is dropped
     with probability p exactly; the rounding is drawn once a mask. All numbers come from the draws of the training pass
     (`current`), or torch's default generator.
+
+    Args:
+        x: gives shape and dtype, the rows of the batch first.
+        p: the probability that an entry is dropped.
+        shared: as of `dropout`.
     """
     if current is not None:
         rounding, bits = current.uniform_and_bits(x.shape, shared)
@@ -190,13 +220,15 @@ def draw_mask(x: Tensor, p: float, shared: bool) -> Tensor:
 class Dropout(nn.Module):
     """Zero entries with probability p and scale the rest by 1/(1 - p), in training only.
 
-    x (B, N, E) -> (B, N, E), or one sequence (N, E).  `locked` (variational dropout, Gal & Ghahramani 2016): one mask for all
-    N positions. shared: as of `dropout`.
+    x (B, N, E) -> (B, N, E), or one sequence (N, E).
+    locked: one mask for all N positions (variational dropout, Gal & Ghahramani 2016). shared: as of `dropout`.
     """
 
     def __init__(self, p: float, locked: bool = False, shared: bool = False) -> None:
         super().__init__()
-        self.p, self.locked, self.shared = p, locked, shared
+        self.p = p
+        self.locked = locked
+        self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -208,14 +240,28 @@ class Dropout(nn.Module):
 
 
 def make_dropout(p: float, locked: bool = False, shared: bool = False) -> nn.Module:
-    """`Dropout`, or where nothing is dropped the identity."""
+    """Build a `Dropout`, or where nothing is dropped the identity.
+
+    Args:
+        p: the probability that an entry is dropped.
+        locked: as of `Dropout`.
+        shared: as of `dropout`.
+    """
     return Dropout(p, locked, shared) if p else nn.Identity()
 
 
 def draw_words(p: float, input_ids: Tensor, vocab_size: int) -> Tensor:
-    """Factor of each token, (B, N, 1): 0 for a dropped word wherever it stands, else 1/(1 - p).
+    """Draw the words that are dropped, each wherever it stands.
 
     Dropout of rows of the embedding (Gal & Ghahramani 2016; Merity et al. 2018, §4.3). Every process draws alike.
+
+    Args:
+        p: the probability that a word is dropped.
+        input_ids: int64 (B, N).
+        vocab_size: the number of words.
+
+    Returns:
+        The factor of each token (B, N, 1): 0 for a dropped word, else 1/(1 - p).
     """
     like = torch.ones(vocab_size, 1, device=input_ids.device)
     return F.embedding(input_ids, dropout(like, p, shared=True))
@@ -223,7 +269,10 @@ def draw_words(p: float, input_ids: Tensor, vocab_size: int) -> Tensor:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """No gradients, and the modules of the model in evaluation mode (no dropout); leaves every one as it was."""
+    """Run the block without gradients, the modules of the model in evaluation mode (no dropout).
+
+    Afterwards every module is in the mode that it was in before.
+    """
     training = [module for module in model.modules() if module.training] if hasattr(model, "modules") else []
     try:
         for module in training:

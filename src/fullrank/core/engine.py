@@ -33,11 +33,12 @@ class Problem:
         A'_i = sum_j L_ji A_j,   P_j = normalize(A'_j),   P'_i = sum_j M_ji P_j,   O_i = dropout(P'_i) V_i
 
     query (B, H, N, D), keys and values (B, H, M, D) -> (B, H, N, D), in the dtype of the values.
-    mixing, scoring: M and L, which mixes scores before the mask, as (H, H), or (B, N, H, H) where they depend on the query;
-    None is the identity. key_mixing, key_scoring: what each key adds to them, (B, M, H, H); None is nothing.
+    mixing: M as (H, H), or (B, N, H, H) where it depends on the query; None is the identity.
+    scoring: L, which mixes scores before the mask, in the same shapes.
+    key_mixing, key_scoring: what each key adds to M and L, (B, M, H, H); None is nothing.
     convolution: w (H, Q, C) in place of L, A'_j(n, m) = sum_ab w_j(a, b) A_j(n - a, m + b), a = 0 in the last of the Q rows.
     normalize: the name by which engines know the normaliser.
-    dropout: the probability with which a mixed weight is dropped, the others being divided by 1 - p; 0 outside training.
+    dropout: the probability p that a mixed weight is dropped; the others are divided by 1 - p. It is 0 outside training.
     """
 
     query: Tensor
@@ -79,7 +80,8 @@ class Pairs:
 class Tokens:
     """Tokens whose decayed sums are asked for, A_s(i) = sum_{j <= i} a_s^(p_i - p_j) x_j for the last N of M.
 
-    tokens x (B, M, R), log_decay log a (S,) -> (B, N, S, R), all in the dtype of the sums. The last N tokens follow each other.
+    tokens x (B, M, R), log_decay log a (S,) -> (B, N, S, R), all in the dtype of the sums.
+    The last N tokens stand at consecutive positions.
     before (M - N,): how far each earlier token is from the first of the N, less one.
     state (B, S, R): the sums before the first token; only where M is N.
     """
@@ -123,31 +125,41 @@ class Components:
 class Engines(Protocol):
     """Functions that compute what the definition computes, faster; None where they leave a call to the definition.
 
-    A string in place of a problem is the reason for which no engine can compute the call. Raises InputError if an engine was
-    asked for by name that computes no such call.
+    A string in place of a problem is the reason why no engine can compute the call.
+    They raise InputError if an engine was asked for by name that computes no such call.
     """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """x W' + b (.., V).  x (.., E), weight (V, E), bias (V,)."""
+        """Compute x W' + b (.., V).
+
+        Args:
+            x: (.., E).
+            weight: W (V, E).
+            bias: b (V,); None for 0.
+        """
 
     def attend(self, problem: Problem | str) -> Tensor | None:
-        """Weighted attention, (B, H, N, D)."""
+        """Compute weighted attention, (B, H, N, D)."""
 
     def multilinear_pairs(self, problem: Pairs) -> Tensor | None:
-        """Multi-linear attention over pairs of positions, (B, N, E)."""
+        """Compute multi-linear attention over pairs of positions, (B, N, E)."""
 
     def compute_decayed_sums(self, problem: Tokens | str) -> Tensor | None:
-        """Decayed sums, (B, N, S, R)."""
+        """Compute decayed sums, (B, N, S, R)."""
 
     def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None:
-        """-log p(ids) (T,) in nats, in fp32 at least.  ids (T,)."""
+        """Compute -log p(ids) (T,) in nats, in fp32 at least.  ids (T,)."""
 
     def vocabulary_loss(
         self, components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
     ) -> tuple[Tensor, Tensor] | None:
-        """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; ids and scale (T,), which takes no gradient.
+        """Compute sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t.
 
-        With label smoothing e the target is (1 - e) [v = ids] + e / V.
+        Args:
+            components: the softmaxes of the vocabulary layer for T tokens.
+            ids: the targets (T,).
+            scale: (T,), without gradient.
+            label_smoothing: e; the target is (1 - e) [v = ids] + e / V.
         """
 
 

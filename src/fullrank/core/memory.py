@@ -25,8 +25,8 @@ class LayerMemory:
     hidden (B, M, E): inputs of the layer, detached; None for an empty memory.
     runs: positions of these tokens as runs of consecutive ones, oldest first; None where rows differ in length.
     positions (B, M), mask (B, M): the same for rows that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice. buffer: where new
-    inputs may be written behind `hidden` then.
+    heads: keys and values of these tokens in evaluation without gradients, so that nothing is projected twice.
+    buffer: where new inputs may be written behind `hidden` then.
     skipped: tokens of all segments at which the layer was skipped.
     """
 
@@ -43,6 +43,7 @@ class LayerMemory:
         return 0 if self.hidden is None else self.hidden.shape[1]
 
     def last(self, limit: int) -> LayerMemory:
+        """Take the last `limit` tokens."""
         if self.tokens <= limit:
             return self
         assert self.hidden is not None
@@ -56,6 +57,7 @@ class LayerMemory:
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
+        """Take rows `index` (K,), in that order; rows may repeat."""
         return replace(
             self,
             hidden=take_rows(self.hidden, index),
@@ -81,10 +83,11 @@ class Memory:
 
     @classmethod
     def empty(cls, layers: int) -> Memory:
+        """Make the memory of a model of `layers` layers that has read nothing."""
         return cls((LayerMemory(),) * layers)
 
     def place(self, layer: LayerMemory, segment: MemoryState) -> LayerMemory:
-        """The memory of a layer, its tokens at the positions where the queries of the segment see them: in the text."""
+        """Place the tokens of a layer's memory where the queries of the segment see them: at their positions in the text."""
         return layer
 
     @property
@@ -97,11 +100,21 @@ class Memory:
         return [len(part) for part in parts if part is not None]
 
     def reorder(self, index: Tensor) -> Memory:
+        """Take rows `index` (K,), in that order; rows may repeat."""
         layers = tuple(layer.reorder(index) for layer in self.layers)
         return replace(self, layers=layers, lengths=take_rows(self.lengths, index))
 
     def check(self, layers: int, rows: int, width: int) -> None:
-        """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
+        """Check that this is a memory of the model and the rows that read it.
+
+        Args:
+            layers: the number of layers of the model.
+            rows: the number of rows B that it reads.
+            width: its width E.
+
+        Raises:
+            InputError: one of these numbers differs.
+        """
         widths = {layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None}
         batches = {*self._batches}
         sizes = (len(self.layers), *(widths or {width}), *(batches or {rows}))
@@ -112,7 +125,7 @@ class Memory:
             )
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Everything but cached keys and values as named tensors, for a checkpoint.
+        """Return everything but cached keys and values as named tensors, for a checkpoint.
 
         Those of two dimensions or more have the rows of the batch first; the others are of all rows.
         """
@@ -131,6 +144,7 @@ class Memory:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Memory:
+        """Make a memory of the tensors that `to_tensors` returned."""
         layers = []
         for i in range(sum(name.endswith(".rested") for name in tensors)):
             runs = tensors.get(f"{i}.runs")
@@ -142,22 +156,28 @@ class Memory:
                 skipped=int(tensors[f"{i}.rested"]),
             )
             layers.append(layer)
-        length, lengths = int(tensors["length"]), tensors.get("lengths")
-        return cls(tuple(layers), length, None if lengths is None else lengths.flatten())
+        lengths = tensors.get("lengths")
+        return cls(tuple(layers), int(tensors["length"]), None if lengths is None else lengths.flatten())
 
 
 class MemoryState(State):
     """A segment of N tokens after the memory of each layer; a skipped layer keeps its memory.
 
-    positions (N,) or (B, N): those of the segment in the text; first: the first one, where rows do not differ. mask (B, N),
-    True for tokens, None when nothing was ever padded. lengths (B,): tokens read after the segment, where rows differ.
+    positions (N,) or (B, N): those of the segment in the text. first: the first one, where rows do not differ.
+    mask (B, N): True for tokens; None when nothing was ever padded.
+    lengths (B,): tokens read up to the end of the segment, where rows differ.
     model: the language model, whose parameters make the keys and values that layers keep in evaluation without gradients.
     """
 
     def __init__(self, memory: Memory, mask: Tensor | None, model: Any, x: Tensor) -> None:
-        self.memory, self.first, self.tokens = memory, memory.length, x.shape[1]
-        self.limit, self.window, self.place = model.memory_length, model.window, model.position.place
-        self.mask, self.lengths = mask, memory.lengths
+        self.memory = memory
+        self.first = memory.length
+        self.tokens = x.shape[1]
+        self.limit = model.memory_length
+        self.window = model.window
+        self.place = model.position.place
+        self.mask = mask
+        self.lengths = memory.lengths
         if mask is None and memory.lengths is None:
             self.positions = torch.arange(self.first, self.first + self.tokens, device=x.device)
         else:
@@ -211,11 +231,11 @@ class MemoryState(State):
 
     def _make_layout(self, memory: LayerMemory) -> Layout:
         if self.mask is None:
-            first, device = self.first, self.positions.device
-            runs = [(start - first, length) for start, length in memory.runs or ()]
+            runs = [(start - self.first, length) for start, length in memory.runs or ()]
             runs.append((0, self.tokens))
-            return Layout.from_runs(self.tokens, runs, origin=first, device=device, window=self.window)
-        positions, mask = self._join(memory)
+            device = self.positions.device
+            return Layout.from_runs(self.tokens, runs, origin=self.first, device=device, window=self.window)
+        positions, mask = _join_positions(memory, self.positions, self.mask)
         farthest = None
         if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
             apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
@@ -223,9 +243,9 @@ class MemoryState(State):
         return Layout(self.positions, positions, True, mask, window=self.window, farthest=farthest)
 
     def _remember(self, memory: LayerMemory, hidden: Tensor, heads: KeyValues | None) -> LayerMemory:
-        """The memory of a layer that has run on the segment: the last `limit` of old and new tokens.
+        """Make the memory of a layer that has run on the segment: the last `limit` of old and new tokens.
 
-        hidden (B, N, E): inputs of the layer; heads: keys and values of old and new tokens, if they are kept.
+        hidden (B, N, E): inputs of the layer. heads: keys and values of old and new tokens; None where they are not kept.
         """
         limit = self.limit
         new = hidden.detach()
@@ -239,7 +259,7 @@ class MemoryState(State):
         hidden = new
         if memory.hidden is not None:
             hidden = torch.cat((memory.hidden.to(new.dtype), new), dim=1)
-        positions, mask = self._join(memory)
+        positions, mask = _join_positions(memory, self.positions, self.mask)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         padding_first = mask.to(torch.uint8).argsort(dim=1, stable=True)
         order = padding_first[:, -limit:]
@@ -257,19 +277,20 @@ class MemoryState(State):
             memory.skipped,
         )
 
-    def _join(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
-        assert self.mask is not None
-        positions, mask = memory.positions, memory.mask
-        if positions is None or mask is None:
-            old = list_positions(memory.runs or (), self.mask.device)
-            positions = old.expand(len(self.mask), -1)
-            mask = torch.ones_like(positions, dtype=torch.bool)
-        joined = torch.cat((positions, self.positions), dim=1)
-        return joined, torch.cat((mask, self.mask), dim=1)
+
+def _join_positions(memory: LayerMemory, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Append positions and mask (B, N) of new tokens to those of a memory."""
+    old_positions = memory.positions
+    old_mask = memory.mask
+    if old_positions is None or old_mask is None:
+        listed = list_positions(memory.runs or (), mask.device)
+        old_positions = listed.expand(len(mask), -1)
+        old_mask = torch.ones_like(old_positions, dtype=torch.bool)
+    return torch.cat((old_positions, positions), dim=1), torch.cat((old_mask, mask), dim=1)
 
 
 def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | None]:
-    """The tokens of a memory and new ones (B, N, E), as a view, and its buffer."""
+    """Append new tokens (B, N, E) to those of a memory; return all of them as a view, and its buffer."""
     if memory.hidden is None:
         return new, Buffer(new[:, None])
     buffer = memory.buffer or Buffer(memory.hidden[:, None])
@@ -279,17 +300,20 @@ def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | N
 
 
 def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
-    """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
+    """Take the last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
     old_tokens = limit - new.shape[1]
     if old is not None and old_tokens > 0:
-        kept = old[:, -old_tokens:]
-        return torch.cat((kept.to(new.dtype), new), dim=1)
+        last_old = old[:, -old_tokens:]
+        return torch.cat((last_old.to(new.dtype), new), dim=1)
     last = new[:, -limit:]
     return last.clone() if 2 * limit < new.shape[1] else last  # a short view would keep a long tensor alive
 
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
-    """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
+    """Find the state that keys and values depend on beside the hidden states.
+
+    A parameter counts how often it was changed.
+    """
     versions = ((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
     device = x.device.type
     casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -1,4 +1,4 @@
-"""What the papers' released code does otherwise than the definition: for comparison only, chosen by keys of the configuration.
+"""What the papers' released code does otherwise than the definition, for comparison only; keys of the configuration choose it.
 
 | key | released code | departure |
 | --- | --- | --- |
@@ -50,7 +50,13 @@ class FromLast(Layout):
 
 
 def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
-    """`memory`, or before a text a memory of zeros at the positions -M .. -1; x (B, N, E)."""
+    """Return `memory`, or at the start of a text a memory of zeros at the positions -M .. -1.
+
+    Args:
+        config: its `memory_length` is M.
+        memory: of the segment before.
+        x: vectors of the segment (B, N, E), whose rows, dtype and device the zeros take.
+    """
     if memory.length > 0:
         return memory
     size = config.memory_length
@@ -60,15 +66,18 @@ def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
 
 
 class DriftingMemory(Memory):
-    """A memory whose layers stand directly before the segment, and back by all tokens at which the layer was ever skipped, also
-    after it ran again."""
+    """A memory whose layers stand before the segment, back by all tokens at which the layer was ever skipped.
+
+    They stay back after the layer ran again.
+    """
 
     @classmethod
     def from_memory(cls, memory: Memory) -> DriftingMemory:
         return cls(**vars(memory))
 
     def place(self, layer: LayerMemory, segment: MemoryState) -> LayerMemory:
-        size, back = layer.tokens, layer.skipped
+        size = layer.tokens
+        back = layer.skipped
         if size == 0:
             return layer
         if segment.mask is None:
@@ -82,7 +91,7 @@ class DriftingMemory(Memory):
 
 
 def remove_mixing(decoder: Decoder) -> Decoder:
-    """The decoder whose self-attention leaves heads as they are; it shares all parameters."""
+    """Return the decoder without mixing in its self-attention; it shares all parameters."""
     blocks = nn.ModuleList()
     for block in decoder.get_submodule("blocks").children():
         attention: Any = block.attention
@@ -96,7 +105,7 @@ def remove_mixing(decoder: Decoder) -> Decoder:
 
 
 def see_all(layout: Layout) -> Layout:
-    """The layout without the causal mask: every query sees every key, also those that it has to predict."""
+    """Drop the causal mask of the layout: every query sees every key, also those that it has to predict."""
     return replace(layout, causal=False)
 
 
@@ -106,8 +115,8 @@ class PositionTerm(nn.Module):
         T_ijm = sum_r g_r (Q_i + u)_r K_jr V_mr  +  sum_r g_r (Q_i + v)_r p_jr V_mr,      p_j = W_p PE(P - 1 - j)
 
     weight W_p (R, E) without bias; P = max_position_embeddings. As in the code, a position is counted from the last row of the
-    output map: the distance to the end, not that to the query. `biases` are u and v, (1, R) each, one pair for all layers of a
-    model unless `shared_biases` is false.
+    output map: the distance to the end, not that to the query.
+    biases: u and v, (1, R) each, one pair for all layers of a model unless `shared_biases` is false.
     """
 
     def __init__(self, rank: int, hidden_size: int, biases: nn.Module) -> None:
@@ -124,7 +133,18 @@ class PositionTerm(nn.Module):
         core: Tensor,
         encodings: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j, encodings PE (P, E)."""
+        """Write both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g].
+
+        Args:
+            query: Q (B, N, R).
+            keys: K (B, M, R); key j is at position j.
+            values: V (B, M, R).
+            core: g (R,).
+            encodings: PE (P, E).
+
+        Returns:
+            Query, keys, values and core of rank 2R.
+        """
         u, v = self.biases.content_bias[0], self.biases.position_bias[0]
         rows, count, _ = keys.shape
         positions = F.linear(encodings[:count], self.weight).to(keys.dtype)

@@ -23,8 +23,9 @@ class XLRelative(Score):
 
     query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.spans` -> (B, H, N, M).
     p are positions in the text: every token between query and key counts, seen or not.
-    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models;
-    otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
+    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models.
+    Otherwise each layer has its own, and so has a layer without a model.
+    `clamp_length`: farther keys count as that far.
     `shared_projection`: there is no W_R and no u, v of its own; R(p) = PE(p) W_K and u = v = PE(0) W_Q, as in the published
     Penn Treebank code of Transformer-XL.
     `as_published`: the distance to the last query of the block, for comparison only (`released.FromLast`).
@@ -37,7 +38,8 @@ class XLRelative(Score):
     def __init__(self, config: RelativeOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.scale = size.head_dim**-0.5
-        self.clamp_length, self.as_published = config.clamp_length, config.as_published
+        self.clamp_length = config.clamp_length
+        self.as_published = config.as_published
         self.reason = "no engine knows relative scores as_published" if config.as_published else None
         self.shared_projection = config.shared_projection
         self.biases: RelativeBiases | None = None
@@ -66,8 +68,8 @@ class DenseSynthesizer(Score):
     query (B, H, N, D) -> (B, H, N, M).  `to_positions` is W (P, D) and b (P), shared by the heads; P = max_position_embeddings.
     Column m belongs to key *position* m, so that padding and a cache change nothing. There are no keys: with the query
     projection as its first layer this is the "shallow neural network".
-    `keep_key_projection`: a layer keeps the key projection that nothing reads, never trained: only so the size is the 248M
-    of Mixhead Table 1, whose code was not published; one W and b a layer is what the total allows.
+    `keep_key_projection`: a layer has a key projection that nothing reads and that is never trained. Only so the size is the
+    248M of Mixhead Table 1, whose code was not published. That total allows one W and b a layer.
     """
 
     needs = ("scored",)

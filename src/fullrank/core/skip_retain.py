@@ -26,20 +26,20 @@ def _refuse_option(p: float | None, name: str) -> None:
 
 @register("skip", "none")
 def none(p: float | None = None) -> Probability:
-    """Ordinary training: no layer is ever skipped."""
+    """Skip no layer: ordinary training."""
     _refuse_option(p, "none")
     return lambda layer, num_layers: 0.0
 
 
 @register("skip", "linear")
 def linear(p: float | None = None) -> Probability:
-    """Eq. 1:  p(i) = 0.5 (i - 1) / N  for i < N,  p(N) = 0,  i = 1 .. N."""
+    """Skip by Eq. 1:  p(i) = 0.5 (i - 1) / N  for i < N,  p(N) = 0,  i = 1 .. N."""
     _refuse_option(p, "linear")
     return lambda layer, num_layers: 0.0 if layer == num_layers - 1 else 0.5 * layer / num_layers
 
 
 def _register_uniform(name: str, spares_first: bool = False, spares_last: bool = False) -> None:
-    """Eq. 2 to 5:  p(i) = p, but 0 of a first or last layer that is spared."""
+    """Register a schedule of Eq. 2 to 5:  p(i) = p, but 0 for a first or last layer that is spared."""
 
     @register("skip", name)
     def make(p: float | None = None) -> Probability:
@@ -69,7 +69,7 @@ class SkipRetain:
         def even(p=None):
             return lambda layer, num_layers: 0.1 if layer % 2 else 0.0
 
-    `probabilities`: of each layer to be skipped at a step, independently of the others and of other steps.
+    `probabilities`: that each layer is skipped at a step, independently of other layers and other steps.
     Raises ValueError for probabilities that do not fit, ConfigError for an unknown name.
     """
 
@@ -77,7 +77,8 @@ class SkipRetain:
         if num_layers < 1:
             raise ValueError(f"num_layers: one or more, given {num_layers}")
         probability: Probability = lookup("skip", schedule, "skip")(p)
-        self.schedule, self.p = schedule, p
+        self.schedule = schedule
+        self.p = p
         self.probabilities = tuple(probability(layer, num_layers) for layer in range(num_layers))
         for layer, q in enumerate(self.probabilities):
             if not _is_probability(q):
@@ -86,7 +87,10 @@ class SkipRetain:
                 )
 
     def skipped(self, seed: int, step: int) -> frozenset[int]:
-        """The layers, counted from 0, that are skipped at `step`: each with its probability, the same for the same numbers."""
+        """Draw the layers, counted from 0, that are skipped at `step`, each with its probability.
+
+        The same seed and step give the same layers.
+        """
         if min(seed, step) < 0:
             raise ValueError(f"seed and step from 0 on, given seed {seed} and step {step}")
         drawn = enumerate(self.probabilities)
@@ -94,5 +98,11 @@ class SkipRetain:
 
 
 def draw(seed: int, step: int, layer: int) -> float:
-    """A number in [0, 1) that depends on the three alone: the first of Python's generator, seeded with their text."""
+    """Draw a number in [0, 1) that depends on the three alone: the first of Python's generator, seeded with their text.
+
+    Args:
+        seed: the seed of the run.
+        step: the number of the update.
+        layer: the index of the layer, from 0.
+    """
     return random.Random(f"{seed} {step} {layer}").random()

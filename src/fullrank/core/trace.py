@@ -1,5 +1,7 @@
-"""Attention weights of a forward pass, and penalties that keep mixed heads diverse: orthogonal mixing (Mixhead Eq. 16) and
-little overlap of heads (Eq. 20)."""
+"""Attention weights of a forward pass, and penalties that keep mixed heads diverse.
+
+The penalties ask for orthogonal mixing (Mixhead Eq. 16) and for little overlap of heads (Eq. 20).
+"""
 
 from __future__ import annotations
 
@@ -29,44 +31,48 @@ class LayerTrace:
 class Trace:
     """Collector of one `LayerTrace` for each layer with attention weights, in the order in which the layers run.
 
-    states: where a list is given, the inputs (B, N, E) of the blocks. last: the input of the vocabulary layer (B, N, E), before
-    its dropout; hidden: after it, where the loss reads it. weights: False collects no attention; tracing attention takes the
-    definition instead of an engine.
+    states: a list that gets the inputs (B, N, E) of the blocks; None for none.
+    weights: False collects no attention; tracing attention takes the definition instead of an engine.
+    last: the input of the vocabulary layer (B, N, E), before its dropout. hidden: the same after it, where the loss reads it.
     """
 
     # no dataclass: a sharded model (FSDP2) copies those among its arguments
     def __init__(self, states: list[Tensor] | None = None, weights: bool = True) -> None:
         self.layers: list[LayerTrace] = []
-        self.states, self.weights = states, weights
+        self.states = states
+        self.weights = weights
         self.last: Tensor | None = None
         self.hidden: Tensor | None = None
 
     def enter(self, x: Tensor) -> Trace | None:
-        """Record the input x (B, N, E) of a block; the trace for its attention."""
+        """Record the input x (B, N, E) of a block, and return the trace for its attention."""
         if self.states is not None:
             self.states.append(x)
         return self if self.weights else None
 
     def get_layers(self) -> list[LayerTrace]:
-        """The layers that were collected; InputError if there are none."""
+        """Return the layers that were collected; InputError if there are none."""
         if not self.layers:
             raise InputError("the trace is empty: hand it to a forward pass first")
         return self.layers
 
 
 def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
-    """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
+    """Compute ||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
     gram = mixing.transpose(-1, -2) @ mixing
     off = gram - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
     return off.square().sum((-1, -2)).mean()
 
 
 def orthogonality(source: nn.Module | Trace) -> Tensor:
-    """R_orth = sum over layers of ||M^T M - I||_F^2  (Mixhead Eq. 16); a scalar.
+    """Compute how far mixing is from orthogonal, a scalar (Mixhead Eq. 16).
 
-    From a model, ours or an injected one: over the mixing matrices themselves; position-wise mixing counts with B, the part
-    that every position shares (the paper does not say which M is meant). From a `Trace`: position-wise mixing counts with the
-    mean of the penalty over the M(n) of all positions of the pass, which is what training uses.
+        R_orth = sum over layers of ||M^T M - I||_F^2
+
+    From a model, ours or an injected one, M are the mixing matrices themselves. Position-wise mixing counts with B, the part
+    that every position shares (the paper does not say which M is meant).
+    From a `Trace`, position-wise mixing counts with the mean of the penalty over the M(n) of all positions of the pass. This
+    is what training uses.
     Layers without mixing count zero, and so do constant matrices (`random`, `average`): Eq. 16 is about a learned M.
     Raises InputError for a model in which no layer mixes heads, and for a trace that has seen no layer.
     """
@@ -89,7 +95,7 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
 
 
 def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """R_d and R_c of Mixhead Eq. 20, summed over all pairs of heads, mean over the batch.
+    """Compute R_d and R_c of Mixhead Eq. 20, summed over all pairs of heads, mean over the batch.
 
         R_d = sum_{i<j} ||P_i P_j^T||_F^2,      R_c = sum_{i<j} ||P_i^T P_j||_F^2
 
@@ -107,7 +113,7 @@ def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def overlap(source: Tensor | Trace) -> Tensor:
-    """R_d + R_c of Mixhead Eq. 20 as a scalar: of weights (B, H, N, M), or summed over the layers of a trace.
+    """Compute R_d + R_c of Mixhead Eq. 20, a scalar, from weights (B, H, N, M) or summed over the layers of a trace.
 
     A trace counts with the weights before mixing, the P_i that mixing adds up (§3.4).
     """
