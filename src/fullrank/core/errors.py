@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class FullRankError(Exception):
-    """Base of the errors that `fullrank` raises on purpose. status: that of the command which it ends."""
+    """Base of the errors that `fullrank` raises on purpose. status: the exit status of a command that ends with it."""
 
     status = 1
 
@@ -98,10 +98,14 @@ def translate_name(name: str, names: Iterable[str]) -> str:
 
 
 def suggest(name: str, names: Iterable[str], *, list_all: bool = False) -> str:
-    """The end of an error message about an unknown name: the names that are near to it, or all.
+    """Suggest names in place of an unknown one, as the end of an error message: those near to it, or all.
 
     Near are those that begin with the name (`mixhead/table1` for its parts), or else the most similar one.
-    list_all: all of them stand after the nearest one, too.
+
+    Args:
+        name: the unknown name.
+        names: all names.
+        list_all: lists all names after the near ones, too.
     """
     names = list(names)
     name = translate_name(name, names)
@@ -114,14 +118,15 @@ def suggest(name: str, names: Iterable[str], *, list_all: bool = False) -> str:
 
 
 def one_line(error: Exception, most: int = 200) -> str:
+    """Return the message of an error in one line of `most` characters at most."""
     return " ".join(str(error).split())[:most]
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs what an extra of this package brings."""
+    """Return the command that installs an extra of this package."""
     return f"pip install 'fullrank[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
 def count_things(count: int, thing: str) -> str:
-    """`1 run`, `2 runs`."""
+    """Write a number of things: `1 run`, `2 runs`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

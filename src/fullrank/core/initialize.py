@@ -48,21 +48,23 @@ def _zero_bias(*layers: nn.Linear) -> None:
 
 
 def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
-    """Start like `nn.Linear`: uniform within +-1 / sqrt(fan_in)."""
+    """Start parameters as in `nn.Linear`: uniform within +-1 / sqrt(fan_in)."""
     for parameter in parameters:
         if parameter is not None:
             nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
 
 
 def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
-    """The output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
+    """Start the output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
     if module.weight is not None:
         start(module.weight.view(-1, module.weight.shape[2]))
 
 
 def _tables(module: nn.Module, std: float) -> None:
-    """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0. Entries of a tensor
-    train have that variance."""
+    """Start embeddings, learned positions and an untied vocabulary matrix from N(0, std^2).
+
+    Entries of a tensor train have that variance. A vocabulary bias stays 0.
+    """
     if isinstance(module, TensorTrainInput):
         module.start(std)
     elif isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
@@ -71,10 +73,12 @@ def _tables(module: nn.Module, std: float) -> None:
 
 @register("initializer", "fairseq")
 def fairseq(module: nn.Module) -> None:
-    """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
-    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
-    attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers and adaptive layers as their classes
-    say."""
+    """Start a module as in fairseq's Transformer.
+
+    Embeddings and vocabulary matrix are N(0, 1/E). Query, key and value are Xavier-uniform with gain 1/sqrt(2), their biases as
+    in `nn.Linear`. Merge is Xavier-uniform with bias 0. Feed-forward is as in `nn.Linear`. In relative attention keys of
+    distances start as keys, u and v Xavier-uniform. Synthesizers and adaptive layers start as their classes say.
+    """
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
         width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
@@ -98,8 +102,11 @@ def fairseq(module: nn.Module) -> None:
 
 @register("initializer", "transformer_xl")
 def transformer_xl(module: nn.Module) -> None:
-    """Transformer-XL: every matrix and table, u and v N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2); projections of
-    adaptive layers N(0, 0.01^2)."""
+    """Start a module as in Transformer-XL.
+
+    Every matrix and table, u and v are N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2), projections of adaptive layers
+    N(0, 0.01^2).
+    """
     _tables(module, 0.02)
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         for name, parameter in module.named_parameters():
@@ -122,8 +129,11 @@ def transformer_xl(module: nn.Module) -> None:
 
 @register("initializer", "pytorch")
 def pytorch(module: nn.Module) -> None:
-    """`nn.Embedding`, `nn.TransformerEncoderLayer`, `nn.Linear`: embeddings and positions N(0, 1); query, key and value
-    Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
+    """Start a module as in `nn.Embedding`, `nn.TransformerEncoderLayer` and `nn.Linear`.
+
+    Embeddings and positions are N(0, 1). Query, key and value are Xavier-uniform as one packed matrix. Attention biases are 0,
+    and so are u and v. Everything else is as in `nn.Linear`.
+    """
     if isinstance(module, TokenEmbedding | Learned | TensorTrainInput):
         _tables(module, 1.0)
     elif isinstance(module, AdaptiveInput):
@@ -132,7 +142,8 @@ def pytorch(module: nn.Module) -> None:
         for projection in module.projections:
             _uniform(projection.shape[1], projection)
     elif isinstance(module, AdaptiveSoftmax):
-        hidden, widths = module.class_weight.shape[1], module.clusters.widths
+        hidden = module.class_weight.shape[1]
+        widths = module.clusters.widths
         for i, width in enumerate(widths):
             _uniform(width, *(tensors[i] for tensors in (module.weights, module.biases) if len(tensors)))
         _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
@@ -150,8 +161,11 @@ def pytorch(module: nn.Module) -> None:
 
 @register("initializer", "skip_cross_head")
 def skip_cross_head(module: nn.Module) -> None:
-    """The released code of Skip Cross-head, which leaves all to PyTorch: matrices as in `nn.Linear`, attention's too;
-    embeddings, u and v, and projections of adaptive layers N(0, 1). Its first layers begin with saturated attention."""
+    """Start a module as in the released code of Skip Cross-head, which leaves all to PyTorch.
+
+    Matrices are as in `nn.Linear`, those of attention too. Embeddings, u and v, and projections of adaptive layers are N(0, 1).
+    The first layers begin with saturated attention.
+    """
     if isinstance(module, Attention):
         _start_projections(module, lambda layer: _uniform(layer.in_features, layer.weight, layer.bias))
         return
@@ -167,8 +181,11 @@ def skip_cross_head(module: nn.Module) -> None:
 
 @register("initializer", "xavier_uniform")
 def xavier_uniform(module: nn.Module) -> None:
-    """Every matrix and table Xavier-uniform, within +-sqrt(6 / (rows + columns)), as the code of Transformer-MoS starts; query,
-    key and value as one packed matrix, the latents of a mixture as another. Everything else as in `pytorch`."""
+    """Start every matrix and table Xavier-uniform, as in the code of Transformer-MoS.
+
+    They are uniform within +-sqrt(6 / (rows + columns)). Query, key and value are one packed matrix, and so are the latents of
+    a mixture. Everything else is as in `pytorch`.
+    """
     pytorch(module)
     if isinstance(module, Projection):
         return  # packed by its attention, just now

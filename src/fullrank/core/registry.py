@@ -44,17 +44,17 @@ Part = TypeVar("Part", bound="nn.Module")
 
 
 def add_slot(slot: str, module: str) -> None:
-    """Open a slot outside of the model, whose built-in entries `module` registers."""
+    """Add a slot outside of the model, whose built-in entries `module` registers."""
     _HOMES[slot] = module
 
 
 def _describe(item: Any) -> tuple[str, str | None]:
-    """Name and module of a registered object; a `functools.partial` has none of its own."""
+    """Return name and module of a registered object; a `functools.partial` has none of its own."""
     return getattr(item, "__qualname__", None) or repr(item), getattr(item, "__module__", None)
 
 
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
-    """Class (or function) decorator: make the decorated object the meaning of `name` in `slot`.
+    """Register the decorated class or function as the meaning of `name` in `slot`.
 
     Raises ConfigError if the slot is unknown or the name is taken by another object.
     """
@@ -78,15 +78,22 @@ def unregister(slot: str, name: str) -> None:
 
 
 def names(slot: str) -> list[str]:
-    """All names registered in `slot`, built-in ones included, in alphabetical order."""
+    """List all names registered in `slot`, built-in ones included, in alphabetical order."""
     importlib.import_module(_HOMES[slot])
     return sorted(name for other, name in _registered if other == slot)
 
 
 def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str] = ()) -> Any:
-    """The object registered as `name`; ConfigError names the configuration `key` if there is none.
+    """Look up the object registered as `name`.
 
-    built_in: the names of all built-in stages; an unknown name is then refused before their module is imported.
+    Args:
+        slot: where it was registered.
+        name: the word of the configuration.
+        key: the key of the configuration, which an error names; None for the slot.
+        built_in: the names of all built-in stages; an unknown name is then refused before their module is imported.
+
+    Raises:
+        ConfigError: nothing is registered as `name`.
     """
     registered = [name for other, name in _registered if other == slot]
     available = sorted({*built_in, *registered}) if built_in else names(slot)
@@ -99,7 +106,7 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
 
 
 def with_parts(module: Part, **parts: nn.Module) -> Part:
-    """A view of `module` with other submodules of these names; it shares everything else."""
+    """Make a view of `module` with other submodules of these names; it shares everything else."""
     view = object.__new__(type(module))  # not by copy.copy: a sharded module (FSDP2) would be made anew
     view.__dict__.update(vars(module), _modules={**module._modules, **parts})
     return view
