@@ -124,7 +124,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     length.
 
     Args:
-        config: the model.
+        config: sizes and stages of the model.
         length: tokens of a sequence.
         batch: sequences of a batch.
 
@@ -155,7 +155,7 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     FLOPs are per token that is read. Every token sees all tokens of its text. Nothing is decoded, so there is no cache.
 
     Args:
-        config: the model.
+        config: sizes and stages of the model.
         length: tokens of a text.
         batch: texts of a batch.
         share: share of the tokens that is masked, on which the output layer works.
@@ -188,7 +188,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     `state_per_text_fp32` whatever the length.
 
     Args:
-        config: the model.
+        config: sizes and stages of the model.
         length: tokens on each side.
         batch: pairs of a batch.
 

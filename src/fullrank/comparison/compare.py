@@ -370,10 +370,10 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     seeds, else Welch's. It is None where either side has one seed, and where nothing scatters.
 
     Args:
-        row: the row to compare.
-        base: its baseline.
+        row: row that is compared.
+        base: row that it is compared with.
         measure: the figure that is compared.
-        split: the split that it is of.
+        split: `valid` or `test`; of fine-tuning such as `dev`.
 
     Returns:
         Difference with its interval; None for rows without figures, or of different texts.

@@ -94,7 +94,7 @@ class Run:
         """Return a figure of a split, else None.
 
         Args:
-            split: the split that it is of.
+            split: `valid` or `test`; of fine-tuning such as `dev`.
             key: its dotted key.
             checkpoint: `final` for the best one, `last` for that of the last step, `before` for the model before
                 training.
@@ -318,8 +318,8 @@ class Measure:
         """Return the figure of a finished run.
 
         Args:
-            run: the run.
-            split: the split that it is of.
+            run: a run, finished or not.
+            split: `valid` or `test`; of fine-tuning such as `dev`.
             checkpoint: as in `Run.final`.
 
         Returns:
@@ -402,7 +402,7 @@ def read_counted(run: Run, split: str, model: str) -> float | None:
 
     Args:
         run: the run, on whose text it was measured.
-        split: the split.
+        split: `valid` or `test`.
         model: a key of `COUNTING`.
 
     Returns:

@@ -19,7 +19,7 @@ def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> It
     """Build the tables of a group: its figures, each split apart where there are several of a split, then its costs.
 
     Args:
-        group: the rows.
+        group: rows that are compared with each other.
         records: records of the rows of all groups.
         has_title: whether the first table is named by the group's text, as where there are several groups.
     """

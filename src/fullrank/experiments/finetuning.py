@@ -76,7 +76,7 @@ def logits_by_example(
     """Compute the logits of each example, in evaluation mode.
 
     Args:
-        model: the model.
+        model: encoder with its output layer.
         examples: examples, encoded.
         batch_size: examples at a time.
         logits: the logits of a batch, of the benchmark.
@@ -133,7 +133,7 @@ class GlueBenchmark:
         """Score a split.
 
         Args:
-            split: the split.
+            split: encoded examples.
             logits: logits of each of its examples.
             folder: its predictions are written there, a line for each example; None: nowhere.
 
@@ -237,7 +237,7 @@ class SquadBenchmark:
         """Score a split.
 
         Args:
-            split: the split.
+            split: questions with their windows.
             logits: start and end logits of each of its windows.
             folder: its answers are written there; None: nowhere.
 
@@ -273,8 +273,8 @@ def find_answers(
     at.
 
     Args:
-        questions: the questions.
-        windows: their windows.
+        questions: questions with their contexts.
+        windows: windows of all contexts, each with the number of its question.
         logits: start and end logits (2, N) of each window. N is at least its length, and the rest is padding.
         options: the eval section.
         is_v2: whether a question may have no answer.

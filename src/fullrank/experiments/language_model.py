@@ -149,7 +149,7 @@ class TrainingPart:
         Args:
             loss: loss of the batch.
             hidden: input of the output layer at the targets (B, T, E).
-            batch: the batch.
+            batch: inputs, targets and weights.
         """
         return loss
 
@@ -304,7 +304,7 @@ class LanguageModelTask(TextTask):
         """Sum the nll of token ids.
 
         Args:
-            model: the model.
+            model: causal language model.
             ids: token ids (N,).
             protocol: how they are read.
 
@@ -324,8 +324,8 @@ class LanguageModelTask(TextTask):
         A word model scores `<unk>` for words it lacks, so bits per character would flatter it.
 
         Args:
-            model: the model.
-            split: the split.
+            model: trained model.
+            split: `valid`, `test` or another of the corpus.
             protocol: how it is read.
             keep: the run folder, into which language models write nothing.
         """
@@ -419,7 +419,7 @@ class MaskedModelTask(LanguageModelTask):
         training that of training, for final figures fp32.
 
         Args:
-            model: the model.
+            model: masked language model.
             ids: token ids (N,).
             protocol: which of them are masked, and how they are read.
 

@@ -39,11 +39,21 @@ _SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_
 class FullRankLM(TemplateLM):
     """The language model of a run folder, which scores texts as `fullrank eval` does and writes as `fullrank generate` does.
 
-    path, checkpoint, device, kernel, and of `protocol` segment_length, memory_length, same_length, clamp_length, context,
-    stride: as the options of `fullrank eval`. streams: a document is read with memory as so many streams side by side; 1, the
-    memory is carried from its first token to its last. batch_size: documents, blocks or windows at a time; None or `auto`:
-    `eval.batch_size`.
-    Raises InputError for runs that translate, name masked tokens or see the future, and as `fullrank eval` does.
+    Args:
+        path: run folder.
+        checkpoint: checkpoint of the run, as for `fullrank eval`.
+        batch_size: documents, blocks or windows at a time; None or `auto` for `eval.batch_size`.
+        max_batch_size: an option of lm-eval that is not read.
+        device: device, as for `fullrank eval`.
+        kernel: kernel of attention, as for `fullrank eval`.
+        streams: how many streams side by side a document is read in with memory. With 1, the memory is carried from its
+            first token to its last.
+        max_gen_toks: most tokens of a continuation, where a task says nothing.
+        **protocol: segment_length, memory_length, same_length, clamp_length, context and stride, as for `fullrank
+            eval`.
+
+    Raises:
+        InputError: the run translates, names masked tokens or sees the future, or `fullrank eval` would refuse it.
     """
 
     def __init__(
@@ -102,7 +112,7 @@ class FullRankLM(TemplateLM):
         """Encode a text, after the start mark.
 
         Args:
-            string: the text.
+            string: a text of a task.
             add_special_tokens: the start mark is left out where this is false.
             **others: options of lm-eval, of which none is read.
 

@@ -358,7 +358,7 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
     positions of blocks or windows are measured alone, too.
 
     Args:
-        model: the model.
+        model: causal language model.
         ids: token ids of the text (N,).
         protocol: how it is read.
         batch_size: blocks or windows at a time; streams are as many as the protocol says.
@@ -400,7 +400,7 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
     """Raise InputError if the model has no positions for what is read in one go: a block, a window, or a whole stream.
 
     Args:
-        model: the model.
+        model: causal language model.
         protocol: how the text is read.
         tokens: length of the text.
     """
@@ -483,7 +483,7 @@ def make_batches(
     """Group the passages of a text that are read side by side; of several processes, those of this one.
 
     Args:
-        model: the model.
+        model: causal language model.
         ids: token ids of the text (N,).
         protocol: how it is read.
         batch_size: blocks or windows at a time; streams are read all at once.
@@ -523,8 +523,8 @@ def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: 
     once.
 
     Args:
-        model: the model.
-        batch: the passages.
+        model: causal language model.
+        batch: passages read side by side.
         segment_length: tokens of a segment.
     """
     ids, _, counts = _pad(batch, device_of(model))
@@ -564,8 +564,8 @@ def score(
     Passages of like length are read side by side.
 
     Args:
-        model: the model.
-        texts: the passages.
+        model: causal language model.
+        texts: passages to score, of any lengths.
         segment_length: tokens of a segment, for a model with memory.
         batch_size: passages at a time.
 

@@ -425,7 +425,7 @@ def reproduce(
 
     Args:
         name: recipe, for the log.
-        planned: the runs.
+        planned: runs by `cells`, in the order of training.
         kernel_name: kernel of attention.
         quiet: as in `train`.
     """

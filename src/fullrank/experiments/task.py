@@ -113,8 +113,8 @@ class TextTask(Task):
         """Measure the figures of a split, in fp32.
 
         Args:
-            model: the model.
-            split: the split.
+            model: trained model.
+            split: `valid`, `test` or another of the corpus.
             protocol: how it is read.
             keep: the run folder, for what is written on the way; None: nothing is.
         """

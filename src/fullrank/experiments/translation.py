@@ -104,7 +104,7 @@ def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]
     """Encode sentences for a decoder that writes their translations; several models form an ensemble.
 
     Args:
-        models: the models.
+        models: models of one vocabulary.
         sentences: source ids without <eos>.
         source_eos: <eos> of the source.
     """
@@ -285,8 +285,8 @@ class TranslationTask(TextTask):
         """Measure the figures of a split, in fp32.
 
         Args:
-            model: the model.
-            split: the split.
+            model: trained model.
+            split: `valid`, `test` or another of the corpus.
             protocol: how translations are searched.
             keep: run folder for translations and references, a sentence a line; None: nothing is written.
 
@@ -356,8 +356,8 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     The model is put into evaluation mode, and its mode is restored. The precision is that around the call.
 
     Args:
-        model: the model.
-        pairs: the pairs.
+        model: translation model.
+        pairs: source and target sentences.
         config: configuration of the run, for the size of a batch.
 
     Returns:
@@ -383,9 +383,9 @@ def translate_split(
     """Translate sentences of a split.
 
     Args:
-        model: the model.
-        corpus: the data.
-        split: the split.
+        model: translation model.
+        corpus: corpus of sentence pairs.
+        split: `valid`, `test` or another of the corpus.
         search: how translations are searched.
         limit: how many sentences, the first ones; None: all.
 
@@ -420,10 +420,20 @@ class LineTranslator:
 
         LineTranslator(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
 
-    search: None: that of the first run's eval section. `config`, `model` (the first), `models`, `source` and `target`
-    may be read. A line that is too long is cut, and the log warns of it.
-    Raises InputError for a folder without a translation run and for vocabularies that differ, RunError for damaged
-    files.
+    `config`, `model` (the first), `models`, `source` and `target` may be read. A line that is too long is cut, and the
+    log warns of it.
+
+    Args:
+        folder: folder of a translation run, or several.
+        search: how translations are searched; None for the search of the first run's eval section.
+        checkpoint: checkpoint of each run, or several, as in `best,last`.
+        batch_size: most lines at a time.
+        device_name: device, as for `--device`.
+        kernel_name: kernel of attention, as for `--kernel`.
+
+    Raises:
+        InputError: a folder holds no translation run, or vocabularies differ.
+        RunError: a file is damaged.
     """
 
     def __init__(
@@ -460,8 +470,8 @@ class LineTranslator:
     def translate(self, lines: Sequence[str], *, first: int = 1) -> list[list[Translation]]:
         """Translate lines: the `search.n_best` translations of each, best first; of an empty line the empty text.
 
-        first: the number of the first line, for warnings. A line of more tokens than the model takes is translated as
-        far as they go, with a warning.
+        A line of more tokens than the model takes is translated as far as they go, with a warning.
+        first: the number of the first line, for these warnings.
         """
         encoded = [self.encode(line, first + i) for i, line in enumerate(lines)]
         with kernel(self.kernel_name):
