@@ -36,7 +36,7 @@ class MemoryReader:
         return self.model.modules()
 
     def new_cache(self) -> Memory:
-        """An empty memory."""
+        """Make an empty memory."""
         return self.model.new_memory()
 
     def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory) -> ModelOutput:
@@ -46,14 +46,17 @@ class MemoryReader:
 
 
 def reader_of(model: LanguageModel) -> LanguageModel | MemoryReader:
-    """The model as it is decoded: with its cache, or with its memory if it has one."""
+    """Return the model as it is decoded: with its cache, or with its memory if it has one."""
     return MemoryReader(model) if model.memory_length else model
 
 
 def window_of(model: LanguageModel, window: int | None = None) -> int | None:
-    """The most tokens that generation reads at once: `window`, or else the length of the segments that the model was trained
-    on, or else `max_position_embeddings`; None for a model with memory, which slides by itself. Never more than
-    `model.max_length`."""
+    """Choose the most tokens that generation reads at once.
+
+    It is `window`, or else the length of the segments that the model was trained on, or else `max_position_embeddings`, and
+    never more than `model.max_length`. It is None for a model with memory, which slides by itself. Raises InputError for a
+    window of no token.
+    """
     if window is not None and window < 1:
         raise InputError(f"window: one token or more, given {window}")
     if window is None and not model.memory_length:
@@ -76,7 +79,22 @@ def generate(
     window: int | None,
     **options: Any,
 ) -> Tensor:
-    """`LanguageModel.generate`; `options` are those of `sample`, a part of which `beam_search` takes, too."""
+    """Continue prompts as `LanguageModel.generate` does.
+
+    Args:
+        model: with a cache or a memory.
+        input_ids: prompts (B, N), padded on the left.
+        beams: unfinished texts of a beam search; None to sample.
+        length_penalty: exponent of the length in a beam search.
+        window: the most tokens that are read at once; None as in `window_of`.
+        options: those of `sample`; a beam search takes all but those of drawing.
+
+    Returns:
+        Prompts and new tokens (B, N + T).
+
+    Raises:
+        InputError: a value is out of range, or a beam search is given options of drawing.
+    """
     reader = reader_of(model)
     window = window_of(model, window)
     if beams is None:

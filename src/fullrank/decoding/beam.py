@@ -51,7 +51,7 @@ def beam_search(
     attention_mask: Tensor | None = None,
     window: int | None = None,
 ) -> Hypotheses:
-    """The `n_best` continuations of prompts (B, N), padded on the left, found by a beam of `beams` unfinished texts.
+    """Search for the most probable continuations of prompts by a beam of unfinished texts.
 
         score(y) = sum_t log p(y_t | prompt, y_1 .. y_{t-1}) / length(y)^length_penalty
 
@@ -62,10 +62,26 @@ def beam_search(
     forces one). As in fairseq, the search for a prompt is over when `beams` texts have ended; before that it stops only if
     no unfinished text could still come among the best, whatever followed. One beam is greedy decoding; a beam as wide as
     there are texts is exhaustive search.
-    max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
-    no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may.
-    window: as in `sample`.
-    Raises InputError for values out of range and for sequences longer than the model can take.
+
+    Args:
+        model: a model that can be decoded.
+        prompt_ids: prompts (B, N), padded on the left.
+        max_new_tokens: the most new tokens of a text: a number, or (B,), one a prompt.
+        min_new_tokens: tokens that <eos> must have before it.
+        no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may.
+        beams: unfinished texts that the beam keeps for a prompt.
+        n_best: continuations that are returned for a prompt, at most `beams`.
+        length_penalty: exponent of the length, from -10 to 10.
+        eos_id: the token that ends a text; None where none does.
+        attention_mask: (B, N), 1 for tokens and 0 for padding; None without padding.
+        window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
+
+    Returns:
+        The `n_best` continuations of each prompt, best first.
+
+    Raises:
+        InputError: a value is out of range, or a sequence is longer than the model can take.
+        RunError: the model's logits are not finite.
     """
     if beams < 1:
         raise InputError(f"beams: one or more, given {beams}")
@@ -128,10 +144,10 @@ def beam_search(
 
 
 def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable texts that are one token longer, best first: sums, the beams they go on from, tokens, all (R, C).
+    """Find the most probable texts that are one token longer, from totals (R, W) and log_probs (R W, V).
 
-    totals (R, W), log_probs (R W, V). Each beam can end only once, so that with an <eos> twice as many as there are beams
-    hold enough unfinished ones.
+    Returns their sums, the beams they go on from, and their last tokens, all (R, C), best first. Each beam can end only once,
+    so that with an <eos> twice as many texts as there are beams hold enough unfinished ones.
     """
     vocabulary = log_probs.shape[-1]
     scores = (totals[:, :, None] + log_probs.view(*totals.shape, vocabulary)).flatten(1)

@@ -66,19 +66,37 @@ def sample(
     attention_mask: Tensor | None = None,
     window: int | None = None,
 ) -> Sequences:
-    """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
+    """Continue prompts token by token; a row ends with `eos_id` or after `max_new_tokens`.
 
     Tokens come from p(v)^(1/temperature), cut to the `top_k` most probable, then to the smallest set of the most probable
     ones with `top_p` of what remains, then to those with `min_p` of the probability of the likeliest (Nguyen et al. 2024).
-    repetition_penalty: divides the logits above 0 of all tokens of prompt and text, and multiplies those below (Keskar et al.
-    2019), before all else; padding does not count. `greedy`, and temperature 0, take the most probable token, the first of
-    equal ones.
-    Draws come from a generator of this call alone: the same `seed` gives the same text, and the global one is untouched.
-    max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
-    no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
-    before the draw; a row ends where nothing may follow.
-    window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
-    Raises InputError for values out of range and for sequences longer than the model can take.
+    Forbidden tokens are left out before the draw; a row ends where nothing may follow.
+
+    Args:
+        model: a model that can be decoded.
+        prompt_ids: prompts (B, N), padded on the left.
+        max_new_tokens: the most new tokens of a row: a number, or (B,), one a prompt.
+        min_new_tokens: tokens that <eos> must have before it.
+        no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may.
+        temperature: zero or more; 0 as `greedy`.
+        top_k: how many of the most probable tokens are drawn from; None: all.
+        top_p: the share of probability that is kept, above 0 and at most 1; None: all.
+        min_p: the least probability of a token, as a share of that of the likeliest; None: any.
+        repetition_penalty: divides the logits above 0 of all tokens of prompt and text, and multiplies those below (Keskar et
+            al. 2019), before all else; padding does not count.
+        greedy: take the most probable token, the first of equal ones.
+        eos_id: the token that ends a row; None where none does.
+        seed: of a generator of this call alone: the same seed gives the same text, and the global generator is untouched;
+            None: another text each time.
+        attention_mask: (B, N), 1 for tokens and 0 for padding; None without padding.
+        window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
+
+    Returns:
+        The new tokens after each prompt, and their log-probabilities.
+
+    Raises:
+        InputError: a value is out of range, or a sequence is longer than the model can take.
+        RunError: the model's logits are not finite.
     """
     _check_options(temperature, top_k, top_p, min_p, repetition_penalty)
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
@@ -130,7 +148,17 @@ def sample(
 
 
 def penalize_repetition(logits: Tensor, ids: Tensor, penalty: float, is_token: Tensor | None = None) -> Tensor:
-    """Logits (B, V) with z / penalty (z above 0) or z * penalty (below) for tokens among ids (B, N); see `sample`."""
+    """Penalize the logits z of tokens that occur: z / penalty above 0, z * penalty below; see `sample`.
+
+    Args:
+        logits: (B, V).
+        ids: tokens that were read or written (B, N).
+        penalty: above 0; 1 changes nothing.
+        is_token: (B, N), False for padding, which does not count; None: all are tokens.
+
+    Returns:
+        Logits (B, V).
+    """
     occurs = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
     counts = torch.ones_like(ids) if is_token is None else is_token.long()
     occurs.scatter_add_(1, ids, counts)
@@ -146,10 +174,20 @@ def distribution(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Tensor:
-    """The probabilities that tokens are drawn with: log_probs (..., V) -> (..., V), float64, sums of one.
+    """Compute the probabilities that tokens are drawn with.
 
-    Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest, then `min_p`; of equal tokens the
-    first are kept.
+    Temperature comes first, then `top_k`, then `top_p` of the renormalised rest, then `min_p`. Of equal tokens the first are
+    kept.
+
+    Args:
+        log_probs: (..., V).
+        temperature: above zero.
+        top_k: how many of the most probable tokens are kept; None: all.
+        top_p: the share of probability that is kept; None: all.
+        min_p: the least probability of a token, as a share of that of the likeliest; None: any.
+
+    Returns:
+        Probabilities (..., V) in fp64, which sum to one.
     """
     shape = log_probs.shape
     index = None
@@ -171,7 +209,7 @@ def distribution(
 
 
 def _sort_largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of scores (..., V), largest first, and their places; of equal ones the first."""
+    """Find the `count` largest of scores (..., V), largest first, and their places; of equal ones the first."""
     if count < scores.shape[-1]:
         largest, index = scores.topk(count, dim=-1)
         chosen = (scores >= largest[..., -1:]).sum(dim=-1)
@@ -216,7 +254,7 @@ class Reading:
     logits: Any = None  # (B, V), of the next token, as the model gives them
 
     def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
-        """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
+        """Read one more token in every row, (B,). Returns log p(next token), (B, V), and the new reading."""
         ids = torch.cat((self.ids, tokens[:, None]), dim=1)
         mask = None if self.mask is None else F.pad(self.mask, (0, 1), value=True)
         length = ids.shape[1]
@@ -228,7 +266,7 @@ class Reading:
         return self.read(ids[:, start:], mask, self.model.new_cache(), count)
 
     def rows(self, index: Tensor) -> Reading:
-        """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
+        """Select the rows `index` (K,) of this reading, in that order; rows may repeat."""
         rows = self.ids.shape[0]
         if index.shape[0] == rows and torch.equal(index, torch.arange(rows, device=index.device)):
             return self  # greedy search copies no cache
@@ -241,7 +279,17 @@ class Reading:
         )
 
     def read(self, ids: Tensor, mask: Tensor | None, cache: Any, count: int) -> tuple[Tensor, Reading]:
-        """Read the last `count` of ids (B, N); the cache holds those before them."""
+        """Read the last tokens of a text.
+
+        Args:
+            ids: tokens (B, N).
+            mask: (B, N), False for padding; None without padding.
+            cache: what was read of the tokens before the last ones.
+            count: how many tokens are read.
+
+        Returns:
+            log p(next token), (B, V), and the new reading.
+        """
         out = self.model(ids[:, -count:], cache=cache, attention_mask=mask)
         logits = out.logits[:, -1]
         return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=out.cache, logits=logits)
@@ -250,10 +298,21 @@ class Reading:
 def read_prompts(
     model: Decodable, prompt_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, window: int | None
 ) -> tuple[Tensor, Reading]:
-    """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
+    """Read prompts.
 
-    max_new_tokens: of the longest text that may follow. Raises InputError for prompts, masks or lengths that cannot be
-    decoded, before the model is called.
+    Args:
+        model: a model that can be decoded.
+        prompt_ids: prompts (B, N), padded on the left.
+        attention_mask: (B, N), 1 for tokens and 0 for padding; None without padding.
+        max_new_tokens: tokens of the longest text that may follow.
+        window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
+
+    Returns:
+        log p(next token), (B, V), and the reading.
+
+    Raises:
+        InputError: the prompts, the mask or the length cannot be decoded; the model is not called then.
+        RunError: the model's logits are not finite.
     """
     mask = _check_mask(prompt_ids, attention_mask)
     wanted = prompt_ids.shape[1] + max_new_tokens
@@ -271,7 +330,7 @@ def read_prompts(
 
 
 def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """The mask as booleans, None when nothing is padded."""
+    """Read the mask as booleans; None when nothing is padded. Raises InputError for padding on the right or inside."""
     mask = read_mask(attention_mask, prompt_ids)
     if mask is None:
         return None
@@ -282,7 +341,7 @@ def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | N
 
 
 def log_normalized(logits: Tensor) -> Tensor:
-    """Log-probabilities over the last axis, in fp32 at least; log-probabilities stay what they are.
+    """Normalise logits over the last axis to log-probabilities, in fp32 at least; log-probabilities stay what they are.
 
     Raises RunError if they are not numbers: a token chosen from them would be meaningless.
     """
@@ -311,7 +370,18 @@ class Constraints:
         cls, prompt_ids: Tensor, max_new_tokens: int | Tensor, min_new_tokens: int, no_repeat_ngram_size: int | None,
         eos_id: int | None,
     ) -> Constraints:  # fmt: skip
-        """Constraints for prompts (B, N). Raises InputError for prompts of another form, and for limits that no text meets."""
+        """Build the constraints of texts that follow prompts.
+
+        Args:
+            prompt_ids: prompts (B, N).
+            max_new_tokens: the most new tokens of a row: a number, or (B,), one a prompt.
+            min_new_tokens: tokens that <eos> must have before it.
+            no_repeat_ngram_size: size of n-grams of new tokens that no text holds twice; None or 0: it may.
+            eos_id: the token that ends a row; None where none does.
+
+        Raises:
+            InputError: prompts have another form, or no text meets the limits.
+        """
         if prompt_ids.dim() != 2 or prompt_ids.is_floating_point() or not prompt_ids.numel():
             raise InputError(
                 f"prompt_ids: whole numbers of shape (B, N), at least one row with one token, given {prompt_ids.dtype} of "
@@ -335,9 +405,9 @@ class Constraints:
         return int(self.max_lengths.max())
 
     def apply(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """log p(next token) (K, V) after new tokens (K, t), with -inf for tokens that may not come next.
+        """Set log p(next token) (K, V) after new tokens (K, t) to -inf for tokens that may not come next.
 
-        `log_probs` itself where no token can be forbidden after so many.
+        Returns `log_probs` itself where no token can be forbidden after so many.
         """
         length = tokens.shape[1]
         forbids_repeats = 0 < self.ngram <= length
