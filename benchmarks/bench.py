@@ -145,7 +145,7 @@ def _check_plot(plot: Path) -> None:
 
 
 def _refuse_without_effect(name: str | None, suite: Suite, options: Mapping[str, Any]) -> None:
-    """InputError for an option that the benchmark would not use."""
+    """Raise InputError for an option that the benchmark would not use."""
     takes = {*suite.takes, "lengths"} if suite.lengths else set()
     for key, value in options.items():
         if value is None:
@@ -161,11 +161,13 @@ def _refuse_without_effect(name: str | None, suite: Suite, options: Mapping[str,
 
 def _list(json: bool) -> None:
     if json:
-        print_json([{"name": one.name, "about": one.about, "lengths": list(one.lengths)} for one in SUITES.values()])
+        print_json(
+            [{"name": suite.name, "about": suite.about, "lengths": list(suite.lengths)} for suite in SUITES.values()]
+        )
         return
-    for one in SUITES.values():
-        lengths = ", ".join(f"{length:,}" for length in one.lengths)
-        print(f"{one.name:<15} {one.about}\n{'':<15} {f'lengths {lengths}' if lengths else 'sizes of its own'}")
+    for suite in SUITES.values():
+        lengths = ", ".join(f"{length:,}" for length in suite.lengths)
+        print(f"{suite.name:<15} {suite.about}\n{'':<15} {f'lengths {lengths}' if lengths else 'sizes of its own'}")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -196,14 +198,14 @@ def _print(outcome: Outcome, threads: int) -> None:
 
 
 def summarize(outcome: Outcome) -> str:
-    """One line to compare machines by: the processor, and each mechanism over its first peer, forward and backward."""
+    """Write one line to compare machines by: the processor, and each mechanism over its first peer, forward and backward."""
     ratios: dict[tuple[str, str], list[str]] = {}
     rows = [row for row in outcome.rows if row.what == BOTH]
     for row in rows:
         first: dict[str, str] = {}
-        for one in row.against:
-            if first.setdefault(one.mechanism, one.peer) == one.peer:
-                ratios.setdefault((one.mechanism, one.peer), []).append(f"{one.time.middle:.2f}")
+        for against in row.against:
+            if first.setdefault(against.mechanism, against.peer) == against.peer:
+                ratios.setdefault((against.mechanism, against.peer), []).append(f"{against.time.middle:.2f}")
     if not ratios:
         return ""
     machine = describe_machine(outcome.settings.torch_device)
@@ -218,28 +220,29 @@ def _print_ratios(outcome: Outcome) -> None:
     for row in outcome.rows:
         figures = {figure.name: figure for figure in row.figures}
         last = ""
-        for one in row.against:
-            own = figures[one.mechanism]
-            about, costs = [""] * 4, [""] * 4
-            if one.mechanism != last:
-                about = [one.mechanism, ", ".join(own.kernels), row.shape, row.what]
-                share = "" if own.share_of_peak is None else f"{own.share_of_peak:.2f}"
-                speed = _format(own.tokens_per_second or own.gflop_per_second)
-                costs = [_format(1000 * own.seconds), _format(own.memory_mib), speed, share]
-            last = one.mechanism
-            time = Cell(f"{one.time.middle:.2f}", strong=one.time.high < 1)
-            quartiles = f"{one.time.low:.2f}-{one.time.high:.2f}"
-            memory = "" if one.memory is None else f"{one.memory:.2f}"
-            rows.append([*about, one.peer, time, quartiles, memory, *costs])
+        for against in row.against:
+            figure = figures[against.mechanism]
+            about = [""] * 4
+            costs = [""] * 4
+            if against.mechanism != last:
+                about = [against.mechanism, ", ".join(figure.kernels), row.shape, row.what]
+                share = "" if figure.share_of_peak is None else f"{figure.share_of_peak:.2f}"
+                speed = _format(figure.tokens_per_second or figure.gflop_per_second)
+                costs = [_format(1000 * figure.seconds), _format(figure.memory_mib), speed, share]
+            last = against.mechanism
+            time = Cell(f"{against.time.middle:.2f}", strong=against.time.high < 1)
+            quartiles = f"{against.time.low:.2f}-{against.time.high:.2f}"
+            memory = "" if against.memory is None else f"{against.memory:.2f}"
+            rows.append([*about, against.peer, time, quartiles, memory, *costs])
     numbers = ["time", "quartiles", "memory", "ms", "MiB", "tokens or GFLOP / s", "share of peak"]
     print_table(["mechanism", "kernel", "shape", "pass", "against"], numbers, rows)
 
 
 def _print_growth(outcome: Outcome) -> None:
     rows = []
-    for one in outcome.list_growth():
-        powers = ["" if power is None else f"{power:.2f}" for power in (one.time, one.memory)]
-        rows.append([one.name, one.what, f"{one.lengths[0]:,} - {one.lengths[-1]:,}", *powers])
+    for growth in outcome.list_growth():
+        powers = ["" if power is None else f"{power:.2f}" for power in (growth.time, growth.memory)]
+        rows.append([growth.name, growth.what, f"{growth.lengths[0]:,} - {growth.lengths[-1]:,}", *powers])
     print_table(["growth with n", "pass"], ["lengths", "time ~ n^", "memory ~ n^"], rows)
 
 

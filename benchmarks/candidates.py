@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fullrank.core.errors import pip_install
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FORWARD, BOTH = "forward", "forward + backward"
+FORWARD = "forward"
+BOTH = "forward + backward"
 STEP = "training step"
 
 
@@ -40,13 +41,13 @@ class Settings:
         return torch.device(self.device)
 
     def autocast(self) -> torch.autocast:
-        """Products in `dtype` over fp32 parameters."""
+        """Make a context in which products of fp32 parameters have the dtype of the settings."""
         narrow = self.dtype != "fp32"
         dtype = self.torch_dtype if narrow else torch.bfloat16
         return torch.autocast(self.torch_device.type, dtype, enabled=narrow)
 
     def randn(self, *dims: int, seed: int = 0) -> Tensor:
-        """Normal random numbers in fp32, the same on every device."""
+        """Draw normal random numbers in fp32, the same on every device."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(*dims, generator=generator).to(self.torch_device)
 
@@ -73,7 +74,7 @@ class Measured(Protocol):
         """Free the gradients."""
 
     def values(self) -> dict[str, Tensor]:
-        """Output and gradients of one call, by name."""
+        """Compute the output and the gradients of one call, by name."""
 
 
 class Pass:
@@ -144,9 +145,9 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def values(self) -> dict[str, Tensor]:
-        """The loss, and the norm of the gradients of all parameters but those of mixing; nothing is updated.
+        """Compute the loss, and the norm of the gradients of all parameters but those of mixing; nothing is updated.
 
-        Only the norm: where rounding moves a unit across the kink of ReLU, the gradients of its weights jump.
+        Gradients are not compared one by one: where rounding moves a unit across the kink of ReLU, those of its weights jump.
         """
         loss = self._compute_gradients().detach()
         norms = []
@@ -229,14 +230,14 @@ class Suite:
 
 
 def explain_missing(module: str) -> str:
-    """Why a peer from another package cannot run: empty if the package is installed."""
+    """Explain why a peer from another package cannot run; empty if the package is installed."""
     if importlib.util.find_spec(module):
         return ""
     return f"not installed; {pip_install('bench')}"
 
 
 def import_talking_heads() -> Any:
-    """The attention class of x-transformers."""
+    """Import the attention class of x-transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it scripts functions when imported
         from x_transformers.attend import Attend

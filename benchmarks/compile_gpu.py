@@ -71,7 +71,9 @@ CARDS = {
 
 # An H100: cycles of all multiprocessors in a picosecond, and per cycle of one; bytes of L2 in a picosecond
 CYCLES = 132 * 1.755e9 / 1e12
-THREADS, EXPONENTIALS, FLOPS = 128, 16, 4096
+THREADS = 128
+EXPONENTIALS = 16
+FLOPS = 4096
 L2_BYTES = 5.5
 FLASH = {"forward": 2 * 2 * 64 / 300, "backward": 5 * 2 * 64 / 260}  # picoseconds of a score
 PASSES = {
@@ -117,7 +119,9 @@ def compile_kernel(name: str, call: Call, capability: int, choice: Choice) -> An
     }  # fmt: skip
     rows = (f"*{call.dtype}", "i64", "i64", "i64")
     types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
-    signature, values, aligned = {}, {}, {}
+    signature: dict[str, Any] = {}
+    values = {}
+    aligned = {}
     for at, argument in enumerate(program.arg_names):
         kind = signature[argument] = types.get(argument, "constexpr")
         if kind == "constexpr":
@@ -146,7 +150,7 @@ class Loop:
 
 
 def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
-    """Instructions in order, outer loops, registers and spilled bytes of a thread."""
+    """Read the instructions in order, the outer loops, and the registers and spilled bytes of a thread."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
@@ -157,8 +161,8 @@ def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
     for line in code.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label[1]] = len(instructions)
-        elif found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", line):
-            instructions.append(found[1])
+        elif code_line := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", line):
+            instructions.append(code_line[1])
     ends: dict[int, int] = {}
     for at, instruction in enumerate(instructions):
         target = re.search(r"\bBRA.*`\((\.L_x_\d+)\)", instruction)
@@ -171,7 +175,8 @@ def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
 def _nest(ends: dict[int, int]) -> list[Loop]:
     outer: list[Loop] = []
     for first in sorted(ends):
-        loop, among = Loop(first, ends[first]), outer
+        loop = Loop(first, ends[first])
+        among = outer
         while among and among[-1].last >= loop.last:
             among = among[-1].inner
         among.append(loop)
@@ -183,7 +188,10 @@ def _run(tool: str, *words: object) -> str:
 
 
 def run_through(loop: Loop, instructions: list[str], trips: int) -> Iterator[tuple[str, int]]:
-    """Each instruction of a loop, and how often one round runs it. An inner loop that multiplies runs `trips` times."""
+    """Yield each instruction of a loop, and how often one round runs it.
+
+    An inner loop that multiplies runs `trips` times.
+    """
     at = loop.first
     for inner in loop.inner:
         yield from ((instruction, 1) for instruction in instructions[at : inner.first])
@@ -195,11 +203,12 @@ def run_through(loop: Loop, instructions: list[str], trips: int) -> Iterator[tup
 
 
 def is_product(instruction: str) -> bool:
+    """Return whether an instruction is for tensor cores."""
     return re.search(r"\b(HMMA|HGMMA|UTC\w*MMA)\b", instruction) is not None
 
 
 def count_loaded_bytes(instruction: str) -> int:
-    """Bytes that a thread loads from L2: whole rows of heads, not the single numbers of a query or key."""
+    """Count the bytes that a thread loads from L2: whole rows of heads, not the single numbers of a query or key."""
     bits = re.search(r"\b(?:LDGSTS|LDG)[.A-Z]*\.(128|64)\b", instruction)
     return int(bits[1]) // 8 if bits else 0
 
@@ -208,15 +217,15 @@ def count_loaded_bytes(instruction: str) -> int:
 
 
 def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str, Any]:
-    """A row of the table."""
+    """Compile a kernel and describe it: a row of the table."""
     sizes, warps, _ = choice
     card = CARDS[capability]
     compiled = compile_kernel(name, call, capability, choice)
     instructions, loops, registers, spilled = read_machine_code(compiled.asm["cubin"])
     shared = compiled.metadata.shared
     threads = 32 * warps
-    held = 65_536 // (8 * triton.cdiv(registers, 8) * threads)
-    blocks = min(held, card.bytes // (shared + 1024), card.threads // threads)
+    by_registers = 65_536 // (8 * triton.cdiv(registers, 8) * threads)
+    blocks = min(by_registers, card.bytes // (shared + 1024), card.threads // threads)
     groups = launch.count_groups(call.heads, sizes)
     # of a thread in one round, as if nothing were done twice
     scores = call.heads * sizes["BM"] * sizes["BN"] / threads / groups
@@ -249,27 +258,28 @@ def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str
 
 
 def count_multiplications(instruction: str) -> float:
-    """Multiplications that a tensor-core instruction does for each thread that takes part; 0 where its name does not say."""
+    """Count the multiplications that a tensor-core instruction does for each of its threads; 0 where its name does not say."""
     of_warp = re.search(r"\bHMMA\.(16)(8)(\d+)", instruction)
-    found = of_warp or re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", instruction)
-    if found is None:
+    shape = of_warp or re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", instruction)
+    if shape is None:
         return 0
     threads = 32 if of_warp else 128
-    return math.prod(map(int, found.groups())) / threads
+    return math.prod(map(int, shape.groups())) / threads
 
 
 def slow_down(instruction: str) -> float:
-    """How much longer an H100 multiplies than at its best: HMMA is older, a narrow HGMMA waits for shared memory."""
+    """Return how much longer an H100 multiplies than at its best: HMMA is older, a narrow HGMMA waits for shared memory."""
     return 1.6 if "HMMA." in instruction else 1.5 if re.search(r"HGMMA\.64x(8|16|24|32)x", instruction) else 1.0
 
 
 def estimate(row: dict[str, Any], multiplications: float) -> float:
-    """Picoseconds of an H100 for one score of one head, at least."""
+    """Estimate the picoseconds that an H100 takes at least for one score of one head."""
     issue = row["instructions"] / THREADS + 2 * multiplications / FLOPS
     return max(issue / CYCLES, row["exponentials"] / EXPONENTIALS / CYCLES, row["bytes"] / L2_BYTES)
 
 
 def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel and each of its first `most` choices of block sizes."""
     for name in kernels:
         shape = call.heads, call.size, call.element_size, call.precision
         for choice in list_choices(name, launch.Call(*shape, capability // 10, CARDS[capability].block_bytes))[:most]:
@@ -292,6 +302,7 @@ FIGURES = {  # and how they are written
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a table."""
     lines = []
     for row in rows:
         texts = [row[name] for name in TEXTS]
@@ -304,35 +315,36 @@ def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["fits"]:
-            known = best.setdefault(row["kernel"], row)
-            best[row["kernel"]] = min(known, row, key=lambda row: row["picoseconds"])
+            fastest = best.setdefault(row["kernel"], row)
+            best[row["kernel"]] = min(fastest, row, key=lambda row: row["picoseconds"])
     return list(best.values())
 
 
 def compare_with_flash(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The sums of a forward and of a backward pass, over flash attention 2."""
-    found = {row["kernel"]: row["picoseconds"] for row in rows}
+    """Divide the sums of a forward and of a backward pass by what flash attention 2 takes."""
+    picoseconds = {row["kernel"]: row["picoseconds"] for row in rows}
     over = {}
     for name, kernels in PASSES.items():
-        if set(kernels) <= set(found):
-            over[name] = sum(found[kernel] for kernel in kernels) / FLASH[name]
+        if set(kernels) <= set(picoseconds):
+            over[name] = sum(picoseconds[kernel] for kernel in kernels) / FLASH[name]
     return over
 
 
 def main() -> None:
+    """Compile the kernels that the command line asks for, and print what the compiler makes of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capabilities", type=int, nargs="*", default=list(CARDS), choices=CARDS)
     parser.add_argument("--kernels", nargs="*", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--calls", type=int, nargs="*", help="numbers of the calls: all on an H100, else the first")
     parser.add_argument("--most", type=int, default=9, help="how many block sizes of a kernel are compiled")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     results: dict[str, Any] = {}
-    for capability in given.capabilities:
+    for capability in options.capabilities:
         numbers = range(len(CALLS)) if capability == 90 else [0]
-        for number in numbers if given.calls is None else given.calls:
+        for number in numbers if options.calls is None else options.calls:
             call = CALLS[number]
-            rows = list(list_rows(call, capability, given.kernels, given.most))
+            rows = list(list_rows(call, capability, options.kernels, options.most))
             best = take_best(rows)
             title = f"{CARDS[capability].name}, {call}"
             print(f"\n{title}")
@@ -341,8 +353,12 @@ def main() -> None:
             for name, ratio in over.items():
                 print(f"{name}: {ratio:.2f} times flash attention 2", flush=True)
             results[title] = {"kernels": best, "tried": rows, "over_flash": over}
-    what, timing = "Triton kernels compiled ahead of time", "arithmetic, not measured on a GPU"
-    write_json(given.json, {"what": what, "timing": timing, "results": round_numbers(results)})
+    content = {
+        "what": "Triton kernels compiled ahead of time",
+        "timing": "arithmetic, not measured on a GPU",
+        "results": round_numbers(results),
+    }
+    write_json(options.json, content)
 
 
 if __name__ == "__main__":

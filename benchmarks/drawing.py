@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from fullrank.render.figures import INK, MUTED, SERIES, write_png
 from measure import Line, Outcome
 
-_WIDTH, _HEIGHT = 11.6, 3.7  # inches of a pass
+_WIDTH = 11.6  # inches of a pass
+_HEIGHT = 3.7
 _DASHES = ("dashed", "dotted", "dashdot")
 _MARKERS = "osD^vPX"
 
@@ -41,7 +42,7 @@ def _draw_figure(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _choose_looks(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and width of each candidate, the same in every pass; ours first."""
+    """Choose the colour, marker and width of each candidate, the same in every pass; ours first."""
     ours_first = sorted(lines, key=lambda line: not line.ours)
     looks: dict[str, dict[str, Any]] = {}
     for line in ours_first:

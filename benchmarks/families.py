@@ -32,12 +32,15 @@ from fullrank.core.errors import InputError
 from fullrank.hf.tiny import make_small_config
 from machine import write_json
 
-LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 64, 4, 30_000_000
+LENGTH = 9  # tokens of a text
+VOCABULARY = 64
+FIRST_WORD = 4  # ids below are special tokens
+LARGEST = 30_000_000  # parameters
 SOUNDS = (("input_features", (2, 80, 256)), ("input_features", (2, 32, 80)), ("input_values", (2, 4000)))
 
 
 def list_types() -> list[str]:
-    """The model types of which some modelling file calls an attention function of the interface."""
+    """List the model types of which some modelling file calls an attention function of the interface."""
     root = Path(transformers.__file__).parent / "models"
     files = {path.parent.name for path in root.glob("*/modeling_*.py") if "ALL_ATTENTION_FUNCTIONS" in path.read_text()}
     find_module = transformers.models.auto.configuration_auto.model_type_to_module_name
@@ -45,11 +48,12 @@ def list_types() -> list[str]:
 
 
 def describe_error(error: Exception) -> str:
+    """Describe an error in 110 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:110]
 
 
 def examine(kind: str) -> dict[str, Any]:
-    """The verdict on a type, and its details."""
+    """Inject attention into a type of model, and return the verdict and its details."""
     try:
         model, inputs, expected = build(kind)
     except Exception as error:
@@ -78,7 +82,7 @@ def examine(kind: str) -> dict[str, Any]:
 
 
 def build(kind: str) -> tuple[Any, dict[str, Tensor], Tensor]:
-    """A tiny model of a type, inputs that it takes, and its own eager output."""
+    """Build a tiny model of a type; return it, inputs that it takes, and its own eager output."""
     torch.manual_seed(0)
     config = make_small_config(CONFIG_MAPPING[kind])
     with torch.device("meta"):  # costs no memory
@@ -104,7 +108,7 @@ def build(kind: str) -> tuple[Any, dict[str, Tensor], Tensor]:
 
 
 def make_model(config: Any) -> Any:
-    """The base model of a configuration; of a part that no Auto class knows, the first one in its file."""
+    """Make the base model of a configuration; of a part that no Auto class knows, the first one in its file."""
     if type(config) in transformers.AutoModel._model_mapping:
         return transformers.AutoModel.from_config(config, attn_implementation="eager")
     package = type(config).__module__.rpartition(".")[0]
@@ -117,29 +121,31 @@ def make_model(config: Any) -> Any:
 
 
 def list_inputs(model: Any) -> list[dict[str, Tensor]]:
-    """Texts, images or sounds, by what the forward pass takes."""
-    takes, config = inspect.signature(model.forward).parameters, model.config
+    """List texts, images or sounds, by what the forward pass takes."""
+    takes = inspect.signature(model.forward).parameters
+    config = model.config
     ids = torch.randint(FIRST_WORD, VOCABULARY, (2, LENGTH))
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
     answers = {"decoder_input_ids": ids[:, :5]} if "decoder_input_ids" in takes else {}
-    found: list[dict[str, Tensor]] = []
+    inputs: list[dict[str, Tensor]] = []
     if "input_ids" in takes:
-        found += [{"input_ids": ids, "attention_mask": mask, **answers}, {"input_ids": ids}]
+        inputs += [{"input_ids": ids, "attention_mask": mask, **answers}, {"input_ids": ids}]
     if "pixel_values" in takes:
         size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 32)
         size = size if isinstance(size, int) else 32
         images = {"pixel_values": torch.randn(2, 3, size, size)}
-        found.append(images)
+        inputs.append(images)
         if "input_ids" in takes:
-            found.append({**images, "input_ids": ids})
+            inputs.append({**images, "input_ids": ids})
     for name, shape in SOUNDS:
         if name in takes:
-            found.append({name: torch.randn(shape), **answers})
-    return found
+            inputs.append({name: torch.randn(shape), **answers})
+    return inputs
 
 
 def compute_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Compute the output by which models are compared: logits, hidden states or embeddings."""
     torch.manual_seed(0)  # some models draw what they mask
     output = model(**inputs)
     names = ("logits", "last_hidden_state", "text_embeds", "pooler_output")
@@ -148,20 +154,21 @@ def compute_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def main() -> None:
+    """Examine the types that the command line names, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; none: all that are on the interface")
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
-    given = parser.parse_args()
+    options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    found = {}
-    for kind in given.types or list_types():
-        found[kind] = examine(kind)
-        print(f"{kind:32} {found[kind]['verdict']:10} {found[kind]['details']}", flush=True)
-    counts = collections.Counter(result["verdict"] for result in found.values())
+    results = {}
+    for kind in options.types or list_types():
+        results[kind] = examine(kind)
+        print(f"{kind:32} {results[kind]['verdict']:10} {results[kind]['details']}", flush=True)
+    counts = collections.Counter(result["verdict"] for result in results.values())
     print(f"transformers {transformers.__version__}: {dict(counts)}")
-    write_json(given.json, {"transformers": transformers.__version__, "types": found})
+    write_json(options.json, {"transformers": transformers.__version__, "types": results})
     sys.exit(counts["differs"] > 0)
 
 

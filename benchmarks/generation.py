@@ -19,7 +19,7 @@ PEER = "transformers"
 
 @dataclass(frozen=True)
 class Call:
-    """top_k None: greedy."""
+    """New tokens after a prompt, drawn from the `top_k` likeliest; None: greedy."""
 
     model: Size
     prompt: int
@@ -82,6 +82,7 @@ CALLS = (Call(MODEL, 32, 128, None), Call(replace(MODEL, batch=8), 32, 128, 50))
 
 
 def compare(settings: Settings) -> list[Comparison]:
+    """Compare plain and mixed models of ours with GPT-2 of transformers."""
     comparisons = []
     for call in CALLS:
         candidates = [

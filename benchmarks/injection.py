@@ -14,7 +14,8 @@ from torch import Tensor
 from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, Shape, explain_missing
 from layers import make_pass
 
-EAGER, SDPA = "own eager", "own SDPA"
+EAGER = "own eager"
+SDPA = "own SDPA"
 # arguments of `fr.inject`, by the name of the candidate
 INJECTED: dict[str, dict[str, Any]] = {
     "Mixhead A": {"mix": "position_independent"},
@@ -73,7 +74,7 @@ def _make(
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """One layer of each kind."""
+    """Compare one layer of each kind, injected, with its own attention."""
     absent = explain_missing("transformers")
     comparisons = []
     for kind in _VISIBLE:

@@ -36,12 +36,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 MODEL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 SPLITS = ("train", "valid", "test")
-WORDS_IN_A_LINE, WORDS_AT_ONCE = 25, 1 << 17
+WORDS_IN_A_LINE = 25
+WORDS_AT_ONCE = 1 << 17
 MIB = 1 << 20
 
 
 def make_text(path: Path, size: int, types: int, seed: int) -> None:
-    """At least `size` bytes: the word of rank r is drawn in proportion to 1 / (r + 2.7)."""
+    """Write at least `size` bytes: the word of rank r is drawn in proportion to 1 / (r + 2.7)."""
     draw = np.random.default_rng(seed)
     letters = draw.integers(ord("a"), ord("z") + 1, (types, 5), dtype=np.uint8)
     words = np.array([f"{bytes(row).decode()}{rank:x}" for rank, row in enumerate(letters)], dtype=object)
@@ -65,19 +66,19 @@ class Measured:
 
 
 def find_tree(root: int) -> list[int]:
-    """A process and all below it."""
-    found = [root]
-    for pid in found:
+    """Find the numbers of a process and of all below it."""
+    pids = [root]
+    for pid in pids:
         try:
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
+                pids += map(int, (thread / "children").read_text().split())
         except OSError:  # it has ended
             continue
-    return found
+    return pids
 
 
 def read_memory(pid: int) -> dict[str, int]:
-    """kB of /proc/PID/smaps_rollup by name; nothing of a process that has ended."""
+    """Read the kB of /proc/PID/smaps_rollup by name; nothing of a process that has ended."""
     memory = {}
     with contextlib.suppress(OSError):
         for row in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]:
@@ -91,10 +92,10 @@ def run_measured(arguments: list[str], cores: set[int]) -> Measured:
     began = time.monotonic()
     command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-m", "fullrank", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        own = mapped = processes = 0
+        anonymous = mapped = processes = 0
         while process.poll() is None:
             memories = [memory for memory in map(read_memory, find_tree(process.pid)) if memory]
-            own = max(own, sum(memory["Pss_Anon"] for memory in memories))
+            anonymous = max(anonymous, sum(memory["Pss_Anon"] for memory in memories))
             mapped = max(mapped, sum(memory["Pss_File"] for memory in memories))
             processes = max(processes, len(memories))
             time.sleep(0.5)
@@ -102,7 +103,7 @@ def run_measured(arguments: list[str], cores: set[int]) -> Measured:
         output = process.stdout.read()
     if process.returncode:
         sys.exit(f"{command} failed")
-    return Measured(output, time.monotonic() - began, own / 1024, mapped / 1024, processes)
+    return Measured(output, time.monotonic() - began, anonymous / 1024, mapped / 1024, processes)
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,17 @@ class Text:
 
 
 def prepare(case: str, text: Text, cache: Path, cores: set[int]) -> dict[str, Any]:
+    """Prepare a text into `cache` on these cores, and return a row of the results."""
     settings = [f"data.{key}={value}" for key, value in {**text.files(), **CASES[case]}.items()]
-    found = run_measured(["data", "prepare", "text", *settings, "--to", str(cache), "--json"], cores)
-    described = json.loads(found.output)
+    run = run_measured(["data", "prepare", "text", *settings, "--to", str(cache), "--json"], cores)
+    described = json.loads(run.output)
     row = {
         "corpus": str(text),
         "cores": len(cores),
-        "processes": found.processes,
-        "seconds": round(found.seconds, 1),
-        "mb_per_second": round(text.megabytes / found.seconds, 1),
-        "own_mib": round(found.own_mib),
+        "processes": run.processes,
+        "seconds": round(run.seconds, 1),
+        "mb_per_second": round(text.megabytes / run.seconds, 1),
+        "own_mib": round(run.own_mib),
         "tokens": described["tokens"]["train"],
         "vocabulary": described["vocabulary"],
     }
@@ -147,7 +149,10 @@ def prepare(case: str, text: Text, cache: Path, cores: set[int]) -> dict[str, An
 
 
 def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> tuple[Measured, float]:
-    """Train the model on shuffled blocks of the prepared text, whose memory map is read at random; tokens per second, too."""
+    """Train the model on shuffled blocks of the prepared text, whose memory map is read at random.
+
+    Returns what was measured, and the tokens per second.
+    """
     config = {
         "model": MODEL,
         "data": {"name": "text", "cache": str(cache), **text.files(), **CASES[case]},
@@ -161,21 +166,22 @@ def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> tu
         },
         "eval": {"batch_size": 16, "max_tokens": 20_000},
     }
-    path, run = text.folder / "config.json", text.folder / "run"
+    path = text.folder / "config.json"
+    run = text.folder / "run"
     path.write_text(json.dumps(config), encoding="utf-8")
     shutil.rmtree(run, ignore_errors=True)
-    found = run_measured(["train", str(path), "--out", str(run), "--quiet"], cores)
+    measured = run_measured(["train", str(path), "--out", str(run), "--quiet"], cores)
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    return found, result["tokens_per_second"]
+    return measured, result["tokens_per_second"]
 
 
 def train_in_turn(case: str, texts: list[Text], cache: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each text; the last is the small one."""
-    one = {min(os.sched_getaffinity(0))}
+    """Train on all texts in turn, on one core, and return a row for each; the last is the small one."""
+    core = {min(os.sched_getaffinity(0))}
     runs: list[list[tuple[Measured, float]]] = [[] for _ in texts]
     for _ in range(rounds):
         for of_text, text in zip(runs, texts, strict=True):
-            of_text.append(train(case, text, cache, steps, one))
+            of_text.append(train(case, text, cache, steps, core))
     small = [speed for _, speed in runs[-1]]
     rows = []
     for of_text, text in zip(runs, texts, strict=True):
@@ -183,8 +189,8 @@ def train_in_turn(case: str, texts: list[Text], cache: Path, steps: int, rounds:
         ratios = [speed / of_small for speed, of_small in zip(speeds, small, strict=True)]
         row = {
             "corpus": str(text),
-            "own_mib": round(max(found.own_mib for found, _ in of_text)),
-            "mapped_mib": round(max(found.mapped_mib for found, _ in of_text)),
+            "own_mib": round(max(measured.own_mib for measured, _ in of_text)),
+            "mapped_mib": round(max(measured.mapped_mib for measured, _ in of_text)),
             "tokens_per_second": round(statistics.median(speeds)),
             "lowest": round(min(speeds)),
             "highest": round(max(speeds)),
@@ -196,6 +202,7 @@ def train_in_turn(case: str, texts: list[Text], cache: Path, steps: int, rounds:
 
 
 def main() -> None:
+    """Make the texts, prepare them and train on them, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where texts, caches and runs are for the time being"
@@ -207,29 +214,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="trainings on each text, in turn")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True)
     cores = os.sched_getaffinity(0)
     try:
-        large = Text(given.folder / "large", int(given.large))
-        small = Text(given.folder / "small", int(given.small))
+        large = Text(options.folder / "large", int(options.large))
+        small = Text(options.folder / "small", int(options.small))
         for text in (large, small):
-            text.make(given.types)
+            text.make(options.types)
         results: dict[str, Any] = {}
-        for case in given.cases:
-            again, cache = given.folder / "again", given.folder / "cache"
+        for case in options.cases:
+            again = options.folder / "again"
+            cache = options.folder / "cache"
             preparing = [prepare(case, small, again, {min(cores)})]
             preparing += [prepare(case, text, cache, cores) for text in (large, small)]
             training = []
             if case != ALL_TYPES:
-                training = train_in_turn(case, [large, small], cache, given.steps, given.rounds)
+                training = train_in_turn(case, [large, small], cache, options.steps, options.rounds)
             results[case] = {"preparing": preparing, "training": training}
-            settings = {"types": given.types, "steps": given.steps, "rounds": given.rounds, "model": MODEL}
-            write_json(given.json, {"memory": "Pss_Anon of the process tree", **settings, "results": results})
+            settings = {"types": options.types, "steps": options.steps, "rounds": options.rounds, "model": MODEL}
+            write_json(options.json, {"memory": "Pss_Anon of the process tree", **settings, "results": results})
             for folder in (cache, again):
                 shutil.rmtree(folder)
     finally:
-        shutil.rmtree(given.folder)
+        shutil.rmtree(options.folder)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ from fullrank.core.stages import Heads
 from mixing import MIXES
 
 PEER = "SDPA layer"
-SDPA, X_TRANSFORMERS, AUTHORS = "plain, SDPA", "x-transformers", "authors' code"
+SDPA = "plain, SDPA"
+X_TRANSFORMERS = "x-transformers"
+AUTHORS = "authors' code"
 MIXERS: dict[str, dict[str, Any]] = {
     "Mixhead A": {"mix": "position_independent"},
     "Mixhead B": {"mix": "position_wise"},
@@ -53,7 +55,15 @@ _KEPT = 12  # tensors of all weights that x-transformers holds at once
 def make_pass(
     settings: Settings, backward: bool, layer: Callable[[Tensor], Tensor], module: nn.Module, shape: Shape
 ) -> Pass:
-    """A call of `layer`, which computes with the parameters of `module`."""
+    """Make a pass of a layer, whose input is random.
+
+    Args:
+        settings: sizes, dtype and device.
+        backward: whether the gradients are computed, too.
+        layer: of an input (B, N, E).
+        module: the module whose parameters the layer computes with.
+        shape: of the heads.
+    """
     dims = (shape.batch, shape.tokens, settings.width)
     inputs = settings.randn(*dims, seed=1).requires_grad_(backward)
     leaves = {"inputs": inputs}
@@ -67,6 +77,7 @@ def make_pass(
 
 
 def make_attention(settings: Settings, attention: dict[str, Any]) -> fr.Attention:
+    """Make a layer of attention with these options, always with the same random parameters."""
     shared = settings.heads
     heads = 2 * shared if attention.get("gate") == "differential" else shared
     config = fr.ModelConfig(
@@ -108,9 +119,10 @@ def _make_layer(mix: str, settings: Settings, backward: bool, shape: Shape) -> P
 
 
 def _make_peer(settings: Settings, backward: bool, shape: Shape) -> Pass:
-    """The peer with the same numbers."""
+    """Make a pass of the peer with the same numbers."""
     ours = make_attention(settings, {"mix": "none"})
-    peer, parts = Layer(settings.heads, settings.head_dim), ours.project.layers()
+    peer = Layer(settings.heads, settings.head_dim)
+    parts = ours.project.layers()
     with torch.no_grad():
         peer.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
         peer.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
@@ -120,7 +132,7 @@ def _make_peer(settings: Settings, backward: bool, shape: Shape) -> Pass:
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """Mixhead A and B, which start as plain attention, so that all of them compute the same."""
+    """Compare Mixhead A and B, which start as plain attention, so that all of them compute the same."""
     candidates = []
     for form, mix in MIXES.items():
         candidates.append(Candidate(f"Mixhead {form}", partial(_make_layer, mix), "attention", (PEER,)))
@@ -137,7 +149,7 @@ def _make_comparison(settings: Settings, length: int, candidates: list[Candidate
 
 
 def attend_as_x_transformers(attend: Any, heads: Heads) -> Tensor:
-    """Talking heads by the attention of x-transformers: 1 x 1 convolutions, the first of which is added to the scores."""
+    """Compute talking heads by x-transformers: 1 x 1 convolutions, the first of which is added to the scores."""
     make = import_talking_heads()
     theirs = make(heads=heads.values.shape[1], causal=True, pre_talking_heads=True, post_talking_heads=True)
     of_scores = attend.mix_scores.mixing
@@ -154,7 +166,10 @@ def _set_convolution(convolution: Any, matrix: Tensor, heads: Heads) -> None:
 
 
 def attend_as_differential_authors(attend: Any, heads: Heads) -> Tensor:
-    """microsoft/unilm Diff-Transformer/multihead_flashdiff_2.py: both maps of a pair over both halves of its values."""
+    """Compute both maps of a pair over both halves of its values.
+
+    As microsoft/unilm Diff-Transformer/multihead_flashdiff_2.py does.
+    """
     assert heads.scored is not None
     assert heads.keys is not None
     lambda_full = -attend.mix.matrix(None)[1, 0]
@@ -178,7 +193,7 @@ _ATTENDS: dict[str, Callable[[Any, Heads], Tensor]] = {
 
 
 def _make_mixer(name: str, kernel: str, peer: str, settings: Settings, backward: bool, shape: Shape) -> Pass:
-    """A layer with the mixer `name`, whose heads are attended to by the code of a peer if one is given."""
+    """Make a pass of a layer with the mixer `name`, whose heads are attended to by the code of a peer if one is given."""
     module = make_attention(settings, {"bias": False, **MIXERS.get(name, {})}).to(settings.torch_device)
     if peer:
         attend: Any = module.attend
@@ -192,7 +207,7 @@ def _make_mixer(name: str, kernel: str, peer: str, settings: Settings, backward:
 
 
 def compare_mixers(settings: Settings, length: int) -> list[Comparison]:
-    """Every mixer against no mixer, and peers of two of them."""
+    """Compare every mixer with no mixer, and two of them with peers."""
 
     def candidate(mixer: str, kernel: str = "auto", peer: str = "", **options: Any) -> Candidate:
         return Candidate(peer or mixer, partial(_make_mixer, mixer, kernel, peer), mixer, **options)

@@ -15,7 +15,7 @@ _MARK = Path("/proc/self/clear_refs")
 
 
 def describe_machine(device: torch.device | None = None) -> dict[str, Any]:
-    """Processor, versions and threads of this process; the GPU's name, if that is the device."""
+    """Describe the processor, versions and threads of this process; the GPU's name, if that is the device."""
     description = {
         "cpu": _describe_processor(),
         "machine": platform.machine(),
@@ -37,12 +37,12 @@ def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {**content, "environment": describe_machine()}
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    report = {**content, "environment": describe_machine()}
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def round_numbers(value: Any) -> Any:
-    """Nested JSON with floats of four figures: more would be noise."""
+    """Round the floats of nested JSON to four figures: more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, Mapping):
@@ -53,7 +53,7 @@ def round_numbers(value: Any) -> Any:
 
 
 def _describe_processor() -> str:
-    """Name, family and model of the processor; a virtual machine may hide the name."""
+    """Describe the processor by name, family and model; a virtual machine may hide the name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -69,7 +69,7 @@ def _describe_processor() -> str:
 
 
 def read_free_bytes(device: torch.device) -> int | None:
-    """Free memory of the device; None where the system does not say."""
+    """Read the free memory of the device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     memory = Path("/proc/meminfo")
@@ -85,12 +85,15 @@ def _read_kib(file: Path, key: str) -> int:
 
 
 def counts_resident_memory() -> bool:
-    """True if `measure_growth_mib` works on this system."""
+    """Return whether `measure_growth_mib` works on this system."""
     return _STATUS.exists() and _MARK.exists()
 
 
 def measure_growth_mib(run: Callable[[], Any]) -> float:
-    """Growth of the resident high-water mark during `run`, in MiB. Linux only; use a fresh process for each figure."""
+    """Measure the growth of the resident high-water mark during `run`, in MiB.
+
+    It works on Linux only. Use a fresh process for each figure.
+    """
     _MARK.write_text("5")  # resets the mark to what is resident now
     before = _read_kib(_STATUS, "VmHWM")
     run()
@@ -98,7 +101,7 @@ def measure_growth_mib(run: Callable[[], Any]) -> float:
 
 
 def measure_cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
-    """Growth of the most memory that tensors take on the GPU during `run`, in MiB."""
+    """Measure the growth of the most memory that tensors take on the GPU during `run`, in MiB."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -32,7 +32,8 @@ MEMORY_PROTOCOL = (
 LEAST_MIB = 1.0  # of both; below, pages and what the allocator has left decide
 # Largest difference of two candidates, as a share of the largest value
 TOLERANCE = {"fp32": 1e-3, "bf16": 6e-2, "fp16": 1e-2}
-_MMAP_THRESHOLD, _LIMIT = -3, 128 * 1024  # mallopt's name for it, and glibc's default: larger blocks go back when freed
+_MMAP_THRESHOLD = -3  # mallopt's name for it
+_LIMIT = 128 * 1024  # glibc's default: larger blocks go back when freed
 # imported once, in the process from which those that measure memory are forked; absent peers are passed over
 _PRELOADED = ["fullrank.core.decoder", "fullrank.kernels", "x_transformers", "transformers.models.llama.modeling_llama"]
 
@@ -107,7 +108,7 @@ class Outcome:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def list_lines(self) -> list[Line]:
-        """A line for each candidate and pass; none for a benchmark that has sizes of its own."""
+        """List a line for each candidate and pass; none for a benchmark that has sizes of its own."""
         points: dict[tuple[str, bool, str], dict[int, Figure]] = {}
         for row in self.rows if self.suite.lengths else ():
             for figure in row.figures:
@@ -116,7 +117,7 @@ class Outcome:
         return [Line(*key, tuple(by_length.items())) for key, by_length in points.items()]
 
     def list_growth(self) -> list[Growth]:
-        """Growth of every candidate that was measured at three lengths or more."""
+        """List the growth of every candidate that was measured at three lengths or more."""
         growths = []
         for line in self.list_lines():
             if len(line.points) >= MIN_LENGTHS:
@@ -133,7 +134,7 @@ class Outcome:
             "settings": {**dataclasses.asdict(self.settings), "dtype": ",".join(self.dtypes)},
             "rounds": self.rounds,
             "rows": [dataclasses.asdict(row) for row in self.rows],
-            "growth": [dataclasses.asdict(one) for one in self.list_growth()],
+            "growth": [dataclasses.asdict(growth) for growth in self.list_growth()],
             "skipped": self.skipped,
         }
 
@@ -146,9 +147,19 @@ def measure(
     rounds: int,
     minutes: float,
 ) -> Outcome:
-    """Measure `suite` at every length; no size begins after so many minutes.
+    """Measure a suite at every length.
 
-    Raises RunError if ours fails, or if candidates that compute the same disagree.
+    Args:
+        suite: the benchmark.
+        settings: sizes and device.
+        dtypes: of which all candidates are made; timed in the same rounds.
+        lengths: tokens; not used by a suite that has sizes of its own.
+        rounds: timings of every candidate.
+        minutes: no size begins later; it is named among what was skipped.
+
+    Raises:
+        InputError: a candidate refuses the sizes.
+        RunError: ours fails, or candidates that compute the same disagree.
     """
     outcome = Outcome(suite, settings, dtypes, rounds)
     begin = time.monotonic()
@@ -168,12 +179,22 @@ def measure(
 def list_comparisons(
     suite: Suite, settings: Settings, dtypes: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[Comparison]:
-    """The comparisons of a benchmark, each with the candidates of all dtypes."""
+    """Yield the comparisons of a benchmark, each with the candidates of all dtypes.
+
+    Args:
+        suite: the benchmark.
+        settings: sizes and device.
+        dtypes: of which all candidates are made.
+        lengths: tokens; not used by a suite that has sizes of its own.
+
+    Raises:
+        InputError: the suite refuses the sizes.
+    """
     narrowed = [dataclasses.replace(settings, dtype=dtype) for dtype in dtypes]
     calls = [(length,) for length in sorted(set(lengths))] if suite.lengths else [()]
     for words in calls:
         try:
-            made = [suite.comparisons(one, *words) for one in narrowed]
+            made = [suite.comparisons(of_dtype, *words) for of_dtype in narrowed]
         except ValueError as error:
             place = f"{suite.name}, length {words[0]:,}" if words else suite.name
             raise InputError(f"{place}: {error}") from error
@@ -182,18 +203,18 @@ def list_comparisons(
 
 
 def combine(comparisons: Sequence[Comparison], narrowed: Sequence[Settings]) -> Comparison:
-    """One comparison of the candidates of several dtypes; ours is then also measured against itself in the first."""
+    """Combine the candidates of several dtypes; ours is then also measured against itself in the first."""
     candidates = []
     first = narrowed[0].dtype
     for settings, comparison in zip(narrowed, comparisons, strict=True):
         dtype = settings.dtype
-        for one in comparison.candidates:
-            named = dataclasses.replace(one, settings=settings)
+        for candidate in comparison.candidates:
+            named = dataclasses.replace(candidate, settings=settings)
             if len(narrowed) > 1:
-                against = [f"{peer} {dtype}" for peer in one.against]
-                if one.ours and dtype != first:
-                    against.append(f"{one.name} {first}")
-                words = {"name": f"{one.name} {dtype}", "computes": f"{one.computes} {dtype}"}
+                against = [f"{peer} {dtype}" for peer in candidate.against]
+                if candidate.ours and dtype != first:
+                    against.append(f"{candidate.name} {first}")
+                words = {"name": f"{candidate.name} {dtype}", "computes": f"{candidate.computes} {dtype}"}
                 named = dataclasses.replace(named, against=tuple(against), **words)
             candidates.append(named)
     return dataclasses.replace(comparisons[0], candidates=candidates)
@@ -238,18 +259,18 @@ def _measure_row(comparison: Comparison, what: str, outcome: Outcome) -> Row:
     return Row(str(comparison.size), comparison.length, what, tuple(figures.values()), tuple(against), peak)
 
 
-def _divide(own: float | None, other: float | None) -> float | None:
-    if own is None or other is None or min(own, other) < LEAST_MIB:
+def _divide(ours: float | None, peers: float | None) -> float | None:
+    if ours is None or peers is None or min(ours, peers) < LEAST_MIB:
         return None
-    return own / other
+    return ours / peers
 
 
 def make_and_compare(
     comparison: Comparison, what: str, skipped: dict[str, str]
 ) -> tuple[dict[str, Measured], dict[str, tuple[str, ...]]]:
-    """The candidates that can run, each called once, and the kernels that each took.
+    """Make the candidates that can run, call each once, and compare those that compute the same.
 
-    Candidates that compute the same are compared. The reasons of those that cannot run are added to `skipped`.
+    The reasons of those that cannot run are added to `skipped`. Returns the calls, and the kernels that each took, by name.
     """
     made: dict[str, Measured] = {}
     kernels: dict[str, tuple[str, ...]] = {}
@@ -288,10 +309,14 @@ def _explain_too_large(candidate: Candidate) -> str:
 
 
 def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dtype: str) -> None:
-    """RunError if values of the same name differ by more than rounding: a benchmark of different functions says nothing."""
+    """Raise RunError if values of the same name differ by more than rounding.
+
+    A benchmark of different functions says nothing.
+    """
     for name in values.keys() & expected.keys():
-        own, other = values[name].float(), expected[name].float()
-        off = float((own - other).abs().max() / other.abs().max().clamp_min(1e-30))
+        value = values[name].float()
+        other = expected[name].float()
+        off = float((value - other).abs().max() / other.abs().max().clamp_min(1e-30))
         if not off <= TOLERANCE[dtype]:
             raise RunError(f"{who}: {name} differs by {off:.1e} of its largest value; they should compute the same")
 
@@ -300,7 +325,10 @@ def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Ten
 
 
 def measure_memory(candidate: Candidate, comparison: Comparison, what: str, made: Measured) -> float | None:
-    """Peak memory of one call; on a GPU, of `made` itself. None where the system does not say, or the process was killed."""
+    """Measure the peak memory of one call, in MiB; on a GPU, of `made` itself.
+
+    Returns None where the system does not say, or the process was killed.
+    """
     device = candidate.settings.torch_device
     if device.type == "cuda":
         made.clear()

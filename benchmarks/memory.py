@@ -29,13 +29,18 @@ from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
 from relative import published
 
-PUBLISHED, ALL_QUERIES = "published scheme", "published, all queries"
-KEPT, SKIPPED, RESTING = "all layers kept", "Skip-Retain linear", "all layers resting"
+PUBLISHED = "published scheme"
+ALL_QUERIES = "published, all queries"
+KEPT = "all layers kept"
+SKIPPED = "Skip-Retain linear"
+RESTING = "all layers resting"
 STEPS = 16  # of training, in one timing
 
 
 @dataclass(frozen=True)
 class Size:
+    """A model, the tokens of a segment and of the memory, and how many texts are read at once."""
+
     layers: int
     width: int
     heads: int
@@ -70,7 +75,7 @@ class Size:
         return model.to(settings.torch_device)
 
     def draw(self, settings: Settings, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Random ids and their targets, (B, N)."""
+        """Draw random ids and their targets, (B, N)."""
         drawn = torch.randint(self.vocabulary, (self.batch, tokens + 1), generator=generator)
         drawn = drawn.to(settings.torch_device)
         return drawn[:, :-1], drawn[:, 1:]
@@ -83,8 +88,9 @@ Read = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 
 def read_as_published(model: fr.LanguageModel, all_queries: bool) -> Read:
-    """The published scheme with the model's weights. Its memory is the hidden states of every layer."""
-    length, shared = model.memory_length, model.position.biases  # u and v, of all layers
+    """Make a reader by the published scheme with the model's weights. Its memory is the hidden states of every layer."""
+    length = model.memory_length
+    shared = model.position.biases  # u and v, of all layers
 
     def make_sinusoids(count: int, width: int) -> Tensor:
         frequency = 1 / 10000 ** (torch.arange(0, width, 2) / width)
@@ -95,16 +101,17 @@ def read_as_published(model: fr.LanguageModel, all_queries: bool) -> Read:
         x = model.embedding(ids)
         after = []
         queries = x.shape[1]
-        known = 0 if memory is None else memory[0].shape[1]
-        table = make_sinusoids(known + queries, x.shape[2]).to(x.device)
+        earlier = 0 if memory is None else memory[0].shape[1]
+        table = make_sinusoids(earlier + queries, x.shape[2]).to(x.device)
         for i, block in enumerate(model.blocks):
             attention = block.attention
-            project, split = attention.project, attention.project.split
-            whole = x if memory is None else torch.cat((memory[i], x), dim=1)
-            after.append(whole[:, -length:])
-            query = project.query(whole)[:, -queries:] if all_queries else project.query(x)
+            project = attention.project
+            split = project.split
+            states = x if memory is None else torch.cat((memory[i], x), dim=1)
+            after.append(states[:, -length:])
+            query = project.query(states)[:, -queries:] if all_queries else project.query(x)
             far = split(nn.functional.linear(table, project.relative.weight)[None])[0].flip(1)
-            heads = (split(query), split(project.key(whole)), split(project.value(whole)))
+            heads = (split(query), split(project.key(states)), split(project.value(states)))
             out = published(*heads, far, shared.content_bias, shared.position_bias)
             x = block.attention_norm(x + attention.merge(out.transpose(1, 2).flatten(2)))
             x = block.feed_forward_norm(x + block.feed_forward(x))
@@ -123,6 +130,8 @@ def read_as_published(model: fr.LanguageModel, all_queries: bool) -> Read:
 
 
 def read_as_it_is(model: fr.LanguageModel, kernel: str, recompute: bool) -> Read:
+    """Make a reader by the model as it is; with `recompute` keys and values of the memory are computed again."""
+
     def read(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory | None]:
         if recompute and memory is not None:
             forgotten = tuple(replace(layer, heads=None) for layer in memory.layers)
@@ -152,7 +161,7 @@ class Reader:
         return self.read(self.size.segment)
 
     def read(self, tokens: int) -> Tensor:
-        """The next segment's negative log-likelihoods."""
+        """Read the next segment, and return its negative log-likelihoods."""
         ids, targets = self.size.draw(self.settings, tokens, self.generator)
         with torch.no_grad(), self.settings.autocast():
             nll, self.memory = self.read_segment(ids, targets, self.memory)
@@ -162,7 +171,7 @@ class Reader:
         pass
 
     def values(self) -> dict[str, Tensor]:
-        """The losses while the memory was filled, and of one more segment."""
+        """Return the losses while the memory was filled, and of one more segment."""
         return {"output": torch.cat((self.first, self()), dim=1)}
 
 
@@ -175,6 +184,7 @@ EVALUATION = (
 
 
 def compare_evaluation(settings: Settings) -> list[Comparison]:
+    """Compare ways of evaluation with a memory in four sizes."""
     ours = {
         "fullrank": partial(read_as_it_is, kernel="auto", recompute=False),
         "fullrank, reference": partial(read_as_it_is, kernel="reference", recompute=False),
@@ -227,7 +237,7 @@ class SkippingSteps(TrainingStep):
 
 
 def draw_skipped(layers: int) -> list[frozenset[int]]:
-    """The layers that each step skips."""
+    """Draw the layers that each step skips."""
     schedule = SkipRetain("linear", num_layers=layers)
     return [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
 
@@ -243,7 +253,10 @@ SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
 
 
 def compare_skipping(settings: Settings) -> list[Comparison]:
-    """A step with the schedule should take the share of layers that run, of what layers cost, and all of the rest."""
+    """Compare steps of training with and without skipped layers.
+
+    A step with the schedule should take the share of layers that run, of what layers cost, and all of the rest.
+    """
     candidates = [
         Candidate(SKIPPED, partial(_make_steps, SKIPPED), SKIPPED, (KEPT, RESTING)),
         Candidate(RESTING, partial(_make_steps, RESTING), RESTING, (KEPT,)),

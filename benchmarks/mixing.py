@@ -36,7 +36,10 @@ from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.stages import Heads, HeadSize
 
-SDPA, TALKING, EAGER, FLEX = "plain SDPA", "x-transformers", "transformers, eager", "FlexAttention"
+SDPA = "plain SDPA"
+TALKING = "x-transformers"
+EAGER = "transformers, eager"
+FLEX = "FlexAttention"
 MIXES = {"A": "position_independent", "B": "position_wise"}
 HEADS = ("query", "keys", "values")
 _KEPT = 5  # tensors of all weights that the formula holds at once
@@ -54,30 +57,38 @@ class Problem:
     shape: Shape
 
     def draw(self, seed: int) -> Tensor:
-        """Random heads (B, H, N, D)."""
+        """Draw random heads (B, H, N, D)."""
         drawn = self.settings.randn(*dataclasses.astuple(self.shape), seed=seed)
         return drawn.to(self.settings.torch_dtype)
 
     def make_mask(self) -> Tensor:
-        """True where a key is later than the query."""
+        """Make the mask (N, N) that is True where a key is later than the query."""
         ones = torch.ones(self.shape.tokens, self.shape.tokens, dtype=torch.bool, device=self.settings.torch_device)
         return ones.triu(1)
 
     def make_operands(self) -> Operands:
-        """query, keys, values; for A and B also the parameters of mixing, away from their start."""
+        """Make query, keys, values; for A and B also the parameters of mixing, away from their start."""
         named = {name: self.draw(seed) for seed, name in enumerate(HEADS)}
         named |= make_mixing(self.settings, self.shape.heads, self.shape.size, self.form, seed=3)
         return {name: tensor.requires_grad_() for name, tensor in named.items()}
 
     def make_pass(self, attend: Attend, operands: Operands | None = None) -> Pass:
-        """A Pass of a function of query, keys and values."""
+        """Make a pass of a function of query, keys and values."""
         leaves = operands or self.make_operands()
         heads = [leaves[name] for name in HEADS]
         return Pass(partial(attend, *heads), leaves, self.draw(seed=5), self.backward)
 
 
 def make_mixing(settings: Settings, heads: int, size: int, form: str, seed: int) -> Operands:
-    """Parameters of mixing A or B in fp32, near the identity but not at it; none without a form."""
+    """Make parameters of mixing A or B in fp32, near the identity but not at it.
+
+    Args:
+        settings: device of the parameters.
+        heads: number of heads.
+        size: numbers of a head.
+        form: A or B; empty for no parameters.
+        seed: of the random numbers.
+    """
     named = {}
     if form:
         named["mixing"] = 0.1 * settings.randn(heads, heads, seed=seed)
@@ -96,7 +107,7 @@ def set_mixing(stage: nn.Module, operands: Operands) -> None:
 
 
 def compute_matrix(operands: Operands) -> Tensor:
-    """M, (H, H), or M(n) = Q(n) W + B, (B, N, H, H), in the dtype of the query."""
+    """Compute M, (H, H), or M(n) = Q(n) W + B, (B, N, H, H), in the dtype of the query."""
     dtype = operands["query"].dtype
     mixing = operands["mixing"].to(dtype)
     if "from_query" not in operands:
@@ -105,7 +116,18 @@ def compute_matrix(operands: Operands) -> Tensor:
 
 
 def formula(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor, future: Tensor) -> Tensor:
-    """All scores, all weights, all mixed weights."""
+    """Compute mixed attention as the equation reads: all scores, all weights, all mixed weights.
+
+    Args:
+        query: (B, H, N, D).
+        keys: (B, H, M, D).
+        values: (B, H, M, D).
+        mixing: (H, H) or (B, N, H, H).
+        future: (N, M), True where a key is later than the query.
+
+    Returns:
+        (B, H, N, D).
+    """
     scores = (query @ keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
     equation = "bjnm,ji->binm" if mixing.dim() == 2 else "bjnm,bnji->binm"
@@ -113,7 +135,8 @@ def formula(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor, future:
 
 
 def _make_ours(problem: Problem) -> Pass:
-    shape, device = problem.shape, problem.settings.torch_device
+    shape = problem.shape
+    device = problem.settings.torch_device
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, shape.tokens)
     attend = WeightedValues(WeightedConfig(mix=MIXES[problem.form]), size, 0.0).to(device)
     layout = Layout.of(shape.tokens, device=device)
@@ -123,7 +146,8 @@ def _make_ours(problem: Problem) -> Pass:
 
 
 def _make_formula(problem: Problem, function: Attend = formula) -> Pass:
-    operands, future = problem.make_operands(), problem.make_mask()
+    operands = problem.make_operands()
+    future = problem.make_mask()
     return problem.make_pass(lambda *heads: function(*heads, compute_matrix(operands), future), operands)
 
 
@@ -136,7 +160,8 @@ def _make_sdpa(problem: Problem) -> Pass:
 
 
 def _make_talking_heads(problem: Problem) -> Pass:
-    settings, operands = problem.settings, problem.make_operands()
+    settings = problem.settings
+    operands = problem.make_operands()
     make = import_talking_heads()
     attend = make(heads=problem.shape.heads, causal=True, post_talking_heads=True).to(settings.torch_device)
     mixing = operands.pop("mixing").detach()
@@ -150,7 +175,8 @@ def _make_eager(problem: Problem) -> Pass:
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     module = types.SimpleNamespace(num_key_value_groups=1, training=True)
-    dtype, future = problem.settings.torch_dtype, problem.make_mask()
+    dtype = problem.settings.torch_dtype
+    future = problem.make_mask()
     mask = torch.zeros(future.shape, dtype=dtype, device=future.device)
     mask = mask.masked_fill_(future, torch.finfo(dtype).min)[None, None]
     scale = problem.shape.size**-0.5
@@ -160,8 +186,8 @@ def _make_eager(problem: Problem) -> Pass:
 def _make_flex(problem: Problem) -> Pass:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    tokens, device = problem.shape.tokens, problem.settings.device
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
+    tokens = problem.shape.tokens
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=problem.settings.device)
     return problem.make_pass(partial(torch.compile(flex_attention, dynamic=False), block_mask=mask))
 
 
@@ -170,7 +196,7 @@ def _make(make: Callable[[Problem], Pass], form: str, settings: Settings, backwa
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """Ours and all peers."""
+    """Compare ours with all peers."""
     return [_compare(settings, Shape(settings.batch or 1, settings.heads, length, settings.head_dim))]
 
 
@@ -201,11 +227,18 @@ def _compare(settings: Settings, shape: Shape) -> Comparison:
 
 
 def compare_growth(settings: Settings, length: int) -> list[Comparison]:
-    """Forward and backward of A and B beside plain attention: what grows with the square of the length, and what does not."""
-    (whole,) = compare(settings, length)
-    candidates = [dataclasses.replace(one, against=(SDPA,)) for one in whole.candidates if one.ours]
-    candidates += [one for one in whole.candidates if one.name == SDPA]
-    return [dataclasses.replace(whole, candidates=candidates, passes=(BOTH,))]
+    """Compare forward and backward of A and B with plain attention alone.
+
+    It shows what grows with the square of the length, and what does not.
+    """
+    (comparison,) = compare(settings, length)
+    candidates = []
+    for candidate in comparison.candidates:
+        if candidate.ours:
+            candidates.append(dataclasses.replace(candidate, against=(SDPA,)))
+        elif candidate.name == SDPA:
+            candidates.append(candidate)
+    return [dataclasses.replace(comparison, candidates=candidates, passes=(BOTH,))]
 
 
 GPU_LENGTHS = {  # by heads and their size
@@ -219,12 +252,12 @@ GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch o
 
 
 def compare_on_gpu(settings: Settings) -> list[Comparison]:
-    """Comparisons as `compare` makes them, of 32,768 tokens a call; peers that compile slowly run with 8 heads of 64 alone."""
+    """Compare as `compare` does, 32,768 tokens a call; peers that compile slowly run with 8 heads of 64 alone."""
     if settings.torch_device.type != "cuda":
         raise InputError("needs a CUDA device; give --device cuda")
     comparisons = []
     for (heads, size), lengths in GPU_LENGTHS.items():
-        own = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
+        of_size = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
         for length in lengths:
-            comparisons.append(_compare(own, Shape(GPU_TOKENS // length, heads, length, size)))
+            comparisons.append(_compare(of_size, Shape(GPU_TOKENS // length, heads, length, size)))
     return comparisons

@@ -24,11 +24,16 @@ from fullrank.core.layout import Layout
 from fullrank.core.multilinear import compute_decayed_sums, multilinear
 from fullrank.kernels import multilinear as engine
 
-RANK, WIDTH, CORES, SCALES = 40, 256, 2, 8
+RANK = 40
+WIDTH = 256
+CORES = 2
+SCALES = 8
 
 
 @dataclass(frozen=True)
 class Size:
+    """Texts, tokens of a text, rank and width."""
+
     batch: int
     tokens: int
     rank: int = RANK
@@ -40,7 +45,7 @@ class Size:
 
 @functools.lru_cache(maxsize=1)  # ours keeps its masks, too
 def _make_mask(tokens: int, device: torch.device) -> Tensor:
-    """True where the later of both keys is no later than the query, (N, N, N)."""
+    """Make the mask (N, N, N) that is True where the later of both keys is no later than the query."""
     index = torch.arange(tokens, device=device)
     return torch.maximum(index[:, None], index) <= index[:, None, None]
 
@@ -49,6 +54,7 @@ def _make_mask(tokens: int, device: torch.device) -> Tensor:
 
 
 def naive(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    """Compute the tensor of all pairs of every query by products, mask it, and multiply it by W."""
     batch, tokens, _ = query.shape
     pairs = (query * cores.mean(0))[:, :, None] * keys[:, None]  # (B, N, N, R)
     products = (pairs.flatten(1, 2) @ values.transpose(1, 2)).view(batch, tokens, tokens, tokens)
@@ -56,20 +62,23 @@ def naive(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Te
 
 
 def einsum(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    """Compute the same by torch.einsum, as the equation reads."""
     products = torch.einsum("bir,bjr,bmr->bijm", query * cores.mean(0), keys, values)
     visible = _make_mask(query.shape[1], products.device)
     return torch.einsum("bijm,jme->bie", products * visible, weight)
 
 
 def ours(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, weight: Tensor) -> Tensor:
+    """Compute the same by this package."""
     return multilinear(Pairs(query * cores.mean(0), keys, values, weight, causal=True))
 
 
 def length_free(
     query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, to_keys: Tensor, to_values: Tensor, weight: Tensor
 ) -> Tensor:
-    """sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
-    query, layout = query * cores.mean(0), Layout.of(query.shape[1])
+    """Compute sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
+    query = query * cores.mean(0)
+    layout = Layout.of(query.shape[1])
     with torch.autocast(query.device.type, enabled=False):
         a = compute_decayed_sums(keys, to_keys, layout)
         b = compute_decayed_sums(values, to_values, layout)
@@ -77,6 +86,7 @@ def length_free(
 
 
 def make_pass(function: Callable[..., Tensor], settings: Settings, backward: bool, size: Size) -> Pass:
+    """Make a pass of a function on random operands."""
     generator = torch.Generator().manual_seed(0)
     leaves = {}
     for name in ("query", "keys", "values"):
@@ -94,6 +104,7 @@ def make_pass(function: Callable[..., Tensor], settings: Settings, backward: boo
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
+    """Compare ours with the tensor of all pairs, on four texts of `length` tokens."""
     size = Size(settings.batch or 4, length)
     cube = size.batch * size.tokens**3  # numbers of the tensor of all pairs of every query
     half = settings.dtype != "fp32"

@@ -39,6 +39,8 @@ _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we
 
 @dataclass(frozen=True)
 class Size:
+    """Tokens, softmaxes, words and width."""
+
     tokens: int
     mixtures: int
     vocabulary: int
@@ -57,17 +59,19 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def stock(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """One softmax of the first component, whatever K is."""
+    """Compute the cross entropy of the first component, whatever K is."""
     return F.cross_entropy(F.linear(hidden[:, 0], weight, bias), targets)
 
 
 def probabilities(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Compute the loss of a mixture from its probabilities, as the papers' codes have it."""
     each = F.linear(hidden, weight, bias).softmax(-1)
     mixed = (each * log_prior.exp()[:, :, None]).sum(1)
     return F.nll_loss((mixed + 1e-8).log(), targets)
 
 
 def logarithms(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Compute the loss of a mixture from the logarithms of its probabilities."""
     each = F.linear(hidden, weight, bias).log_softmax(-1)
     return F.nll_loss(torch.logsumexp(each + log_prior[:, :, None], 1), targets)
 
@@ -75,10 +79,11 @@ def logarithms(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, 
 def chunked(
     rows: int | None, hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> Tensor:
-    """F.linear_cross_entropy with `rows` a chunk; None: as torch chooses."""
+    """Compute the loss by F.linear_cross_entropy with `rows` a chunk; None: as torch chooses."""
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
     tokens, mixtures = log_prior.shape
-    flat, repeated = hidden.flatten(0, 1), targets.repeat_interleave(mixtures)
+    flat = hidden.flatten(0, 1)
+    repeated = targets.repeat_interleave(mixtures)
     compute = partial(_FUNCTIONAL.linear_cross_entropy, flat, weight, repeated, linear_bias=bias, options=options)
     if mixtures == 1:
         loss: Tensor = compute()
@@ -88,6 +93,7 @@ def chunked(
 
 
 def ours(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Compute the loss by this package, with all weights 1/T."""
     tokens, mixtures = log_prior.shape
     scale = torch.full((tokens,), 1 / tokens, device=hidden.device)
     components = Components(hidden, None if mixtures == 1 else log_prior, (Cluster(weight, bias),))
@@ -95,7 +101,7 @@ def ours(hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor, target
 
 
 def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pass:
-    """One forward and backward pass of `loss`, under autocast where the dtype is narrow."""
+    """Make a pass of a loss on random operands, under autocast where the dtype is narrow."""
     if loss is stock:  # its operands hold one component, so that its backward pass fills no zeros for others
         size = dataclasses.replace(size, mixtures=1)
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +118,7 @@ def make_pass(loss: Loss, settings: Settings, backward: bool, size: Size) -> Pas
 
 
 def make_layer(settings: Settings, backward: bool, size: Size) -> Pass:
-    """`fr.MixtureOfSoftmaxes`, its loss and the gradients of everything."""
+    """Make a pass of `fr.MixtureOfSoftmaxes`: its loss, and the gradients of everything."""
     torch.manual_seed(0)
     config = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=size.mixtures)
     module = fr.MixtureOfSoftmaxes(config, vocab_size=size.vocabulary, hidden_size=size.width)
@@ -124,7 +130,7 @@ def make_layer(settings: Settings, backward: bool, size: Size) -> Pass:
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """`length` tokens, V = 10,000, d = 200: one softmax, and ten."""
+    """Compare losses of `length` tokens, V = 10,000, d = 200: of one softmax, and of ten."""
     return [_compare(Size(length, mixtures, 10_000, 200)) for mixtures in (1, 10)]
 
 
@@ -138,6 +144,7 @@ SIZES = (
 
 
 def compare_sizes(settings: Settings) -> list[Comparison]:
+    """Compare losses in all `SIZES`."""
     return [_compare(size) for size in SIZES]
 
 
@@ -145,7 +152,7 @@ def _compare(size: Size) -> Comparison:
     gflop = 6 * size.logits * size.width / 1e9
 
     def candidate(name: str, loss: Loss, kept: int = 0, **options: Any) -> Candidate:
-        """`kept`: tensors of all logits that it holds at once."""
+        """Make a candidate that holds `kept` tensors of all logits at once."""
         single = loss is stock or size.mixtures == 1
         computes = "one softmax" if single else "mixture"
         work = gflop / size.mixtures if loss is stock else gflop
@@ -160,7 +167,7 @@ def _compare(size: Size) -> Comparison:
         candidate(linear, partial(chunked, None), absent=absent),
         candidate(f"{linear}, 256 rows a chunk", partial(chunked, 256), absent=absent),
     ]
-    names = tuple(one.name for one in stocks)
+    names = tuple(peer.name for peer in stocks)
     if size.mixtures == 1:
         candidates = [candidate("softmax loss", ours, against=names), *stocks]
     else:

@@ -40,7 +40,7 @@ class Case:
         return f"{self.texts} x {self.tokens}"
 
     def make_config(self) -> dict[str, Any]:
-        """A training whose evaluation takes no time."""
+        """Make the configuration of a training whose evaluation takes no time."""
         return {
             "model": {
                 "hidden_size": 512,
@@ -68,7 +68,7 @@ CASES = (
 
 
 def start(config: Path, folder: Path, way: str, cores: list[int]) -> subprocess.Popen[str]:
-    """A training in so many processes, on these cores."""
+    """Start a training in so many processes, on these cores."""
     processes, sharding = WAYS[way]
     on_cores = ["taskset", "-c", ",".join(map(str, cores))]
     train = [sys.executable, "-m", "fullrank", "train", str(config), f"train.sharding={sharding}"]
@@ -84,10 +84,10 @@ def start(config: Path, folder: Path, way: str, cores: list[int]) -> subprocess.
 
 
 def measure_speed(config: Path, folder: Path, way: str, cores: list[int]) -> float:
-    """Tokens per second of a training; of two trainings their sum."""
+    """Measure the tokens per second of a training; of two trainings their sum."""
     apart = [[core] for core in cores] if way == "two trainings" else [cores[: WAYS[way][0]]]
     folders = [folder / str(number) for number in range(len(apart))]
-    running = [start(config, each, way, own) for each, own in zip(folders, apart, strict=True)]
+    running = [start(config, each, way, subset) for each, subset in zip(folders, apart, strict=True)]
     for process in running:
         _, said = process.communicate()
         if process.returncode:
@@ -97,7 +97,7 @@ def measure_speed(config: Path, folder: Path, way: str, cores: list[int]) -> flo
 
 
 def compare(case: Case, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """A row for each way: its tokens per second, and their ratio to those of one process in the same round."""
+    """Compare the ways: a row for each, its tokens per second and their ratio to those of one process in the same round."""
     rows = []
     for way in WAYS:
         speed = statistics.median(each[way] for each in rounds)
@@ -119,10 +119,11 @@ def compare(case: Case, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Train every case in every way, as often as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("two cores are needed")
@@ -134,11 +135,11 @@ def main() -> None:
             config = folder / "config.json"
             config.write_text(json.dumps(case.make_config()))
             rounds = []
-            for count in range(given.rounds):
+            for count in range(options.rounds):
                 speeds = {way: measure_speed(config, folder / f"{count}-{way}", way, cores) for way in WAYS}
                 rounds.append(speeds)
             rows += compare(case, rounds)
-            write_json(given.json, {"results": rows})
+            write_json(options.json, {"results": rows})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import kernel as fixed_kernel
 from mixing import MIXES, compute_matrix, make_mixing, set_mixing
 
-PUBLISHED, OURS = "published formula", "relative"
+PUBLISHED = "published formula"
+OURS = "relative"
 OPERANDS = ("query", "keys", "values", "distances", "u", "v")
 _KEPT = 7  # tensors of all scores that the formula holds at once
 
@@ -47,7 +48,7 @@ class Shape:
         return text + (f", window of {self.window}" if self.window else "")
 
     def fill(self) -> "Shape":
-        """Contiguous text of the same size."""
+        """Return the shape of contiguous text of the same size."""
         return dataclasses.replace(self, gap=0, window=0)
 
     def make_layout(self, device: torch.device | None = None) -> Layout:
@@ -58,7 +59,7 @@ class Shape:
 
 
 def make_operands(shape: Shape, settings: Settings, form: str) -> dict[str, Tensor]:
-    """query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D), and the parameters of mixing."""
+    """Make query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D), and the parameters of mixing."""
     keys = shape.queries + shape.earlier
     dims = {
         "query": (shape.batch, shape.heads, shape.queries),
@@ -78,9 +79,21 @@ def make_operands(shape: Shape, settings: Settings, form: str) -> dict[str, Tens
 def published(
     query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None
 ) -> Tensor:
-    """(N, M, B, H) scores; the shift by a zero column and a view; -inf in the future; softmax; weighted values.
+    """Compute relative attention by the published formula.
 
-    mixing, (H, H) or (B, N, H, H), is applied after the softmax.
+    It has scores (N, M, B, H), the shift by a zero column and a view, -inf in the future, the softmax, and weighted values.
+
+    Args:
+        query: (B, H, N, D).
+        keys: (B, H, M, D).
+        values: (B, H, M, D).
+        distances: keys of distances (H, M, D), the nearest first.
+        u: content bias (H, D).
+        v: position bias (H, D).
+        mixing: (H, H) or (B, N, H, H), applied after the softmax; None for none.
+
+    Returns:
+        (B, H, N, D).
     """
     batch, heads, queries, size = query.shape
     length = keys.shape[2]
@@ -112,13 +125,14 @@ def make_ours(
     kernel: str = "auto",
     normalize: str = "softmax",
 ) -> Pass:
-    """The attention of this package; u and v, and the parameters of mixing, are leaves of the comparison."""
+    """Make a pass of this package; u and v, and the parameters of mixing, are leaves of the comparison."""
     operands = make_operands(shape, settings, form)
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
     config = AttentionConfig(score="relative", normalize=normalize, mix=MIXES.get(form, "none"))
     attend = WeightedValues(config, size, 0.0).to(settings.torch_device)
     assert isinstance(attend.score, XLRelative)
-    layout, biases = shape.make_layout(settings.torch_device), attend.score.biases
+    layout = shape.make_layout(settings.torch_device)
+    biases = attend.score.biases
     assert biases is not None
     del biases.content_bias, biases.position_bias
     biases.content_bias = operands["u"]
@@ -135,7 +149,7 @@ def make_ours(
 
 
 def make_published(settings: Settings, backward: bool, shape: Shape, form: str = "") -> Pass:
-    """The formula; of a shape with a gap or a window, on contiguous text of the same size."""
+    """Make a pass of the formula; of a shape with a gap or a window, on contiguous text of the same size."""
     operands = make_operands(shape.fill(), settings, form)
     read = {name: operands[name] for name in OPERANDS}
 
@@ -146,12 +160,12 @@ def make_published(settings: Settings, backward: bool, shape: Shape, form: str =
 
 
 def make_contiguous(settings: Settings, backward: bool, shape: Shape) -> Pass:
-    """Ours without the gap or the window."""
+    """Make a pass of ours without the gap or the window."""
     return make_ours(settings, backward, shape.fill())
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """`length` queries over as many earlier keys and themselves."""
+    """Compare attention of `length` queries over as many earlier keys and themselves."""
     return [_compare(settings, Shape(settings.batch or 1, settings.heads, length, length, settings.head_dim))]
 
 
@@ -191,16 +205,16 @@ EVALUATION = (
 
 
 def compare_shapes(settings: Settings) -> list[Comparison]:
-    """Also our reference, sigsoftmax, and ours on contiguous text beside a gap or a window."""
+    """Compare in all shapes, also our reference, sigsoftmax, and ours on contiguous text beside a gap or a window."""
     comparisons = []
     for shape, what in [(shape, BOTH) for shape in TRAINING] + [(shape, FORWARD) for shape in EVALUATION]:
-        whole = _compare(settings, shape)
+        comparison = _compare(settings, shape)
         candidates = [
-            *whole.candidates,
+            *comparison.candidates,
             Candidate("reference", partial(make_ours, kernel="reference"), "", (PUBLISHED,)),
             Candidate("relative, sigsoftmax", partial(make_ours, normalize="sigsoftmax"), "sigsoftmax", (PUBLISHED,)),
         ]
         if shape != shape.fill():
             candidates.append(Candidate("relative, contiguous", make_contiguous, ", contiguous", (PUBLISHED,)))
-        comparisons.append(dataclasses.replace(whole, candidates=candidates, passes=(what,)))
+        comparisons.append(dataclasses.replace(comparison, candidates=candidates, passes=(what,)))
     return comparisons

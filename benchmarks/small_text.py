@@ -37,9 +37,12 @@ from fullrank.experiments.run import corpus_of, evaluate
 from machine import write_json
 from train_step import GPT, Size
 
-BLOCK, BATCH = 64, 12
+BLOCK = 64
+BATCH = 12
 SIZE = Size(4, 128, 4, BATCH, BLOCK, vocabulary=0, inner=512)
-LEARNING_RATE, LOWEST, WARMUP = 1e-3, 1e-4, 100
+LEARNING_RATE = 1e-3
+LOWEST = 1e-4  # learning rate at the end
+WARMUP = 100  # steps
 READINGS = {
     "blocks of 64": {"segment_length": BLOCK},
     "windows of 64": {"segment_length": BLOCK, "context": 32, "stride": 32},
@@ -56,6 +59,7 @@ class Loop:
 
 
 def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]) -> Loop:
+    """Train the loop on token ids for so many CPU seconds; of five evaluations by `measure` the best weights are kept."""
     torch.manual_seed(seed)
     model = GPT(replace(SIZE, vocabulary=vocabulary))
     loop = Loop(model)
@@ -63,7 +67,9 @@ def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure:
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-    best, kept, judged = math.inf, model.state_dict(), 0
+    best_cost = math.inf
+    best_weights = model.state_dict()
+    evaluations = 0
     while loop.seconds < seconds:
         begin = time.process_time()
         loop.steps += 1
@@ -77,18 +83,19 @@ def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         loop.seconds += time.process_time() - begin
-        if loop.seconds >= seconds * (judged + 1) / 5:
-            judged += 1
+        if loop.seconds >= seconds * (evaluations + 1) / 5:
+            evaluations += 1
             cost = measure(model)
-            if cost < best:
-                best, kept = cost, copy.deepcopy(model.state_dict())
-    model.load_state_dict(kept)
+            if cost < best_cost:
+                best_cost = cost
+                best_weights = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best_weights)
     return loop
 
 
 @torch.no_grad()
 def measure_nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
-    """Nats per token, every token scored once, in the very passages that `fullrank eval` reads."""
+    """Measure nats per token, every token scored once, in the very passages that `fullrank eval` reads."""
     protocol = EvaluationProtocol(kind="window" if "stride" in reading else "blocks", **reading)
     total = 0.0
     for passage in passages(ids, protocol, start_id):
@@ -100,14 +107,15 @@ def measure_nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, 
 
 
 def measure_children() -> float:
-    """CPU seconds of the processes that have ended."""
+    """Measure the CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
-    """Both arms on one unit of text, at the same time."""
-    yaml, run = folder / f"{unit}-{seed}.yaml", folder / f"{unit}-seed{seed}"
+    """Train both arms on one unit of text, at the same time, and return what they cost and reach."""
+    yaml = folder / f"{unit}-{seed}.yaml"
+    run = folder / f"{unit}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     fullrank = [sys.executable, "-m", "fullrank"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # minutes are then of the processor
@@ -161,6 +169,7 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
 
 
 def main() -> None:
+    """Compare the arms for every seed and unit that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("--units", nargs="+", default=["byte", "word", "bpe"])
@@ -168,14 +177,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--runs", type=Path, default=Path("runs/small_text"))
     parser.add_argument("--json", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    text = {"name": given.text.name, "bytes": given.text.stat().st_size}
+    text = {"name": options.text.name, "bytes": options.text.stat().st_size}
     results = []
-    for seed in given.seeds:
-        for unit in given.units:
-            results.append(compare(given.text, unit, seed, given.minutes, given.runs))
-            write_json(given.json, {"text": text, "minutes": given.minutes, "results": results})
+    for seed in options.seeds:
+        for unit in options.units:
+            results.append(compare(options.text, unit, seed, options.minutes, options.runs))
+            write_json(options.json, {"text": text, "minutes": options.minutes, "results": results})
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ SUITES = {
 
 
 def find_suite(name: str) -> Suite:
-    """The benchmark called `name`; InputError for an unknown one."""
+    """Find the benchmark called `name`; raises InputError for an unknown one."""
     if name not in SUITES:
         raise InputError(f"bench: '{name}' is not a benchmark; {suggest(name, SUITES)} (fullrank bench --list)")
     return SUITES[name]

@@ -42,26 +42,28 @@ class Ratio:
 
     @classmethod
     def of(cls, own: Sequence[float], other: Sequence[float]) -> Ratio:
-        """own / other, round by round; at least two rounds."""
-        ratios = [one / two for one, two in zip(own, other, strict=True)]
+        """Divide own times by those of another, round by round; at least two rounds."""
+        ratios = [seconds / others for seconds, others in zip(own, other, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return cls(middle, low, high)
 
 
 def measure_cpu_time(run: Run) -> float:
+    """Measure the CPU seconds of a run, of all threads of the process."""
     begin = time.process_time()
     run()
     return time.process_time() - begin
 
 
 def measure_wall_time(run: Run) -> float:
+    """Measure the seconds of a run by the wall clock."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def measure_cuda_time(run: Run) -> float:
-    """Between two events on the current stream."""
+    """Measure the seconds of a run between two events on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
@@ -72,7 +74,7 @@ def measure_cuda_time(run: Run) -> float:
 
 
 def choose_clock(device: torch.device) -> Clock:
-    """CUDA events on a GPU; on a CPU, CPU time with one thread and wall-clock time with more."""
+    """Choose CUDA events on a GPU; on a CPU, CPU time with one thread and wall-clock time with more."""
     if device.type == "cuda":
         return measure_cuda_time
     return measure_cpu_time if torch.get_num_threads() == 1 else measure_wall_time
@@ -81,7 +83,18 @@ def choose_clock(device: torch.device) -> Clock:
 def measure_times(
     candidates: Mapping[str, Run], *, rounds: int, clock: Clock, warm_up: int = 2, at_least: float = 0.0
 ) -> dict[str, list[float]]:
-    """Seconds of every candidate in every round. A candidate shorter than `at_least` seconds runs several times in a row."""
+    """Measure the seconds of every candidate in every round.
+
+    Args:
+        candidates: calls by name.
+        rounds: how often each is timed.
+        clock: measures the seconds of a call.
+        warm_up: calls of each before the first round.
+        at_least: seconds; a shorter candidate runs several times in a row, and the mean counts.
+
+    Returns:
+        Seconds of a call by name, one for each round.
+    """
     names = list(candidates)
     repeats = dict.fromkeys(names, 1)
     for name, run in candidates.items():
@@ -108,21 +121,22 @@ def _repeat(run: Run, count: int) -> Run:
 
 
 def make_product(dtype: torch.dtype) -> Run:
-    """Products of large square matrices, by the faster library: an upper bound of everything built on them."""
+    """Make a run of products of large square matrices, by the faster library: an upper bound of everything built on them."""
     a, b = torch.randn(2, _PEAK_SIZE, _PEAK_SIZE).to(dtype)
     return _repeat(lambda: multiply(a, b), 4)
 
 
 def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float | None:
-    """Exponent p of cost = c n^p: the least-squares slope of log cost over log length, over the upper half of the lengths.
+    """Fit the exponent p of cost = c n^p over the upper half of the lengths.
 
-    Overheads are small there. The middle one of an odd number of lengths counts among the upper half.
+    It is the least-squares slope of log cost over log length. Overheads are small in the upper half. The middle one of an odd
+    number of lengths counts among it.
     None for fewer than three lengths, and where a cost of the upper half is missing or not positive.
     """
     if len(lengths) < MIN_LENGTHS:
         return None
     points = sorted(zip(lengths, costs, strict=True), key=lambda point: point[0])[len(lengths) // 2 :]
-    known = [(math.log(length), math.log(cost)) for length, cost in points if cost is not None and cost > 0]
-    if len(known) < len(points):
+    logarithms = [(math.log(length), math.log(cost)) for length, cost in points if cost is not None and cost > 0]
+    if len(logarithms) < len(points):
         return None
-    return statistics.linear_regression(*zip(*known, strict=True)).slope
+    return statistics.linear_regression(*zip(*logarithms, strict=True)).slope

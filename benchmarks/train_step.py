@@ -23,7 +23,9 @@ import fullrank as fr
 from candidates import STEP, Candidate, Comparison, Settings, TrainingStep
 from mixing import MIXES
 
-ENCODER, PLAIN, NANO_GPT = "nn.TransformerEncoder", "plain", "nanoGPT"
+ENCODER = "nn.TransformerEncoder"
+PLAIN = "plain"
+NANO_GPT = "nanoGPT"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Size:
 
 
 def make_model(size: Size, mix: str = "none", **config: Any) -> fr.LanguageModel:
+    """Make a language model of ours with learned positions, if `config` names no others."""
     dropout = fr.DropoutConfig(
         embedding=size.dropout, attention=size.dropout, activation=size.dropout, residual=size.dropout
     )
@@ -77,7 +80,7 @@ def _make_step(
     backward: bool,
     size: Size,
 ) -> TrainingStep:
-    """A step of a model with a `loss`, on random tokens."""
+    """Make a training step of a model with a `loss`, on random tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make(size).to(settings.torch_device)
@@ -134,14 +137,15 @@ _PARTS = {  # of a layer, by the names that the peer gives them
 
 
 def make_encoder(size: Size) -> Encoder:
-    """The peer with the parameters of a plain model of ours."""
-    ours, peer = make_model(size), Encoder(size)
+    """Make the peer with the parameters of a plain model of ours."""
+    ours = make_model(size)
+    peer = Encoder(size)
     parts = {"embedding": "embedding", "encoder.norm": "final_norm", "decoder": "output"}
     for layer in range(size.layers):
-        for theirs, own in _PARTS.items():
-            parts[f"encoder.layers.{layer}.{theirs}"] = f"blocks.{layer}.{own}"
-    for theirs, own in parts.items():
-        peer.get_submodule(theirs).load_state_dict(ours.get_submodule(own).state_dict())
+        for name_of_peer, our_name in _PARTS.items():
+            parts[f"encoder.layers.{layer}.{name_of_peer}"] = f"blocks.{layer}.{our_name}"
+    for name_of_peer, our_name in parts.items():
+        peer.get_submodule(name_of_peer).load_state_dict(ours.get_submodule(our_name).state_dict())
     with torch.no_grad():
         peer.positions.copy_(ours.get_parameter("position.weight"))
         for layer in range(size.layers):
@@ -171,7 +175,7 @@ def _compare_with_encoder(size: Size, mixes: dict[str, str]) -> Comparison:
 
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
-    """A language model of 6 layers, width 512 and vocabulary 10,000, of segments of `length` tokens."""
+    """Compare language models of 6 layers, width 512 and vocabulary 10,000, of segments of `length` tokens."""
     size = Size(6, settings.width, settings.heads, settings.batch or 2, length, 10_000, 2048)
     return [_compare_with_encoder(size, MIXES)]
 
@@ -180,6 +184,7 @@ SIZES = (Size(4, 200, 4, 20, 35, 10_000, 200), Size(6, 512, 8, 4, 256, 10_000, 2
 
 
 def compare_sizes(settings: Settings) -> list[Comparison]:
+    """Compare plain models in all `SIZES`, without and with dropout."""
     comparisons = []
     for size in SIZES:
         for dropout in (0.0, 0.2):
@@ -252,6 +257,7 @@ NEWCOMER = {"hidden_act": "gelu", "position": "rotary"}
 
 
 def compare_small(settings: Settings) -> list[Comparison]:
+    """Compare small models of characters with nanoGPT."""
     makes: dict[str, Callable[[Size], Any]] = {PLAIN: partial(make_model, **GPT2)}
     for form, mix in MIXES.items():
         makes[f"Mixhead {form}"] = partial(make_model, mix=mix, **GPT2)

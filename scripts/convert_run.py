@@ -31,11 +31,15 @@ WORD_EOS = "<eos>\ufdd0"  # the entry of a word <eos> of a text
 
 
 def convert_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Old settings without the keys that are no more; InputError for one that made the model another."""
+    """Convert old settings: leave out the keys that are no more.
+
+    Raises InputError for a key that made the model another.
+    """
     try:
         return build(raw).to_dict()
     except ConfigError as error:
-        unknown, values = re.findall("unknown key '(.*?)'", str(error)), flatten(raw)
+        unknown = re.findall("unknown key '(.*?)'", str(error))
+        values = flatten(raw)
         for key in unknown:
             if values.pop(key) != AT_REST.get(key, ...) and not key.startswith(FREE):
                 raise InputError(f"{key}: this version has no such key, and the run was made with it") from error
@@ -45,9 +49,10 @@ def convert_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
-    """Today's tokenizer of old files; InputError where none gives the same ids."""
+    """Make today's tokenizer of old files; raises InputError where none gives the same ids."""
     meta = read_checked(folder / "vocabulary.json")
-    kind, lowercase = meta["kind"], meta["lowercase"]
+    kind = meta["kind"]
+    lowercase = meta["lowercase"]
     if kind in ("byte", "sentences"):
         return build_bytes(lowercase=lowercase) if kind == "byte" else convert_language(meta)
     sos = meta.get("line_start", False)
@@ -67,25 +72,34 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 
 def convert_language(meta: Mapping[str, Any]) -> Tokenizer:
-    kind, state, entries = meta["segmenter"], meta["state"], meta["pieces"][2:]
-    names, merges, scores = entries, list[tuple[str, str]](), {}
+    """Make today's tokenizer of a language of a translation."""
+    kind = meta["segmenter"]
+    state = meta["state"]
+    entries = meta["pieces"][2:]
+    names = entries
+    merges: list[tuple[str, str]] = []
+    scores = {}
     if kind == "codes":
         entries = [piece[:-2] if piece.endswith("@@") else piece + "</w>" for piece in entries]
-        merges = [(left, right) for left, right in (line.split(" ") for line in state.splitlines()[1:])]
-        names = [*entries, *(symbol for left, right in merges for symbol in (left, right, left + right))]
+        names = list(entries)
+        for line in state.splitlines()[1:]:
+            left, right = line.split(" ")
+            merges.append((left, right))
+            names += [left, right, left + right]
     elif kind == "unigram":
         scores = dict(parse_json(state)["model"]["vocab"][1:])
         names = list(scores)
     elif kind == "byte_bpe":
         saved = Backend.from_str(state)
-        ids, merges = saved.get_vocab(with_added_tokens=False), read_merges(saved)
+        ids = saved.get_vocab(with_added_tokens=False)
+        merges = read_merges(saved)
         names = sorted(ids, key=ids.__getitem__)
     pieces = Pieces(kind, names, merges, scores)
     return build_language(meta["name"], pieces, entries, moses=meta["moses"], lowercase=meta["lowercase"])
 
 
 def convert(old: Path, new: Path) -> None:
-    """Write the folder `new`; InputError where `old` cannot be converted exactly."""
+    """Convert the run folder `old` to the folder `new`; raises InputError where that is not possible exactly."""
     config = build(convert_config(read_yaml(old / "config.yaml")))
     identity = read_json(old / "run.json")
     folders = [path.parent.relative_to(old) for path in sorted(old.glob("**/vocabulary.json"))]

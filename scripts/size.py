@@ -74,14 +74,17 @@ class Size(NamedTuple):
 
 
 def measure_source(source: str) -> Size:
-    """Size of one file."""
+    """Measure the size of one file."""
     skipped = find_skipped_spans(ast.parse(source))
-    starts = [start for start in iterate_tokens(source) if not any(first <= start < last for first, last in skipped)]
+    starts = []
+    for start in iterate_tokens(source):
+        if not any(first <= start < last for first, last in skipped):
+            starts.append(start)
     return Size(1, source.count("\n"), len({line for line, _ in starts}), len(starts))
 
 
 def iterate_tokens(source: str) -> Iterator[tuple[int, int]]:
-    """Line and column in characters of every token that is code."""
+    """Yield the line, and the column in characters, of every token that is code."""
     depth = 0  # of f-strings
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         depth -= token.type == FSTRING_END
@@ -91,7 +94,7 @@ def iterate_tokens(source: str) -> Iterator[tuple[int, int]]:
 
 
 def find_skipped_spans(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """First and last place of imports and docstrings. Columns before them hold no other characters than spaces."""
+    """Find the first and last place of imports and docstrings. Columns before them hold no other characters than spaces."""
     spans = []
     for node in ast.walk(tree):
         docstring = (
@@ -103,7 +106,7 @@ def find_skipped_spans(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[in
 
 
 def begins_oddly(name: str) -> bool:
-    """True for a function whose name begins with a participle, a preposition or an adjective."""
+    """Return whether the name of a function begins with a participle, a preposition or an adjective."""
     word = name.strip("_").split("_")[0].lower()
     if not word or name.startswith("__") or word in CONVENTIONS:
         return False
@@ -112,7 +115,7 @@ def begins_oddly(name: str) -> bool:
 
 
 def find_function_names(source: str) -> list[tuple[str, int]]:
-    """Name and line of every function and method that is no property."""
+    """Find the name and line of every function and method that is no property."""
     functions = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -123,7 +126,7 @@ def find_function_names(source: str) -> list[tuple[str, int]]:
 
 
 def measure_folder(folder: Path) -> dict[str, Size]:
-    """Sizes of the folders directly in `folder`, by name; its own files stand under `.`."""
+    """Measure the folders directly in `folder`, by name; its own files stand under `.`."""
     sizes: dict[str, Size] = {}
     for path in sorted(folder.rglob("*.py")):
         inner = path.relative_to(folder).parts
@@ -133,6 +136,7 @@ def measure_folder(folder: Path) -> dict[str, Size]:
 
 
 def add_sizes(sizes: Iterable[Size]) -> Size:
+    """Add sizes up."""
     total = Size()
     for size in sizes:
         total = total.plus(size)
@@ -140,6 +144,7 @@ def add_sizes(sizes: Iterable[Size]) -> Size:
 
 
 def print_sizes(root: Path) -> None:
+    """Print a line for each folder of a checkout."""
     print(f"{'':<28} {'files':>6} {'lines':>8} {'code lines':>10} {'tokens':>9} {'tokens/line':>10}")
     for name in FOLDERS:
         if (root / name).is_dir():
@@ -151,8 +156,9 @@ def print_sizes(root: Path) -> None:
 
 
 def print_names(root: Path, every_name: bool) -> None:
-    """The count of odd names in the source, and with `every_name` each of them."""
-    count, odd = 0, []
+    """Print the count of odd names in the source, and with `every_name` each of them."""
+    count = 0
+    odd = []
     for path in sorted((root / SOURCE).rglob("*.py")):
         names = find_function_names(path.read_text(encoding="utf-8"))
         count += len(names)
@@ -167,6 +173,7 @@ def print_names(root: Path, every_name: bool) -> None:
 
 
 def main() -> None:
+    """Print sizes and names as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--names", action="store_true", help="also print every such name")
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout")
