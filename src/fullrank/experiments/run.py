@@ -111,6 +111,9 @@ def train(
 
     Returns:
         The result.json of the run; empty at a pause.
+
+    Raises:
+        InputError: the folder holds anything else.
     """
     resolved = start_from_run(resolved)
     task = task_of(absolute(resolved.config))
@@ -139,6 +142,9 @@ def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_
         resolved: configuration, with what it was resolved from.
         folder: run folder.
         kernel_name: kernel of attention.
+
+    Raises:
+        InputError: the folder holds files of something else, or a text of the run has changed.
     """
     check_usable(folder)
     has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
@@ -295,6 +301,10 @@ def evaluate(
 
     Returns:
         Figures, the protocol, and what they were measured with.
+
+    Raises:
+        InputError: there is no such run or split, or its data are not what they were.
+        ConfigError: `eval` has no such key, or it does not go with the run.
     """
     config = change_evaluation(open_run(folder)[0], changes, split)
     device = choose_device(device_name, "--device")
