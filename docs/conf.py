@@ -16,7 +16,7 @@ from sphinx.writers.html5 import HTML5Translator
 from fullrank.config.schema import json_schema
 
 project, author, copyright = "fullrank", "The fullrank authors", "The fullrank authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results/claims"]
 html_theme, html_title = "furo", "fullrank"
 html_static_path, html_css_files = ["book"], ["book.css"]
@@ -30,6 +30,8 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # a page of results begins with a comment
 
 autodoc_member_order, autodoc_class_signature, autodoc_inherit_docstrings = "bysource", "mixed", False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
 add_module_names = False
 python_maximum_signature_line_length = 100
 
@@ -48,19 +50,26 @@ def escaped(line: str) -> str:
 
 
 def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Our docstrings are plain text with indented equations: make them reStructuredText. A configuration lists its keys."""
-    given, lines[:], literal = list(lines), [], False
+    """Make reStructuredText of our docstrings, plain text with indented equations. A configuration lists its keys.
+
+    Sections such as `Args` are lists of fields already, which begin with a colon.
+    """
+    source = list(lines)
+    lines.clear()
+    literal = False
+    in_item = False
     if isinstance(thing, type) and dataclasses.is_dataclass(thing):
         described = [(one.name, one.metadata["description"]) for one in dataclasses.fields(thing) if one.metadata]
-        given += ["", *(f"- `{key}`: {words}" for key, words in described)]
-    for line in given:
+        source += ["", *(f"- `{key}`: {words}" for key, words in described)]
+    for line in source:
         before = next((known for known in reversed(lines) if known.strip()), "")
         if line.startswith(" ") and not literal and lines and not lines[-1].strip():
             literal = True
             lines.extend([] if before.endswith("::") else ["::", ""])
         literal = literal and (not line.strip() or line.startswith(" "))
-        within = literal or before.startswith("-")  # any other indented line goes on with its paragraph
-        lines.append(line if literal else escaped(line if within else line.strip()))
+        in_item = line.startswith(("-", ":")) or (in_item and line.startswith(" "))
+        # any other indented line goes on with its paragraph
+        lines.append(line if literal else escaped(line if in_item else line.strip()))
 
 
 def allowed(schema: dict[str, Any]) -> str:

@@ -147,6 +147,8 @@ def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     pages = list((tmp_path / "book").rglob("*.html"))
     assert len(pages) > 40
+    reference = (tmp_path / "book" / "api.html").read_text(encoding="utf-8")
+    assert "<li><p><strong>attention_mask</strong> – " in reference  # arguments are a list, one a line
     for page in [*pages, *(tmp_path / "book").rglob("*.css")]:
         text = page.read_text(encoding="utf-8")
         assert not re.search(
