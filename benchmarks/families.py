@@ -48,7 +48,7 @@ def list_types() -> list[str]:
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an error in 110 characters."""
+    """Describe an error in at most 110 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:110]
 
 

@@ -286,7 +286,7 @@ def takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Multiply by oneDNN, as `multiply`.
+    """Multiply by oneDNN, as `multiply` does.
 
     Args:
         x: (.., E).

@@ -124,7 +124,7 @@ class VisibleKeys:
 
 
 def find_visible_keys(layout: Layout) -> VisibleKeys | None:
-    """Write `layout.visible()` as intervals.
+    """Find the keys that each query sees, `layout.visible()`, as intervals.
 
     Returns None where the visible keys are no interval: at a stride, or in a window over rows that differ or without order.
     """

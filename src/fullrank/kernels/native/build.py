@@ -92,7 +92,7 @@ def _make_key(compiler: list[str]) -> str:
 
 
 def _describe_processor() -> bytes:
-    """Model and instructions of the processor: what is compiled for one need not run on another."""
+    """Describe the model and the instructions of the processor: what is compiled for one need not run on another."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:

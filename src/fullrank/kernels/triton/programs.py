@@ -114,7 +114,7 @@ def load_group(X, place, start, H: constexpr, G: constexpr, D: constexpr, BD: co
 
 @triton.jit
 def dot(a, b, sums, PRECISION: constexpr):
-    """Multiply a b in fp32, and add it to sums.
+    """Multiply a by b, and add the product to sums, in fp32.
 
     Args:
         a: (rows, inner).
@@ -130,7 +130,7 @@ def dot(a, b, sums, PRECISION: constexpr):
 
 @triton.jit
 def multiply_rows(a, b, PRECISION: constexpr):
-    """Multiply a b^T in fp32.
+    """Multiply a by b^T in fp32.
 
     Args:
         a: (rows, inner).
