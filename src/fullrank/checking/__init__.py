@@ -33,9 +33,12 @@ _SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
 
 
 class Check(NamedTuple):
-    """A row of the table of checks. call: how the model is run; find: what is looked at in such a run.
+    """A row of the table of checks.
 
-    reads_other_lengths: it reads texts of other lengths than those of the subject.
+    Attributes:
+        call: how the model is run.
+        find: looks at such a run, and says what it found.
+        reads_other_lengths: it reads texts of other lengths than those of the subject.
     """
 
     call: Call
@@ -48,7 +51,10 @@ class Check(NamedTuple):
 
 
 def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
-    """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
+    """List the checks by name, in the order in which they run.
+
+    With `quick` these are the ones that take a second or two with a small model.
+    """
     calls = {f"future, by perturbation, {call.name}": call for call in list_calls(subject, quick=quick)}
     checks = {name: Check(call, search_by_perturbation) for name, call in calls.items()}
     evaluation, training = CERTAIN
@@ -86,19 +92,34 @@ def check(
     description: Mapping[str, Any] | None = None,
     shrunk: tuple[str, ...] = (),
 ) -> Report:
-    """Check that the model does not see the future on any code path, and that two ways to compute the same agree.
+    """Check that a model does not see the future on any code path, and that two ways to compute the same agree.
 
         report = fr.check(model);  report.passes, report.failures, report.layers, report.paths
 
-    model: any module, or function, whose `model(input_ids)` gives logits (B, N, V), first in a tuple or as `.logits`; it is
-    left as it is. inputs: example inputs of a model that needs others: by argument, a tuple, or a tensor. sequence: the one
-    of them along which no position may see later ones; by default decoder_input_ids, input_ids, inputs_embeds, or the first.
-    vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts; by default a prime up to
-    71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
-    step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
-    quick: without compiling, training a copy on random tokens, prefixes in training and rare code paths.
-    only: the checks whose names begin so. description, shrunk: for the report. Each verdict is logged, as DEBUG.
-    Raises InputError for a model that gives no logits.
+    The model is left as it is. A check that fails does not stop the others. Each verdict is logged at level DEBUG.
+
+    Args:
+        model: a module, or a function, whose `model(input_ids)` gives logits (B, N, V): as a tensor, first in a tuple, or as
+            `.logits`.
+        inputs: example inputs of a model that needs others than token ids: a dict by argument, a tuple, or a tensor. None:
+            random token ids.
+        sequence: the argument along which no position may see later ones. None: decoder_input_ids, decoder_inputs_embeds,
+            input_ids, inputs_embeds, or else the first tensor of the example inputs.
+        vocab_size: how many token ids the model knows. None: as many as its configuration or its first embedding says.
+        length: tokens of the texts. None: a prime up to 71 that no size of the model equals, since layers that leak are
+            recognised by the dimension of positions.
+        step: `step(ids (B, n), cache or None)` gives logits and the next cache, for a module with a cache of its own kind.
+        quick: leave out what takes long: compiling, training a copy on random tokens, prefixes in training, rare code paths,
+            and kernels and memory of models of ours.
+        only: run the checks whose names begin so; empty: all.
+        description: further facts for the report, by name.
+        shrunk: what was made smaller for the check, for the report.
+
+    Returns:
+        The report; `print(report)` shows a line for each check.
+
+    Raises:
+        InputError: the model gives no logits (B, N, V), an option does not fit it, or no check has a name in `only`.
     """
     subject = open_subject(model, vocab_size, length, inputs, sequence, step)
     checks = list_checks(subject, quick=quick)
@@ -128,9 +149,9 @@ def check(
 
 
 def run_guarded(row: Check, subject: Subject) -> Finding:
-    """The finding of a check in fp64; in fp32 what cannot be computed so, or shows a leak there, which has to show twice.
+    """Run a check in fp64; again in fp32 where that is impossible, or where it shows a leak, which has to show twice.
 
-    A model that cannot be run as everybody runs it fails the check; the others go on.
+    A model that cannot be run in a plain call fails the check. Where it cannot be run in another way, the check does not apply.
     """
     try:
         finding = row(subject)

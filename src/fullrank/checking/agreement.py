@@ -34,14 +34,14 @@ ORDER = [1, 0, 0]  # rows as beam search may leave them
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A reading, and another one whose logits it has to have. name: what is special about it."""
+    """A reading, and another one whose logits it has to have; `name` says what is special about the first."""
 
     name: str
     reading: Reading
     expected: Reading
 
     def name_layers(self, run: Run, least: float) -> tuple[str, ...]:
-        """The layers where the readings come apart; none where that fails, as a difference is one all the same."""
+        """Name the layers where the readings come apart; none where the search fails, as there is a difference all the same."""
         with contextlib.suppress(Exception):
             if run.call.compiled:
                 return find_layer_by_compiler(run.subject.model, self.expected, self.reading, least)
@@ -50,7 +50,7 @@ class Comparison:
 
 
 def measure(comparisons: Sequence[Comparison]) -> dict[Comparison, float]:
-    """Differences as shares of the size of logits."""
+    """Measure the largest difference of each comparison, as a share of the size of logits."""
     divide = divide_by_size(comparisons[0].expected.all_logits)
     shares = dict[Comparison, float]()
     for comparison in comparisons:
@@ -59,9 +59,18 @@ def measure(comparisons: Sequence[Comparison]) -> dict[Comparison, float]:
 
 
 def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark: str = "") -> Finding:
-    """Passes where all logits are those expected, up to rounding; the worst is named, and the layer where they come apart.
+    """Compare readings with those expected: the check passes where all logits are equal up to rounding.
 
-    A model that is not ours may compute parts in float32: the worst is then read again with these in float64.
+    A model that is not ours may compute parts in float32. The worst comparison is then read again with these in float64.
+
+    Args:
+        run: the run whose texts were read.
+        comparisons: one or more.
+        looked_at: what is compared, in words.
+        remark: other observations.
+
+    Returns:
+        The finding; one that fails names the worst comparison, and the layers where the readings come apart.
     """
     shares = measure(comparisons)
     tolerance = run.allow()
@@ -82,7 +91,17 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
 def conclude(
     run: Run, shares: dict[Comparison, float], tolerance: tuple[float, str], looked_at: str, remark: str
 ) -> Finding:
-    """The finding of comparisons, by the worst; layers by the first whose positions can be told from other sizes."""
+    """Make the finding of comparisons by the worst one, and name layers by the first whose positions can be recognised.
+
+    Positions are recognised where their number is no other size of the model.
+
+    Args:
+        run: the run whose texts were read.
+        shares: differences by comparison, as shares of the size of logits.
+        tolerance: the largest difference that passes, and the reason in words.
+        looked_at: what was compared, in words.
+        remark: other observations.
+    """
     worst = max(shares, key=shares.__getitem__)
     finding = judge(looked_at, shares[worst], *tolerance, remark=remark, path=run.call.name)
     if finding.verdict == "passes":
@@ -97,13 +116,22 @@ def conclude(
 
 
 def is_random(run: Run, logits: Tensor, ids: Tensor) -> bool:
-    """Random numbers are drawn beside those of dropout: of texts that gave these logits."""
+    """Return whether random numbers are drawn beside those of dropout, which another seed shows.
+
+    Args:
+        run: the run.
+        logits: what the texts gave.
+        ids: the texts.
+    """
     other = replace(run, call=replace(run.call, seed=2))(ids)
     return largest(other, logits) > run.allow()[0]
 
 
 def change_rows(run: Run) -> Finding:
-    """All tokens of a row are changed; the logits of the other rows may not change. A row alone has those of a batch."""
+    """Change all tokens of a row: logits of the other rows may not change.
+
+    A row alone is also compared with the same row in a batch.
+    """
     texts = torch.cat((run.subject.ids, run.subject.ids.roll(1, 1)))
     batch = run.read(texts)
     last = len(texts) - 1
@@ -121,7 +149,10 @@ def change_rows(run: Run) -> Finding:
 
 
 def call_after_another(run: Run) -> Finding:
-    """Texts have the same logits after other texts were read; where they have not, a memory may be meant, and it is asked."""
+    """Compare the logits of texts with those of the same texts after other texts were read.
+
+    Where they differ the check does not fail but asks, since a model may mean to keep a memory between calls.
+    """
     subject = run.subject
     first = run.read(subject.ids).all_logits
     if is_random(run, first, subject.ids):
@@ -142,7 +173,7 @@ def call_after_another(run: Run) -> Finding:
 
 
 def read_longest_texts(run: Run) -> Reading:
-    """The longest texts that the model reads, of all tokens or of a length that others check."""
+    """Read the longest texts that the model takes: of all tokens, or of a length that other checks read."""
     texts = run.subject.texts
     for length in (texts.shape[1], *sorted(run.subject.lengths, reverse=True)):
         with contextlib.suppress(Exception):
@@ -151,9 +182,9 @@ def read_longest_texts(run: Run) -> Reading:
 
 
 def compare_prefixes(run: Run) -> Finding:
-    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths.
+    """Compare logits of the first tokens of a text, read alone, with those in the whole text.
 
-    Lengths that the model refuses are left out.
+    Lengths are powers of two and others. Those that the model refuses are left out.
     """
     subject = run.subject
     full = read_longest_texts(run)
@@ -170,12 +201,13 @@ def compare_prefixes(run: Run) -> Finding:
     lengths.pop(size, None)
     refusals = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
     for rows in (ROWS, 1):
-        whole = full if rows == ROWS else run.read(ids[:rows])
+        whole_texts = full if rows == ROWS else run.read(ids[:rows])
         for end in lengths:
             name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
             with contextlib.suppress(*refusals):
                 prefix = run.read(ids[:rows, :end].contiguous())
-                comparisons.append(Comparison(name, prefix, whole.with_part(replace(whole.part, end=end))))
+                expected = whole_texts.with_part(replace(whole_texts.part, end=end))
+                comparisons.append(Comparison(name, prefix, expected))
     read = sorted({comparison.reading.part.length for comparison in comparisons})
     if not read:
         raise CannotRun(f"it reads no texts of other lengths than {size} tokens")
@@ -190,9 +222,10 @@ def compare_prefixes(run: Run) -> Finding:
 
 
 def padding(run: Run) -> Finding:
-    """A text in a padded batch has the logits that it has alone, whatever stands in the padding.
+    """Compare texts in a padded batch with each alone, and with other tokens in the padding.
 
-    On the left alone only where positions are counted from its start; nothing that stands there may be seen in any case.
+    With padding on the left, a text has the logits that it has alone only where positions are counted from its start. What
+    stands in the padding may be seen in no case.
     """
     subject = run.subject
     ids = run.subject.ids
@@ -227,7 +260,7 @@ def padding(run: Run) -> Finding:
 
 
 def packing(run: Run, *, quick: bool = False) -> Finding:
-    """Two documents in one row: the second one's logits do not depend on the first one."""
+    """Check that of two documents in one row the second one's logits do not depend on the first one."""
     subject = run.subject
     if not subject.reads_tokens:
         return inapplicable("vectors are not packed")
@@ -248,7 +281,7 @@ def packing(run: Run, *, quick: bool = False) -> Finding:
 
 
 def look_into_document(run: Run, call: Call) -> Finding:
-    """Change all tokens of the first of two documents in a row."""
+    """Change all tokens of the first of two documents in a row, and compare the logits of the second."""
     subject = run.subject
     half = run.subject.length // 2
     text = subject.ids[:1]
@@ -265,7 +298,7 @@ def look_into_document(run: Run, call: Call) -> Finding:
 
 
 def decoding(run: Run) -> Finding:
-    """Token by token, in pieces, and as beams, each as in one pass."""
+    """Compare decoding with a cache, token by token, in pieces and as beams, with one pass."""
     subject = run.subject
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
@@ -287,7 +320,15 @@ def decoding(run: Run) -> Finding:
 
 
 def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[int], step: Step) -> list[Comparison]:
-    """Each piece of the texts after the cache of those before, beside the same tokens in one pass."""
+    """Compare each piece of texts, read after the state of those before, with the same tokens in one pass.
+
+    Args:
+        name: of the comparisons.
+        one_pass: the reading of the whole texts.
+        ids: the texts.
+        bounds: positions where pieces begin and end, from 0 to the length.
+        step: reads a piece after a state.
+    """
     comparisons = []
     for number, logits in enumerate(read_pieces(ids, bounds, step)[0]):
         start, end = bounds[number : number + 2]
@@ -304,7 +345,13 @@ def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[i
 
 
 def compare_beams(one_pass: Reading, ids: Tensor, step: CacheStep) -> Comparison:
-    """A token after the cache of the first half, rows of which were chosen anew."""
+    """Compare a token, read after rows of the cache of the first half were chosen anew, with the same token in one pass.
+
+    Args:
+        one_pass: the reading of the whole texts.
+        ids: the texts.
+        step: reads tokens after a state, and chooses its rows.
+    """
     half = ids.shape[1] // 2
 
     def choose_rows() -> tuple[Any]:

@@ -27,7 +27,10 @@ IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
-FEW, SOME, MANY, ALL = 3, 6, 21, 10_000  # positions from which on tokens are changed
+FEW = 3  # positions from which on tokens are changed, as are those below
+SOME = 6
+MANY = 21
+ALL = 10_000
 TYPES = {torch.float32: FEW, torch.bfloat16: SOME, torch.float16: SOME}
 RARE = True  # rare calls are part of a check that is not quick
 
@@ -38,13 +41,26 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call a model: a row of the table, whose name stands in the report.
+    """One way to call a model: a row of the table.
 
-    length: tokens of a text, 0 for those of the subject. rows: texts in a batch, 3 or 1. special: tokens are special and
-    repeated ones. dtype: of the parameters, where it is another one than that of the check; autocast: that of products.
-    mask: the side of the padding, or ones. attention: an implementation of attention of Hugging Face. cache, scaled, compiled:
-    a text in two pieces, larger parameters, compiled code. gradients: they are wanted. seed: of the random numbers.
-    is_certain: dropout changes nothing. cuts: positions from which on tokens are changed, at most. rare: not in a quick check.
+    Attributes:
+        name: stands in the report.
+        training: the model is in training mode.
+        length: tokens of a text; 0: as many as the subject reads.
+        rows: texts in a batch, 3 or 1.
+        special: texts are of special and of repeated tokens.
+        dtype: of the parameters; None: that of the check.
+        autocast: of products, under autocast; None: without.
+        mask: the side of the padding, or "ones"; empty: no mask is given.
+        attention: an implementation of attention of Hugging Face; empty: the model's own.
+        cache: a text is read in two pieces.
+        scaled: parameters are larger.
+        compiled: code is compiled.
+        gradients: they are wanted.
+        seed: of the random numbers.
+        is_certain: dropout changes nothing.
+        cuts: the most positions from which on tokens are changed.
+        rare: left out of a quick check.
     """
 
     name: str
@@ -79,7 +95,7 @@ CERTAIN = tuple(replace(call, is_certain=True) for call in PLAIN)
 
 
 def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
-    """The table of calls for a model; the quick ones need a second or two."""
+    """Build the table of calls for a model; with `quick` those that need a second or two."""
     even = subject.even
     masks = MASKED if subject.mask_form is not None else {"right": MASKED["right"]}
     both_modes = [Call(name, mask=mask, cuts=MANY) for mask, name in masks.items()]
@@ -111,7 +127,10 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
 
 
 def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
-    """Calls by the implementations of attention that a model of Hugging Face, or one that switches alike, does not use now."""
+    """List calls by the implementations of attention that a model of Hugging Face does not use now.
+
+    Any model that switches them as these do counts as one.
+    """
     current = getattr(getattr(subject.model, "config", None), "_attn_implementation", None)
     calls = list[Call]()
     if not isinstance(current, str) or not hasattr(subject.model, "set_attn_implementation"):
@@ -128,7 +147,7 @@ def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
 
 @contextmanager
 def attend_by(model: Any, name: str) -> Iterator[None]:
-    """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
+    """Run the block with attention computed by the implementation of that name; CannotRun where the model has none."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
     try:
@@ -144,10 +163,10 @@ def attend_by(model: Any, name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """Runs a model by a call: ids (B, N) to logits (B, N, V), 0 at padding.
+    """A model run by a call: it takes ids (B, N), and gives logits (B, N, V), 0 at padding.
 
-    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. places: those of
-    tokens in their document, where they are given.
+    Rows take turns with the padding of three rows. Random numbers begin at the same seed in each call. `places` are the
+    positions of tokens in their document, where they are given.
     """
 
     subject: Subject
@@ -160,7 +179,7 @@ class Run:
         return self.call.dtype or self.call.autocast or self.subject.dtype
 
     def allow(self) -> tuple[float, str]:
-        """Largest error that rounding may cause, and the reason in words."""
+        """Return the largest error that rounding may cause, and the reason in words."""
         limit, reason = allow(self.dtype)
         return (
             (10 * limit, f"ten times {reason}: it grows with the parameters") if self.call.scaled else (limit, reason)
@@ -171,7 +190,16 @@ class Run:
         return CacheStep(self.subject, self.model)
 
     def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
-        """The logits of texts, of some of their positions, and how to read them again. part: what is looked at."""
+        """Compute the logits of texts, so that they can be read again.
+
+        Args:
+            ids: the texts.
+            part: what is looked at; None: all rows and positions.
+            positions: those whose logits are kept.
+
+        Returns:
+            The logits, and how to read them again.
+        """
 
         def read_again() -> Tensor:
             return self(ids)[:, positions]
@@ -204,7 +232,7 @@ class Run:
 
 @contextmanager
 def running(subject: Subject, call: Call) -> Iterator[Run]:
-    """A run of the model by the call; CannotRun where the model does not offer it."""
+    """Run the block with the model prepared for a call; CannotRun where the model does not offer it."""
     if call.training and not subject.has_modes:
         raise CannotRun(NO_MODES)
     if call.mask and subject.mask_form is None:
@@ -245,7 +273,7 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
 
 
 def scale_copy(model: Any) -> Any:
-    """A copy whose matrices make their inputs about `GAIN` times larger: a mask that is a finite number is overcome."""
+    """Make a copy whose matrices make their inputs about `GAIN` times larger: a mask that is a finite number is overcome."""
     copied = duplicate(model)
     tables = {parameter for m in copied.modules() if isinstance(m, nn.Embedding) for parameter in m.parameters()}
     with torch.no_grad():
@@ -259,7 +287,16 @@ Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 def read_pieces(ids: Tensor, bounds: Sequence[int], step: Step) -> tuple[list[Tensor], Any]:
-    """Logits of the pieces of a text, each read after the state that the one before left, and the last state."""
+    """Read the pieces of a text, each after the state that the one before left.
+
+    Args:
+        ids: the texts.
+        bounds: positions where pieces begin and end.
+        step: reads a piece after a state.
+
+    Returns:
+        Logits of the pieces, and the last state.
+    """
     pieces = []
     state = None
     for start, end in itertools.pairwise(bounds):
@@ -269,7 +306,10 @@ def read_pieces(ids: Tensor, bounds: Sequence[int], step: Step) -> tuple[list[Te
 
 
 class CacheStep:
-    """Reads tokens after a state, None at first: gives logits and the next state. CannotRun for a model without a cache."""
+    """Reader of tokens after a state, None at first: it gives logits and the next state.
+
+    Raises CannotRun for a model without a cache.
+    """
 
     def __init__(self, subject: Subject, model: Any) -> None:
         self.subject = subject
@@ -308,7 +348,7 @@ class CacheStep:
         return subject.select(logits_in(out)), (find_cache(out, self.name), seen + ids.shape[1])
 
     def begin(self, rows: int) -> tuple[Any, Any]:
-        """An empty cache of a model of ours, and its decoder."""
+        """Make an empty cache of a model of ours, and return it with the decoder."""
         sources = self.subject.fixed.get("input_ids")
         decoder = self.model if sources is None else self.model.of_source(self.model.encode(sources))
         cache = decoder.new_cache()
@@ -317,7 +357,7 @@ class CacheStep:
         return cache, decoder
 
     def reorder(self, state: Any, order: Tensor) -> Any:
-        """The state after rows were chosen, as beam search does; CannotRun for a cache that cannot."""
+        """Choose rows of the state, as beam search does; CannotRun for a cache that cannot."""
         cache: Any = state[0] if isinstance(state, tuple) and state else None
         if hasattr(cache, "reorder"):  # of ours
             return cache.reorder(order), *state[1:]

@@ -22,26 +22,34 @@ from fullrank.checking.subject import SHORT, Subject, equals
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
 _WORD = 100  # parameters that a word of the vocabulary is worth
-_STEPS, _FEWER, _ROWS = 200, 20, 16  # of training on random tokens
+_STEPS = 200  # of training on random tokens
+_FEWER = 20  # steps at least
+_ROWS = 16  # texts of a step
 _SECONDS = 2.5  # of CPU time; a model that is slower takes fewer steps, at least `_FEWER`
 _MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
 
 
 def spread(length: int, most: int) -> list[int]:
-    """Positions from 1 on, all of them or `most` that are spread evenly, the first and the last among them."""
+    """List positions from 1 on, all of them or `most` that are spread evenly, the first and the last among them."""
     if length - 1 <= most:
         return list(range(1, length))
     return sorted({1 + round(i * (length - 2) / (most - 1)) for i in range(most)})
 
 
 def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
-    """Positions from which on tokens are changed: fewer for a large model."""
+    """Choose positions from which on tokens are changed: fewer for a large model.
+
+    Args:
+        subject: the model under test.
+        most: of them, for a small model.
+        least: of them, for a large model; `most` where that is smaller.
+    """
     affordable = _WORK // (subject.length * (subject.parameters + _WORD * subject.vocab_size))
     return spread(subject.length, min(max(least, affordable), most))
 
 
 def search_by_perturbation(run: Run) -> Finding:
-    """From a cut on, every token is changed; no logits before the cut may change."""
+    """Change every token from a cut on: no logits before the cut may change."""
     subject = run.subject
     call = run.call
     if call.scaled and False in subject.leaking:
@@ -56,7 +64,7 @@ def search_by_perturbation(run: Run) -> Finding:
 
 
 def find_leak(run: Run, cuts: list[int]) -> Finding:
-    """`search_by_perturbation` with one seed. cuts: positions from which on tokens are changed."""
+    """Search by perturbation with one seed; `cuts` are the positions from which on tokens are changed."""
     subject = run.subject
     call = run.call
     if call.special:  # the first texts get the cuts near the middle
@@ -106,12 +114,23 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
 
 
 def measure_one(reading: Reading, expected: Reading) -> float:
+    """Measure the largest difference of a reading from another, as a share of the size of logits."""
     (difference,) = measure([Comparison("", reading, expected)]).values()
     return difference
 
 
 def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Iterator[Comparison]:
-    """Texts, each with every token from a cut on changed, beside the same texts as they are (`base`), before the cut."""
+    """Compare texts, each with every token from a cut on changed, with the same texts as they are, before the cut.
+
+    Args:
+        run: the run.
+        texts: as they are.
+        base: the reading of these.
+        cuts: positions from which on tokens are changed.
+
+    Yields:
+        A comparison for each cut.
+    """
     for start in range(0, len(cuts), len(texts)):
         cuts_of_batch = cuts[start : start + len(texts)]
         changed = run.read(run.subject.change_from(cuts_of_batch, texts))
@@ -121,7 +140,16 @@ def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Ite
 
 
 def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
-    """A cut before which a text sees later tokens where no other row is changed; 0 where there is none."""
+    """Find a cut before which a text sees later tokens of its own, as no other row is changed.
+
+    Args:
+        run: the run.
+        cut: the one that is tried first.
+        least: the difference of logits that counts.
+
+    Returns:
+        The cut; 0 where there is none.
+    """
     texts = run.subject.ids
     length = run.subject.length
     # an expert drops entries in the order of its tokens, and so does its dropout
@@ -136,7 +164,7 @@ def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
 
 
 def compare_in_all_rows(run: Run, cut: int) -> Comparison:
-    """All rows with other tokens from the cut on; of a text in two pieces those of the piece in which the cut lies."""
+    """Compare all rows with other tokens from the cut on; of a text in two pieces the piece in which the cut lies."""
     call = run.call
     texts = run.subject.ids
     start = 0
@@ -153,13 +181,13 @@ def compare_in_all_rows(run: Run, cut: int) -> Comparison:
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
-    """Which positions see which tokens, and the key of the configuration that wants it so."""
+    """Describe which positions see which tokens, and name the key of the configuration that wants it so."""
     purpose = f"; {subject.sees_future} leaves the mask out" if subject.sees_future else ""
     return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
 
 
 def search_by_gradient(run: Run) -> Finding:
-    """Logits before a cut must have no gradient from embeddings after it."""
+    """Check that logits before a cut have no gradient with respect to embeddings after it."""
     subject = run.subject
     training = run.call.training
     model = duplicate(subject.model)
@@ -208,12 +236,12 @@ def search_by_gradient(run: Run) -> Finding:
 
 
 def view_alone(place: Place, tensors: Tensors) -> Tensors | None:
-    """Views of what a module is given, whose gradients are those of what it makes of them."""
+    """Give a module views of its inputs, so that their gradients come from that module alone."""
     return {i: tensor.view_as(tensor) for i, tensor in tensors.items()} if place[-1] == "in" else None
 
 
 def check_on_random_tokens(run: Run) -> Finding:
-    """A copy is trained on fresh random tokens, where nothing can be learnt but to look ahead; then tokens are changed."""
+    """Train a copy on fresh random tokens, where looking ahead is all that can be learnt, then search by perturbation."""
     subject = run.subject
     if subject.parameters > _MOST_PARAMETERS:
         return inapplicable(f"a model of {subject.parameters:,} parameters is not trained for it")

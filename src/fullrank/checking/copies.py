@@ -23,7 +23,7 @@ np: Any = sys.modules.get("numpy")  # torch imports it where there is one
 
 
 def duplicate(model: nn.Module) -> Any:
-    """A copy of the model; InputError where Python cannot make one."""
+    """Copy the model; InputError where Python cannot."""
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -32,7 +32,7 @@ def duplicate(model: nn.Module) -> Any:
 
 
 def move_copy(model: nn.Module) -> Any:
-    """A copy for evaluation, every parameter moved by a tenth of its size: what starts at zero, such as a mixing, shows.
+    """Copy a model for evaluation, every parameter moved by a tenth of its size: what starts at zero, as a mixing, shows.
 
     Tables of positions that are not trained stay, except in a model that is frozen as a whole.
     """
@@ -52,21 +52,27 @@ def move_copy(model: nn.Module) -> Any:
 
 
 def find_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the first parameter that is a floating-point number."""
+    """Find the dtype of the first parameter of floating-point numbers; float32 without any."""
     types = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(types, torch.float32)
 
 
 def list_tensors(model: nn.Module) -> list[Tensor]:
+    """List parameters and buffers."""
     return [*model.parameters(), *model.buffers()]
 
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
-    """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before.
+    """Run the block with the model in training or evaluation mode, and random numbers from a seed; then put all back.
 
-    Buffers and other attributes are put back, too: a memory that a module keeps between calls, in a list or a dict of its
-    own as well, and its random generators are those of the model as passed.
+    Buffers and other attributes are put back, too. A memory that a module keeps between calls is then that of the model as
+    passed, also one in a list or a dict, and so are its random generators.
+
+    Args:
+        model: the model.
+        training: True: training mode; False: evaluation mode.
+        seed: where the random numbers of torch, Python and NumPy begin.
     """
     attributes = {module: dict(vars(module)) for module in model.modules()}
     copies = dict[int, Any]()
@@ -105,14 +111,14 @@ _CHANGING = (list, dict, *_GENERATORS)
 
 
 def copy_generator(value: Any) -> Any:
-    """A copy of a random generator; another value as it is."""
+    """Copy a random generator; return any other value as it is."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     return copy.deepcopy(value) if isinstance(value, _GENERATORS) else value
 
 
 def rebuild(model: Any, config: ModelConfig) -> Any:
-    """A model of ours of another configuration with the same parameters."""
+    """Build a model of ours of another configuration with the same parameters."""
     parameter = next(model.parameters())
     rebuilt = type(model)(config).to(parameter.device, parameter.dtype)
     rebuilt.load_state_dict(model.state_dict())
@@ -120,7 +126,7 @@ def rebuild(model: Any, config: ModelConfig) -> Any:
 
 
 def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """`config` with the attention of every place changed."""
+    """Change the attention of every place in a configuration."""
 
     def change(part: Any) -> Any:
         return part and part.with_known(**changes)
@@ -135,7 +141,7 @@ def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
 
 
 def list_attentions(config: ModelConfig, *, translates: bool) -> list[AttentionConfig]:
-    """The attention of every place, of a translation model those of its three stacks."""
+    """List the attention of every place, of a translation model in its three stacks."""
     parts = [config]
     if translates:
         parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
@@ -143,14 +149,14 @@ def list_attentions(config: ModelConfig, *, translates: bool) -> list[AttentionC
 
 
 def build_without_chance(model: Any) -> Any:
-    """A copy of a model of ours without dropout and permutations: different kernels draw different random numbers."""
+    """Copy a model of ours without dropout and permutations: different kernels draw different random numbers."""
     config = change_attention(model.config, cross_head=0.0)
     output = config.output.with_known(latent_dropout=0.0, tail_dropout=0.0)
     return rebuild(model, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Inside, dropout changes nothing, wherever it is called from."""
+    """A block in which dropout changes nothing, wherever it is called from."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -163,7 +169,10 @@ class WithoutDropout(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """Inside, what a model computes in float32 it computes in float64. is_complete: nothing was computed in another type."""
+    """A block in which a model computes in float64 what it computes in float32.
+
+    `is_complete` says that nothing was computed in another type.
+    """
 
     is_complete = True
 
@@ -178,7 +187,7 @@ class InDouble(TorchFunctionMode):
 
 
 class OnlyWords(TorchFunctionMode):
-    """Inside, a linear layer that gives a number for each word of a vocabulary gives those of some words."""
+    """A block in which a linear layer that gives a number for each word of a vocabulary gives those of some words."""
 
     def __init__(self, words: Tensor, vocab_size: int) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from fullrank.kernels import NAMES, kernel
 
 
 def memory(run: Run) -> Finding:
-    """A text in segments, each after the memory of those before, as in one pass."""
+    """Compare a text in segments, each read after the memory of those before, with one pass."""
     subject = run.subject.core.with_length(min(SHORT, run.subject.length))
     if subject.kind != "fullrank":
         return inapplicable("only the memory of fullrank's language models is known")
@@ -59,7 +59,7 @@ def memory(run: Run) -> Finding:
 
 
 def check_plain_start(run: Run) -> Finding:
-    """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
+    """Check that mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
     subject = run.subject if run.subject.injected else run.subject.core
     subject = subject.with_length(min(SHORT, subject.length))
     mixes, *models = build_injected(subject) if subject.injected else build_fresh(subject)
@@ -80,7 +80,7 @@ def check_plain_start(run: Run) -> Finding:
 
 
 def build_fresh(subject: Subject) -> tuple[list[Any], Any, Any]:
-    """The mixings of a model of ours, a fresh one, and the same without mixing."""
+    """Build a fresh model like a model of ours, and the same without mixing; return its mixings and the two."""
     config: ModelConfig = subject.original.config
     attentions = list_attentions(config, translates=subject.kind == "translator")
     models = []
@@ -92,7 +92,7 @@ def build_fresh(subject: Subject) -> tuple[list[Any], Any, Any]:
 
 
 def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
-    """The mixing of an injected model, that model with fresh stages, and the same without mixing."""
+    """Build an injected model with fresh stages, and the same without mixing; return its mixing and the two."""
     from fullrank.hf.inject import inject, remove, settings_of
 
     settings = settings_of(subject.model)
@@ -109,7 +109,7 @@ _TOLERANCES = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-6, 1e-5)}
 
 
 def kernels(run: Run, dtype: torch.dtype) -> Finding:
-    """Every kernel that can compute the model beside the reference: logits, losses and gradients."""
+    """Compare every kernel that can compute the model with the reference: logits, losses and gradients."""
     subject = run.subject.core.with_length(min(SHORT, run.subject.length))
     of_outputs, of_gradients = _TOLERANCES[dtype]
     if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
@@ -149,7 +149,7 @@ def kernels(run: Run, dtype: torch.dtype) -> Finding:
 
 
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
-    """Logits, losses and the gradients of these, by name."""
+    """Compute logits, losses and the gradients of these, by name."""
     texts = (subject.fixed["input_ids"], subject.ids) if subject.kind == "translator" else (subject.ids,)
     targets = subject.draw_tokens(subject.length, 6)
     is_ours = subject.kind != "hugging_face"

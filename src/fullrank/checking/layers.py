@@ -27,7 +27,7 @@ Edit = Callable[[Place, Tensors], Tensors | None]
 
 @dataclass(frozen=True)
 class Part:
-    """Positions from `start` to `end` of the chosen rows of texts (rows, length). past: tokens before them, in a cache."""
+    """Positions from `start` to `end` of the chosen rows of texts (rows, length), after `past` tokens in a cache."""
 
     rows: int
     length: int
@@ -41,7 +41,7 @@ class Part:
         return rows[:, self.start : self.end]
 
     def view(self, tensor: Tensor) -> Tensor | None:
-        """This part of what a module is given or gives; all of a tensor without rows or positions, as all may read it.
+        """Select this part of what a module is given or gives; all of a tensor without rows or positions, as all may read it.
 
         None for attention weights, which have two dimensions of positions, and blocks of positions, which have none.
         """
@@ -58,7 +58,7 @@ class Part:
         return by_row[self.chosen].flatten(0, 1)
 
     def narrow(self, tensor: Tensor) -> Tensor | None:
-        """All rows of the positions."""
+        """Select the positions in all rows; None as for `view`."""
         shape = tensor.shape
         end = self.length if self.end is None else self.end
         for past in {0, self.past}:
@@ -78,7 +78,7 @@ class Part:
 class Reading:
     """Logits of texts, a part of which is looked at, and how to read the texts again.
 
-    before: gives the arguments of read(), such as a cache of earlier tokens; what runs there is not looked at.
+    `before()` gives the arguments of `read`, such as a cache of earlier tokens. What runs there is not looked at.
     """
 
     all_logits: Tensor
@@ -91,7 +91,7 @@ class Reading:
         return self.part.select(self.all_logits)
 
     def with_part(self, part: Part) -> Reading:
-        """Another part of the same logits."""
+        """Look at another part of the same logits."""
         return replace(self, part=part)
 
     def repeat(self) -> Reading:
@@ -110,7 +110,7 @@ class Trace:
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def find_embeddings(self, ids: Tensor) -> list[Tensor]:
-        """Outputs (B, N, E) of the innermost modules that are given ids (B, N), or turned ones."""
+        """Find the outputs (B, N, E) of the innermost modules that are given ids (B, N), or transposed ones."""
         embeddings = dict[ModuleCall, Tensor]()
         for call in self.callers:
             inputs, outputs = (list(self.tensors[*call, side].values()) for side in ("in", "out"))
@@ -123,11 +123,22 @@ class Trace:
 
 def select_innermost(calls: list[ModuleCall]) -> list[ModuleCall]:
     """Select the calls of modules inside which none of the others is."""
-    return [call for call in calls if not any(name.startswith(f"{call[0]}.") for name, _ in calls)]
+    innermost = []
+    for call in calls:
+        prefix = f"{call[0]}."
+        if not any(name.startswith(prefix) for name, _ in calls):
+            innermost.append(call)
+    return innermost
 
 
 def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: None) -> Trace:
-    """Run, and write down what modules are given and give; `edit` may give other tensors for it."""
+    """Run a model, and write down what its modules are given and give.
+
+    Args:
+        model: the model, whose modules get hooks.
+        run: runs it, and gives logits.
+        edit: is called with each place and its tensors, and returns other tensors to use instead, or None to keep them.
+    """
     trace = Trace()
     counts = Counter[str]()
     running = list[ModuleCall]()
@@ -166,7 +177,7 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
 
 
 def are_apart(tensor: Tensor, expected: Tensor) -> bool:
-    """They differ by more than rounding."""
+    """Return whether tensors of one shape differ by more than rounding."""
     if tensor.shape != expected.shape or tensor.numel() == 0:
         return False
     if not tensor.is_floating_point():
@@ -185,7 +196,11 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
     2. Run `wrong` again for each such tensor, in order, with it and those named before it replaced. It counts if the logits
        come to differ by more or by less: a tensor that is not used changes nothing.
 
-    least: the difference of logits that counts.
+    Args:
+        model: the model that both readings run.
+        right: the reading that is expected.
+        wrong: the reading that differs.
+        least: the difference of logits that counts.
     """
     expected = right.observe(model)
     divide = divide_by_size(right.logits)
@@ -210,7 +225,7 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
         return mended if place in apart else None
 
     def measure(logits: Tensor) -> float:
-        """The sum of all differences; 0 where none counts."""
+        """Sum all differences; 0 where none counts."""
         off = (divide(logits) - divide(right.logits)).abs()
         return float(off.sum()) if float(off.max()) > least else 0.0
 
@@ -235,7 +250,14 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
 
 
 def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
-    """Innermost modules whose later inputs have a gradient of a number, though their later outputs have none."""
+    """Name the innermost modules whose later inputs have a gradient of a number, though their later outputs have none.
+
+    Args:
+        trace: a run of the model with gradients.
+        value: the number.
+        later: the part of inputs and outputs that is later.
+        least: the size of a gradient that counts.
+    """
     traced = itertools.chain.from_iterable(values.values() for values in trace.tensors.values())
     tensors = [tensor for tensor in traced if tensor.requires_grad]
     reached = set[int]()
@@ -253,7 +275,14 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: flo
 
 
 def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
-    """The innermost module by which the readings differ where it alone is compiled."""
+    """Name the innermost module by which the readings differ where it alone is compiled.
+
+    Args:
+        model: the model that both readings run.
+        right: the reading that is expected.
+        wrong: the reading that differs.
+        least: the difference of logits that counts.
+    """
     innermost = ""
     divide = divide_by_size(right.logits)
     for name, module in model.named_modules():

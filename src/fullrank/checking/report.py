@@ -19,11 +19,19 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, 
 
 @dataclass(frozen=True)
 class Finding:
-    """looked_at: what was compared. difference: the largest one; the check passes up to `tolerance`. check: its name.
+    """The result of one check.
 
-    reason: why this tolerance, or why the check does not apply. remark: other observations. layers: where a leak enters,
-    names as in `named_modules`, in the order in which they run. path: how the model was run. leaks: which positions see
-    which tokens.
+    Attributes:
+        verdict: passes, fails or not applicable.
+        looked_at: what was compared.
+        difference: the largest difference; the check passes up to `tolerance`.
+        tolerance: the largest difference that passes.
+        reason: why this tolerance, or why the check does not apply.
+        remark: other observations.
+        layers: where a leak enters: names as in `named_modules`, in the order in which they run.
+        check: the name of the check.
+        path: how the model was run.
+        leaks: which positions see which tokens.
     """
 
     verdict: Literal["passes", "fails", "not applicable"]
@@ -50,10 +58,13 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """All findings of one model; `print(report)` is a table with a line for each.
+    """All findings of one model; `print(report)` shows a line for each.
 
-    description: what the model is; shrunk: what was made smaller for the check. needed: the names of findings begin so
-    without which nothing was checked.
+    Attributes:
+        findings: one for each check, in the order in which they ran.
+        description: what the model is.
+        shrunk: what was made smaller for the check.
+        needed: names of the findings begin so without which nothing was checked.
     """
 
     findings: tuple[Finding, ...]
@@ -82,7 +93,10 @@ class Report:
 
     @property
     def verdict(self) -> Literal["passes", "fails", "not checked"]:
-        """It passes where no check fails, and one that is needed, or of others alone one of these, passes."""
+        """The verdict on the model: fails where a check fails, passes where one that is needed passes, else not checked.
+
+        Where no finding is one of the needed ones, all are needed alike.
+        """
         if self.failures:
             return "fails"
         return "passes" if any(finding.verdict == "passes" for finding in self._needed) else "not checked"
@@ -93,7 +107,7 @@ class Report:
 
     @property
     def passes(self) -> bool:
-        """No check fails, and something was checked."""
+        """True where no check fails, and something was checked."""
         return self.verdict == "passes"
 
     @property
@@ -132,11 +146,11 @@ class Report:
         return tuple(dict.fromkeys(layer for finding in self.findings for layer in finding.layers))
 
     def of(self, check: str) -> Finding:
-        """The finding of that name; KeyError if there is none."""
+        """Return the finding of that check; KeyError if there is none."""
         return {finding.check: finding for finding in self.findings}[check]
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of `fullrank check --json`."""
+        """Return the document of `fullrank check --json`."""
         return {
             **self.description,
             "passes": self.passes,
@@ -150,30 +164,39 @@ class Report:
 
 
 def is_rounded(finding: Finding) -> bool:
-    """It looked at a call in half precision, where a leak may be smaller than rounding."""
+    """Return whether a check looked at a call in half precision, where a leak may be smaller than rounding."""
     return "float16" in finding.check or "autocast" in finding.check
 
 
 def judge(looked_at: str, difference: float, tolerance: float, reason: str, **more: Any) -> Finding:
-    """Finding that passes where the difference is at most the tolerance; NaN fails. more: other fields of it."""
+    """Make a finding that passes where the difference is at most the tolerance; NaN fails.
+
+    Args:
+        looked_at: what was compared.
+        difference: the largest difference.
+        tolerance: the largest one that passes.
+        reason: why this tolerance.
+        **more: other fields of the finding.
+    """
     verdict: Literal["passes", "fails"] = "passes" if difference <= tolerance else "fails"
     return Finding(verdict, looked_at, difference, tolerance, reason, **more)
 
 
 def inapplicable(reason: str) -> Finding:
+    """Make a finding of a check that does not apply."""
     return Finding("not applicable", reason=reason)
 
 
 def allow(dtype: torch.dtype) -> tuple[float, str]:
-    """Largest error that rounding may cause in a number of size 1, and the reason in words."""
+    """Return the largest error that rounding may cause in a number of size 1, and the reason in words."""
     return _TOLERANCES[dtype], f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
 
 
 def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
+    """Make a function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
 
     The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
-    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
+    number, the logits of words that are never given. Differences of such figures count in proportion to the figures.
     """
     sizes = logits[logits.isfinite()].abs().float()
     moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
@@ -191,7 +214,7 @@ def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def largest(values: Tensor, expected: Tensor) -> float:
-    """max |values - expected|; infinite if one of them is not finite where the other is."""
+    """Return max |values - expected|; infinite if one of them is not finite where the other is."""
     if values.numel() == 0:
         return 0.0
     off = (values - expected).abs()

@@ -24,7 +24,9 @@ from torch import Tensor
 from fullrank.checking.report import Finding, Report, allow, inapplicable, judge, largest
 from fullrank.core.errors import InputError, one_line
 
-SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
+SUM = "probabilities sum to one"
+ONCE = "every token is scored once"
+LATER = "later tokens change no earlier score"
 _SAMPLES = 32  # texts drawn from the scorer itself, at least
 _SURE = 0.1  # largest error of a sum that is estimated with them
 _COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
@@ -34,29 +36,50 @@ ROUNDING = "rounding in the precision of the scores, and what a second call chan
 _RETURNS = (
     'nll per token or its total, or a mapping with "nll", or with "loss" or "perplexity" and what is counted: "tokens"'
 )
-SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
+SAME = "the same text gets the same score"
+ADD = "texts in one call add up"
+RANKS = "ranks add up"
 COUNTS = "counts and means are what they say"
 _TRUE = {"tokens": "{:g} are scored", "words": "text.split() has {:g}", "bytes": "the text has {:g} in UTF-8"}
 Text = list[int] | str
 
 
 def check_scoring(
-    score: Callable[..., Any], texts: Sequence[Any] | None = None, *, vocab_size: int | None = None,
-    vocabulary: Sequence[str] | None = None, length: int = 67, window: int = 0, many: bool = False,
-    calls: int = 10_000, description: Mapping[str, Any] | None = None,
-) -> Report:  # fmt: skip
-    """Check that `score`, a function from a text to its nll in nats, counts every token once and nothing else.
+    score: Callable[..., Any],
+    texts: Sequence[Any] | None = None,
+    *,
+    vocab_size: int | None = None,
+    vocabulary: Sequence[str] | None = None,
+    length: int = 67,
+    window: int = 0,
+    many: bool = False,
+    calls: int = 10_000,
+    description: Mapping[str, Any] | None = None,
+) -> Report:
+    """Check that a scoring function, from a text to its nll in nats, counts every token once and nothing else.
 
         report = fr.check_scoring(score, vocab_size=50);  report.passes, print(report)
 
-    score(text): a tensor (N,) of token ids; a list of them or a str where `texts` are such; with many=True a list of texts.
-    It returns nll per token, or a total, or a mapping: "nll" (either), or the means "loss" or "perplexity"; and what was
-    counted as "tokens", "words", "bytes". A mean is taken times "tokens", else words, else bytes. Where its signature has
-    `rank` and `world_size`, it returns the part of that rank.
-    texts: random tokens if not given. vocabulary: pieces of text, one token each, that are joined to texts, for functions of
-    a str. window: tokens that the scorer reads at a time; texts are made long enough to pass it twice. calls: most calls of
-    `score` for sums over the vocabulary; what they do not reach is said.
-    Raises InputError where score fails or returns something else, and where texts or vocab_size are missing.
+    `score(text)` returns the nll per token, or its total, or a mapping. A mapping holds "nll" (either of the two), or a mean
+    as "loss" or "perplexity", and what was counted as "tokens", "words" or "bytes". A mean is multiplied by "tokens", else by
+    "words", else by "bytes". Where the signature of `score` has `rank` and `world_size`, it returns the part of that rank.
+
+    Args:
+        score: the function. It takes a tensor (N,) of token ids; a list of ids, or a str, where `texts` hold such.
+        texts: texts to score; None: random token ids.
+        vocab_size: how many token ids there are; needed for a function of token ids.
+        vocabulary: pieces of text, one token each, for a function of a str: texts are made by joining them.
+        length: tokens of the longest random text.
+        window: tokens that the scorer reads at a time; random texts are long enough to pass it twice. 0: there is no window.
+        many: `score` takes a list of texts.
+        calls: most calls of `score` for sums over the vocabulary; the report says what they do not reach.
+        description: further facts for the report, by name.
+
+    Returns:
+        The report; `print(report)` shows a line for each check.
+
+    Raises:
+        InputError: `score` fails or returns something else, or texts or vocab_size are missing or do not fit.
     """
     if not callable(score):
         raise InputError(f"score: a function from a text to its nll, given {type(score).__name__}")
@@ -100,13 +123,14 @@ def check_scoring(
 
 
 def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
+    """Draw texts of random token ids below `size`, the same ones every time, of several lengths up to `longest`."""
     generator = torch.Generator().manual_seed(0)
     lengths = (longest, longest // 3 + 1, 5, longest // 2, 3)
     return [torch.randint(size, (length,), generator=generator) for length in lengths]
 
 
 def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
-    """Each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
+    """Score each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
     ordered = sorted(texts, key=len, reverse=True)
     first = scorer.totals(ordered)
     second = scorer.totals(ordered)
@@ -122,6 +146,7 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 
 def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+    """Compare texts scored in one call with the same texts one by one."""
     if not scorer.many:
         return inapplicable("score takes one text; many=True is for a function of a list of texts")
     alone = scorer.totals(texts)
@@ -137,6 +162,7 @@ def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 
 def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+    """Compare sums over 2 and 3 ranks, of nats and of counts, with those of one."""
     if not scorer.ranked:
         return inapplicable("score has no arguments rank and world_size")
     samples = texts if scorer.many else [max(texts, key=len)]
@@ -156,6 +182,7 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 
 def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+    """Compare returned counts with those of the texts, and returned means with total over count."""
     samples = [[text] for text in texts] + ([list(texts)] if scorer.many else [])
     faults = list[str]()
     tested = set[str]()
@@ -195,7 +222,14 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 
 @dataclass(frozen=True)
 class Score:
-    """Result of a call. each: nll of each score of a single text, where they are told apart."""
+    """Result of a call.
+
+    Attributes:
+        total: nll in nats.
+        each: nll of each score of a single text; None where they are not told apart.
+        counts: returned counts by name.
+        means: returned means by name.
+    """
 
     total: float
     each: Tensor | None = None
@@ -204,7 +238,11 @@ class Score:
 
 
 class Scorer:
-    """The user's function. skipped: how many tokens at the start it does not score (None: not known)."""
+    """The user's function, with what is known of it.
+
+    `form` makes the text that it takes of token ids. `skipped` is how many tokens at the start it does not score (None: not
+    known). `unit` is the rounding of its scores, `noise` what a second call changes.
+    """
 
     def __init__(self, score: Callable[..., Any], form: Callable[[Any], Any], many: bool) -> None:
         self.score = score
@@ -217,7 +255,16 @@ class Scorer:
         self.skipped: int | None = None
 
     def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Score:
-        """Call it; rank and world_size are for a function that takes them."""
+        """Call the function.
+
+        Args:
+            *texts: token ids or strings; more than one for a function of a list of texts.
+            rank: given to a function that takes it.
+            world_size: given to a function that takes it.
+
+        Raises:
+            InputError: the function fails, or returns something else.
+        """
         ranks = {"rank": rank, "world_size": world_size} if self.ranked else {}
         inputs = [self.form(text) for text in texts]
         doing = "failed"
@@ -264,7 +311,7 @@ class Scorer:
         return torch.as_tensor(value).detach().cpu().double()
 
     def total(self, text: Any) -> float:
-        """0 of no text, and of one token where that cannot be scored: the first token has no score then."""
+        """Score a text; 0 for no tokens, and for one that cannot be scored: the first token has no score then."""
         if len(text) > 1:
             return self.read(text).total
         try:
@@ -276,17 +323,24 @@ class Scorer:
         return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
 
     def each(self, text: Any) -> Tensor:
-        """Scores per token; none where the text has but a total."""
+        """Return the scores per token; none where the text has but a total."""
         each = self.read(text).each
         return torch.zeros(0) if each is None else each
 
     def allowed(self, *figures: Tensor) -> float:
-        """The error that rounding may cause in sums of these."""
+        """Estimate the error that rounding may cause in sums of these figures."""
         sizes = [float(figure[figure.isfinite()].abs().max()) for figure in figures if figure.isfinite().any()]
         return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
 
 
 def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
+    """Make a finding that passes where there are no faults.
+
+    Args:
+        faults: in words.
+        looked_at: what was compared.
+        remark: another observation, where there are none.
+    """
     return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
 
 
@@ -294,8 +348,11 @@ def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding
 class VocabularySums:
     """Sums over the vocabulary at some positions of a text, in which every token stood there in turn.
 
-    logs: log of the sum of the probabilities of all tokens, by position. silent: positions where all tokens cost the same.
-    moved: largest change of an earlier score by another token at a position. faults: what is counted and should not be.
+    Attributes:
+        logs: log of the sum of the probabilities of all tokens, by position.
+        silent: positions where all tokens cost the same.
+        moved: largest change of an earlier score by another token, by position.
+        faults: what is counted and should not be, in words.
     """
 
     logs: dict[int, float] = field(default_factory=dict)
@@ -306,7 +363,14 @@ class VocabularySums:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why sums are not one: at positions `blamed` probabilities do not add up, or a fault, or no fault by the remark."""
+    """Why sums are not one.
+
+    Attributes:
+        blamed: logs of the sums by position, where probabilities do not add up.
+        fault: another fault, in words.
+        remark: why there is no fault.
+        undecided: why nothing can be said.
+    """
 
     blamed: Mapping[int, float] = field(default_factory=dict)
     fault: str = ""
@@ -315,7 +379,18 @@ class Explanation:
 
 
 def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
-    """The findings of sums over the vocabulary, position by position."""
+    """Sum probabilities over the vocabulary, position by position.
+
+    Args:
+        scorer: the function.
+        base: the text.
+        size: of the vocabulary; None: not known.
+        window: tokens that the scorer reads at a time.
+        calls: most calls of the function.
+
+    Returns:
+        Findings by name: SUM, ONCE and LATER.
+    """
     reading = scorer.read(base)
     names = (SUM, ONCE, LATER)
     total = torch.tensor([reading.total])
@@ -375,7 +450,13 @@ def find_skipped(scorer: Scorer, base: Any) -> int | None:
 
 
 def choose_positions(length: int, window: int, count: int) -> list[int]:
-    """At most `count` positions of a text: its ends, those around borders of windows and powers of two, then the rest."""
+    """Choose positions of a text: its ends, those around borders of windows and powers of two, then the rest.
+
+    Args:
+        length: tokens of the text.
+        window: tokens that the scorer reads at a time.
+        count: the most positions.
+    """
     borders = [times * window + i for times in (1, 2) for i in (-1, 0, 1)]
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
     wanted = dict.fromkeys([1, length - 1, 0, 2, *borders, 3, *powers, *range(length)])
@@ -385,7 +466,16 @@ def choose_positions(length: int, window: int, count: int) -> list[int]:
 def read_sums(
     scorer: Scorer, base: Any, each: Tensor | None, size: int, positions: Sequence[int], allowed: float
 ) -> VocabularySums:
-    """Read a text with every token at these positions. each: its scores per token; without them totals are compared."""
+    """Score a text with every token in turn at each of some positions.
+
+    Args:
+        scorer: the function.
+        base: the text.
+        each: its scores per token; None: totals are compared.
+        size: of the vocabulary.
+        positions: those where tokens are put.
+        allowed: the error that rounding may cause, in nats.
+    """
     sums = VocabularySums()
     skipped = scorer.skipped or 0
     for n in (n for n in positions if n >= skipped):
@@ -416,7 +506,19 @@ def read_sums(
 def explain_totals(
     scorer: Scorer, sums: VocabularySums, off: Mapping[int, float], size: int, length: int, calls: int, allowed: float
 ) -> Explanation:
-    """Why sums of totals are `off` one: a constant, windows that read further back, tokens scored twice, or no distribution."""
+    """Explain why sums of totals are not one.
+
+    There may be a constant, windows that read further back, tokens scored twice, or no distribution.
+
+    Args:
+        scorer: the function.
+        sums: sums over the vocabulary.
+        off: logs of those that are not one, by position.
+        size: of the vocabulary.
+        length: tokens of the text.
+        calls: most calls of the function.
+        allowed: the error that rounding may cause, in nats.
+    """
     if list(off) == [0]:
         return Explanation(
             fault=f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted"
@@ -447,10 +549,20 @@ def explain_totals(
 
 
 def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
-    """Sums of exp(-T) over all texts of `first` + 1 to `length` tokens after a random first one: means and their errors.
+    """Estimate the sums of exp(-T) over all texts of `first` + 1 to `length` tokens.
 
     Texts are drawn token by token from the scores. A text weighs the product of its sums over the vocabulary, and the mean
-    weight is the sum over all texts. Only estimates with small errors are given.
+    weight is the sum over all texts. Where all texts are few enough, they are read instead.
+
+    Args:
+        scorer: the function.
+        size: of the vocabulary.
+        first: the least number of tokens after the first one, which is random.
+        length: tokens of the longest texts.
+        calls: most calls of the function.
+
+    Returns:
+        (mean, error) for each length; only estimates with small errors.
     """
     if size**first <= calls:  # few enough to read them all
         begin = [size // 2]

@@ -21,7 +21,8 @@ from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
 from fullrank.forward import AsModule, logits_in, read_arguments
 
-ROWS, SEED = 3, 5
+ROWS = 3
+SEED = 5
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
 SHORT = 23
 WORDS = 2048  # that texts are made of and logits are compared at, where a model knows more than twice as many
@@ -43,14 +44,21 @@ MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
 class Subject:
     """A model under test, with its texts.
 
-    model: a copy, every parameter moved a little, in double precision where the model can be; original: as it was passed.
-    texts (3, M): random tokens, or vectors (3, M, E) of a model that reads these; length: tokens of them that are read, fewer
-    than the model can read. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the
-    first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a
-    cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask
-    of padding. first_position: the position id of the first token; None where positions cannot be given.
-    selects: only logits of `words` are computed.
-    leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
+    Attributes:
+        model: a copy, every parameter moved a little, in double precision where the model can be.
+        original: the model as it was passed.
+        vocab_size: V.
+        texts: random tokens (3, M), or vectors (3, M, E) of a model that reads these.
+        length: tokens of the texts that are read, fewer than the model can read.
+        dtype: in which the model computes.
+        fixed: the other inputs by name.
+        sequence: the name of the input that `ids` are; empty: the first one.
+        step: `step(ids, cache)` gives logits and the next cache of a module with a cache of its own kind.
+        has_example: the inputs are those of a user.
+        mask_form: turns a mask of ones and zeros into the form that the model takes; None: it takes no mask of padding.
+        first_position: the position id of the first token; None: positions cannot be given.
+        selects: only logits of `words` are computed.
+        leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
     model: Any
@@ -78,7 +86,17 @@ class Subject:
         return "hugging_face" if is_of_hugging_face else "module"
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
-        """Output of the model for rows of ids; rows of the fixed inputs and of a mask (3, N) take turns."""
+        """Call the model; rows of the fixed inputs and of a mask take turns.
+
+        Args:
+            ids: texts (B, N).
+            mask: of padding (3, N), ones at tokens; None: none is given.
+            model: another model than `self.model`; None: that one.
+            **options: further arguments of the model.
+
+        Returns:
+            The output as it is.
+        """
         model = self.model if model is None else model
         inputs = dict(self.fixed)
         if mask is not None:
@@ -91,16 +109,34 @@ class Subject:
         return model(**inputs, **{self.sequence: ids}) if self.sequence else model(ids, **inputs)
 
     def all_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Logits (B, N, V)."""
+        """Compute the logits.
+
+        Args:
+            ids: texts (B, N).
+            mask: as of `call`.
+            **options: as of `call`.
+
+        Returns:
+            Logits (B, N, V).
+        """
         return logits_in(self.call(ids, mask, **options))
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Logits that are compared (B, N, V): of a large vocabulary those of `words`."""
+        """Compute the logits that are compared.
+
+        Args:
+            ids: texts (B, N).
+            mask: as of `call`.
+            **options: as of `call`.
+
+        Returns:
+            Logits (B, N, V), of a large vocabulary those of `words`.
+        """
         with OnlyWords(self.words, self.vocab_size) if self.selects else contextlib.nullcontext():
             return self.select(self.all_logits(ids, mask, **options))
 
     def select(self, logits: Tensor) -> Tensor:
-        """Logits of `words` among those of all words, or these as they are."""
+        """Select the logits of `words`; return those as they are that were computed for `words` alone."""
         return logits if logits.shape[-1] == len(self.words) else logits[..., self.words]
 
     @functools.cached_property
@@ -110,11 +146,18 @@ class Subject:
         return torch.arange(step // 2, self.vocab_size, step, device=self.ids.device)
 
     def draw_tokens(self, length: int, seed: int, rows: int = ROWS) -> Tensor:
+        """Draw random texts (rows, length) of `words`.
+
+        Args:
+            length: tokens of a text.
+            seed: of the draws.
+            rows: number of texts.
+        """
         chosen = random_ids(rows, length, len(self.words), seed).to(self.ids.device)
         return self.replace_padding(self.words[chosen])
 
     def change(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
-        """Other tokens, or vectors, where `where` (B, N) is true; all of them without it."""
+        """Put other tokens, or vectors, where `where` (B, N) is true; everywhere without it."""
         generator = torch.Generator().manual_seed(11)
         if ids.is_floating_point():
             other = torch.randn(ids.shape, generator=generator).to(ids) * ids.std()
@@ -125,24 +168,24 @@ class Subject:
         return other if where is None else torch.where(where, other, ids)
 
     def change_from(self, cuts: list[int], ids: Tensor) -> Tensor:
-        """Texts with every token from the cut of its row on another one; rows without a cut stay."""
+        """Change every token from the cut of its row on; rows without a cut stay."""
         ends = torch.tensor(cuts + [self.length] * (len(ids) - len(cuts)), device=ids.device)
         return self.change(ids, torch.arange(self.length, device=ids.device) >= ends[:, None])
 
     def replace_padding(self, ids: Tensor) -> Tensor:
-        """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
+        """Put other tokens in place of padding, which some models of Hugging Face look for in the ids."""
         padding = getattr(getattr(self.original, "config", None), "pad_token_id", None)
         if self.kind != "hugging_face" or not isinstance(padding, int) or self.vocab_size < 3:
             return ids
         return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
     def with_special_tokens(self) -> Subject:
-        """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
+        """Take texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
         config = text_config(self.original)
         text = self.ids[0]
         ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
-        known = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
-        special = self.replace_padding(torch.tensor(known, device=text.device)).unique()
+        valid_ids = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
+        special = self.replace_padding(torch.tensor(valid_ids, device=text.device)).unique()
         numbers = torch.arange(self.length, device=text.device)
         mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
         texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
@@ -150,7 +193,7 @@ class Subject:
         return replace(self, texts=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
-        """With the first tokens of its texts."""
+        """Take the first tokens of the texts."""
         return replace(self, length=length)
 
     @functools.cached_property
@@ -179,27 +222,27 @@ class Subject:
 
     @property
     def ours(self) -> bool:
-        """Made of our parts, in double precision throughout."""
+        """True for a model made of our parts, in double precision throughout."""
         return self.kind in ("fullrank", "translator")
 
     @property
     def has_modes(self) -> bool:
-        """It can be put into training; a function in which no module was found cannot."""
+        """True for a model that can be put into training; a function in which no module was found cannot."""
         return not isinstance(self.model, AsModule) or any(True for _ in self.model.children())
 
     @property
     def has_state(self) -> bool:
-        """Its maker says that its cache is a recurrent state."""
+        """True where the model says that its cache is a recurrent state."""
         return bool(getattr(self.model, "_is_stateful", False))
 
     @property
     def pads_left(self) -> bool:
-        """A text that is padded on the left is read as the text alone: its positions are counted, or given."""
+        """True where a text padded on the left is read as the text alone: its positions are counted, or given."""
         return self.ours or (self.first_position is not None and not self.has_state)
 
     @property
     def injected(self) -> bool:
-        """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
+        """True where `fullrank.inject` put our stages into a model of Hugging Face."""
         return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
 
     @property
@@ -212,14 +255,14 @@ class Subject:
 
     @functools.cached_property
     def single(self) -> Subject | None:
-        """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
+        """The model in fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
         if self.dtype != torch.float64:
             return None
         return replace(self, model=move_copy(self.original).float(), dtype=torch.float32)
 
     @property
     def sees_future(self) -> str:
-        """The key of the configuration by which attention of ours, in whatever model, looks ahead on purpose; else empty."""
+        """The key of the configuration by which attention of ours, in any model, looks ahead on purpose; empty without one."""
         if not any(isinstance(module, Attention) and module.attend.sees_future for module in self.model.modules()):
             return ""
         decoder = self.model.config.decoder if self.ours else None
@@ -241,7 +284,7 @@ class Subject:
         return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
     def masks(self) -> dict[str, Tensor]:
-        """Attention masks (3, N) of rows of unequal lengths by the side of the padding, and one of ones."""
+        """Make attention masks (3, N) of rows of unequal lengths by the side of the padding, and one of ones."""
         ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
         right = ones.clone()
         right[1, -(self.length // 3) :] = 0
@@ -250,7 +293,13 @@ class Subject:
 
 
 def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
-    """`count` rows, which are the three of `value` in turn, vectors in this type; an input of another form as it is."""
+    """Repeat the three rows of an input in turn; an input of another form stays as it is.
+
+    Args:
+        value: the input.
+        count: rows that are needed.
+        dtype: that floating-point numbers get.
+    """
     if not isinstance(value, Tensor):
         return value
     if value.dim() and len(value) == ROWS != count:
@@ -259,10 +308,22 @@ def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
+    """Draw random token ids.
+
+    Args:
+        rows: number of texts.
+        length: tokens of a text.
+        vocab_size: ids are below it.
+        seed: of the draws.
+
+    Returns:
+        Ids (rows, length), on the CPU.
+    """
     return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def text_config(model: Any) -> Any:
+    """Find the configuration of a model, or of its decoder of texts; None without one."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
@@ -275,9 +336,18 @@ def open_subject(
     sequence: str | None = None,
     step: Callable[..., tuple[Tensor, Any]] | None = None,
 ) -> Subject:
-    """`model` ready to be checked, with the options of `check`; it is left as it is.
+    """Make a model ready to be checked; it is left as it is.
 
-    Raises InputError where the model gives no logits (B, N, V), and where time seems to come first.
+    Args:
+        model: a module, or a function of token ids.
+        vocab_size: as for `check`.
+        length: as for `check`.
+        inputs: as for `check`.
+        sequence: as for `check`.
+        step: as for `check`.
+
+    Raises:
+        InputError: the model gives no logits (B, N, V), time seems to come first, or an option does not fit.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled module: its own code is what hooks see
     if not callable(model):
@@ -315,7 +385,18 @@ def find_vocab_size(model: nn.Module) -> int:
 
 
 def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
-    """Tokens of a text: by default a prime that no size of the model equals, so that positions are recognised by it."""
+    """Choose how many tokens a text has.
+
+    By default this is a prime that no size of the model equals, so that positions are recognised by it.
+
+    Args:
+        subject: the model under test.
+        length: the user's choice; None: ours.
+        most: the longest that may be chosen by default.
+
+    Raises:
+        InputError: there are fewer than 3 tokens, or more than the model reads.
+    """
     model: Any = subject.original
     longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else 10**9
@@ -330,7 +411,16 @@ def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> in
 
 
 def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
-    """With random tokens, more than are read; a model of two sequences gets random sources, too."""
+    """Give the subject random texts, longer than are read; a model of two sequences gets random sources, too.
+
+    Args:
+        subject: the model under test.
+        sequence: the argument that takes the texts; None: the first, or decoder_input_ids.
+        length: tokens that are read.
+
+    Raises:
+        InputError: the vocabulary size is not known.
+    """
     model = subject.original
     if subject.vocab_size < 2:
         name = type(model).__name__
@@ -353,7 +443,16 @@ def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
 
 
 def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
-    """With the example inputs of a user: rows of the sequence among them, and the rest."""
+    """Give the subject the example inputs of a user.
+
+    Args:
+        subject: the model under test.
+        inputs: a dict of tensors by argument, a tuple of them, or a tensor.
+        sequence: the argument along which the check looks; None: one of the usual names, or the first tensor.
+
+    Raises:
+        InputError: there is no such tensor, it is too short, or the vocabulary size is not known.
+    """
     names = list(read_arguments(subject.original))
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
     example = dict(inputs if isinstance(inputs, Mapping) else zip(names, values, strict=False))
@@ -378,9 +477,10 @@ def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
 
 
 def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
-    """With a moved copy in double precision, or as the model was given where that fails: some constants are fp32 for good.
+    """Give the subject a moved copy of the model, in double precision where it can compute so.
 
-    shorter: lengths of texts that are tried, too, since a model may have a longest text and not say it.
+    Some models cannot, as they have constants in fp32; their copy keeps the dtype of the model. `shorter` are lengths of texts
+    that are tried, too, since a model may have a longest text and not say it.
     """
     original = subject.original
     name = type(subject.original).__name__
@@ -417,7 +517,7 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
 
 
 def equals(read: Callable[[], Tensor], expected: Tensor | None = None) -> bool:
-    """The model can be read so, and gives these logits, up to rounding in whatever type."""
+    """Return whether the model can be read so, and gives the expected logits (None: any), up to rounding in any type."""
     try:
         logits = read()
     except Exception:
@@ -426,12 +526,15 @@ def equals(read: Callable[[], Tensor], expected: Tensor | None = None) -> bool:
 
 
 def agree(logits: Tensor, expected: Tensor) -> bool:
-    """They are equal up to rounding in whatever type."""
+    """Return whether logits are equal up to rounding in any type."""
     return logits.shape == expected.shape and bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
 
 
 def select_words(subject: Subject, can_cut: bool) -> Subject:
-    """With logits of some words only, which is faster, where they are the same; else with shorter texts, if they can be cut."""
+    """Make the subject compute logits of some words only, which is faster, where they are the same.
+
+    Else its texts become shorter, if they can be cut.
+    """
     selecting = replace(subject, selects=True)
     if equals(lambda: selecting.logits(subject.ids), subject.logits(subject.ids)):
         return selecting
@@ -442,7 +545,8 @@ def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
     ids = subject.ids
     in_row, in_place = torch.zeros(2, *ids.shape[:2], dtype=torch.bool, device=ids.device)
-    in_row[0], in_place[:, 0] = True, True
+    in_row[0] = True
+    in_place[:, 0] = True
     texts = (ids, subject.change(ids, in_row), subject.change(ids, in_place))
     try:
         logits, by_row, by_place = map(subject.logits, texts)
@@ -456,7 +560,7 @@ def refuse_time_first(subject: Subject) -> None:
 
 
 def find_mask_form(subject: Subject) -> MaskForm | None:
-    """Form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
+    """Find the form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
 
     It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
     later ones; else the first one that the model takes. None where it refuses all.
@@ -488,7 +592,7 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
 
 
 def find_first_position(subject: Subject) -> int | None:
-    """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
+    """Find the position id of the first token, with which given positions change nothing; None: they cannot be given."""
     if subject.sequence.startswith("decoder_") or "position_ids" not in read_arguments(subject.model):
         return None
     logits = subject.logits(subject.ids)

@@ -343,7 +343,7 @@ _HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_id
 class EagerRules:
     """What a model's own eager attention function computes.
 
-    Args:
+    Attributes:
         plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
         after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
         extras: its arguments beside the standard ones (a soft-cap, a position bias).
