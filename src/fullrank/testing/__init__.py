@@ -1,12 +1,12 @@
-"""Assertions about models and scores for tests: a failing one says the code path, the positions and the layer.
+"""Assertions about models and scores for tests: a failing one names the code path, the positions and the layer.
 
     from fullrank.testing import assert_causal
 
     def test_no_token_sees_the_future():
         assert_causal(make_model())
 
-Each takes the options of `fullrank.check` (or of `fullrank.check_scoring`), gives the report, and raises AssertionError.
-With pytest, `leak_check` is a fixture that does the same and writes every verdict into the JUnit report.
+Each takes the options of `fullrank.check` (or of `fullrank.check_scoring`), returns the report, and raises AssertionError where
+it does not pass. With pytest, `leak_check` is a fixture that does the same and writes every verdict into the JUnit report.
 """
 
 from __future__ import annotations
@@ -25,29 +25,81 @@ PADDING = ("padding changes nothing", "future, by perturbation, with padding")
 
 
 def assert_causal(model: Any, inputs: Any = None, *, quick: bool = True, **options: Any) -> Report:
-    """No token sees a later one on any code path: training, evaluation, padding, caches, sdpa and eager, scaled parameters.
+    """Assert that no token sees a later one on any code path.
 
-    quick: the checks that take a second or two of a tiny model; False: compiled code, bfloat16 and training on random
-    tokens, too.
+    Code paths are training, evaluation, padding, caches, sdpa and eager, scaled parameters and others.
+
+    Args:
+        model: a module, or a function, whose `model(input_ids)` gives logits (B, N, V).
+        inputs: example inputs, as for `fullrank.check`; None: random token ids.
+        quick: run the checks that take a second or two of a tiny model. False: compiled code, bfloat16 and training on random
+            tokens, too.
+        **options: further options of `fullrank.check`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: a token sees a later one; it names the code path, the positions and the layer.
+        InputError: the model gives no logits.
     """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, CAUSAL, "", quick=quick, **options)
 
 
 def assert_cache_consistent(model: Any, inputs: Any = None, **options: Any) -> Report:
-    """With its cache, token by token and in pieces, the model gives the logits of one pass. step=...: a cache of its own."""
+    """Assert that a model with its cache, token by token and in pieces, gives the logits of one pass.
+
+    Args:
+        model: a module, or a function, whose `model(input_ids)` gives logits (B, N, V).
+        inputs: example inputs, as for `fullrank.check`; None: random token ids.
+        **options: further options of `fullrank.check`; `step` for a cache of another kind than that of Hugging Face.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: the logits differ, or the model has no cache.
+        InputError: the model gives no logits.
+    """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, CACHE, CACHE[0], **options)
 
 
 def assert_padding_invariant(model: Any, inputs: Any = None, **options: Any) -> Report:
-    """A text in a padded batch has the logits that it has alone, and no padding lets it see the future."""
+    """Assert that a text in a padded batch has the logits that it has alone, and that no padding lets it see the future.
+
+    Args:
+        model: a module, or a function, whose `model(input_ids)` gives logits (B, N, V).
+        inputs: example inputs, as for `fullrank.check`; None: random token ids.
+        **options: further options of `fullrank.check`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: the logits differ, or the model takes no mask.
+        InputError: the model gives no logits.
+    """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, PADDING, PADDING[0], **options)
 
 
 def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options: Any) -> Report:
-    """Probabilities behind a score sum to one, every token is scored once, none of them after seeing later ones."""
+    """Assert that probabilities behind a score sum to one, and that every token is scored once, without seeing later ones.
+
+    Args:
+        score: a function from a text to its nll in nats.
+        texts: texts to score, as for `fullrank.check_scoring`; None: random token ids.
+        **options: further options of `fullrank.check_scoring`, such as `vocab_size`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: a check of the score fails, or its sums could not be checked.
+        InputError: the function fails or returns something else.
+    """
     __tracebackhide__ = True
     from fullrank.checking import check_scoring
 
@@ -55,7 +107,18 @@ def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options:
 
 
 def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **options: Any) -> Report:
-    """needed: the check without which nothing was said."""
+    """Check a model, and raise AssertionError where it does not pass.
+
+    Args:
+        model: a module or a function, as for `fullrank.check`.
+        inputs: example inputs; None: random token ids.
+        only: beginnings of the names of checks.
+        needed: beginning of the name of the check that has to apply; empty: none.
+        **options: further options of `fullrank.check`; `quick` is true if it is not among them.
+
+    Raises:
+        AssertionError: a check fails, or the needed one does not apply.
+    """
     __tracebackhide__ = True  # pytest then shows the line of the test
     from fullrank.checking import check
 
@@ -67,7 +130,7 @@ def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, 
 
 
 def require_passes(report: Report, name: str = "") -> Report:
-    """The report; AssertionError with its failures if it does not pass. name: of what was checked."""
+    """Return a report that passes; raise AssertionError with its failures, after `name`, if it does not pass."""
     __tracebackhide__ = True
     if not report.passes:
         failures = [f"- {finding.check}: {finding.words}" for finding in report.failures]

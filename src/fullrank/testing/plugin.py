@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker `leak_check`."""
     config.addinivalue_line("markers", "leak_check(**options): options of fullrank.check for the fixture leak_check")
 
 
 @pytest.fixture
 def leak_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """leak_check(model, inputs=None, **options): `assert_causal`, its verdicts in the JUnit report.
+    """Return `assert_causal` for a test, with every verdict in the JUnit report.
 
-    Options of the marker come first: @pytest.mark.leak_check(length=257, quick=False).
+    A test calls leak_check(model, inputs=None, **options). The marker @pytest.mark.leak_check(length=257, quick=False) gives
+    options for all calls of a test; those of a call override them.
     """
     from fullrank import testing
     from fullrank.checking import check
