@@ -39,11 +39,19 @@ def check_named(
     checkpoint: str = "best",
     **options: Any,
 ) -> Report:
-    """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
+    """Check a model by its name.
 
-    row, scale, overrides, full (in its own sizes): of a configuration. checkpoint: of a trained model. options: `length`,
-    `vocab_size` and `quick` of `fullrank.check`.
-    Raises InputError for what is none of them, and for options that it does not have.
+    Args:
+        name: a recipe, a YAML file, or any model that `fullrank.names.model_kind` knows.
+        row: of a recipe.
+        scale: of a recipe.
+        overrides: `KEY=VALUE` of a configuration.
+        full: check a configuration in its own sizes; False: made small.
+        checkpoint: of a run.
+        **options: `length`, `vocab_size` and `quick` of `fullrank.check`.
+
+    Raises:
+        InputError: the name is none of these, or has no such options.
     """
     kind = model_kind(name)
     if kind == "configuration":
@@ -53,18 +61,26 @@ def check_named(
     choice = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in choice.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
-    folder, is_ours = Path(name).expanduser(), kind in ("run", "saved model")
+    folder = Path(name).expanduser()
+    is_ours = kind in ("run", "saved model")
     about = {"name": str(folder) if is_ours else name, "kind": kind}
     if (is_ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
-        model, inputs = Translator.load(folder, checkpoint), None
-    else:
-        loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
-        model, inputs = loaded.module, loaded.inputs
-    return check(model, inputs, description=about, **options)
+        return check(Translator.load(folder, checkpoint), description=about, **options)
+    loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
+    return check(loaded.module, loaded.inputs, description=about, **options)
 
 
 def check_scoring_named(function: str, vocab_size: int | None = None, length: int | None = None) -> Report:
-    """`check_scoring` of `MODULE:FUNCTION`, also of the working directory, with random token ids."""
+    """Check the scoring of `MODULE:FUNCTION`, also of the working directory, with random token ids.
+
+    Args:
+        function: its name, `MODULE:FUNCTION`.
+        vocab_size: how many token ids it knows.
+        length: tokens of the longest text; None: 67.
+
+    Raises:
+        InputError: there is no such function, or no vocab_size.
+    """
     if vocab_size is None:
         raise InputError("--scoring: give --vocab-size N, the number of token ids that the function knows")
     score = import_function(function.removeprefix("python:"), "--scoring ")
@@ -76,8 +92,20 @@ def check_scoring_named(function: str, vocab_size: int | None = None, length: in
 def check_configuration(
     resolved: Resolved[RunConfig], name: str, full: bool, length: int | None = None, quick: bool = False
 ) -> Report:
-    """The checks of a model that is drawn anew, small unless `full`."""
-    run, translates = resolved.config, resolved.config.translates
+    """Check a fresh model of a configuration.
+
+    Args:
+        resolved: the configuration, with its row and scale.
+        name: of the configuration, for the report.
+        full: build the model in its own sizes; False: small.
+        length: tokens of the texts; None: chosen.
+        quick: as for `fullrank.check`.
+
+    Raises:
+        InputError: the configuration is that of a masked language model.
+    """
+    run = resolved.config
+    translates = run.translates
     if run.masks:
         raise InputError(
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
@@ -116,10 +144,10 @@ _OTHER = 3  # how many words more the source knows: languages that are mixed up 
 
 
 def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConfig:
-    """`config` small. A small configuration stays as it is.
+    """Make a configuration small; one that is small already stays as it is.
 
     Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay, and all layers where `model.layers`
-    sets some of them. translates: it is that of a translation model.
+    sets some of them. With `translates` it is the configuration of a translation model.
     """
     clusters = {key: len(getattr(vars(config)[key], "cutoffs", None) or ()) for key in ("input", "output")}
     if config.vocab_size or not any(clusters.values()):
@@ -140,7 +168,8 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConf
         sizes["num_key_value_heads"] = max(1, sizes["num_attention_heads"] // groups)
     if any(attention.tied_to_length for attention in list_attentions(config, translates=translates)):
         sizes["max_position_embeddings"] = min(config.max_position_embeddings, _PAIRED)
-    heads, head_dim = sizes["num_attention_heads"], sizes.get("head_dim", 1)
+    heads = sizes["num_attention_heads"]
+    head_dim = sizes.get("head_dim", 1)
     for key, count in clusters.items():
         if count:  # boundaries evenly spread; the narrowest cluster keeps a dimension
             cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
@@ -154,7 +183,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConf
 
 
 def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
-    """The sizes of a section that are limited, and its sections with theirs."""
+    """Limit the sizes of a section, and of the sections inside it; return those that are limited, by name."""
     capped: dict[str, Any] = {}
     for name, value in vars(section).items():
         if isinstance(value, Section):
@@ -167,8 +196,9 @@ def _cap_sizes(section: Section, most: Mapping[str, int]) -> dict[str, Any]:
 
 
 def list_changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
-    """Settings that were changed, in words: "hidden_size 512 -> 16"."""
-    before, after = flatten(config.to_dict()), flatten(small.to_dict())
+    """List the settings that were changed, in words: "hidden_size 512 -> 16"."""
+    before = flatten(config.to_dict())
+    after = flatten(small.to_dict())
     return tuple(
         f"{key} {'that of the data' if before[key] is None else before[key]} -> {value}"
         for key, value in after.items()
