@@ -104,7 +104,7 @@ def suggest(name: str, names: Iterable[str], *, list_all: bool = False) -> str:
 
     Args:
         name: the unknown name.
-        names: all names.
+        names: the names that exist.
         list_all: lists all names after the near ones, too.
     """
     names = list(names)

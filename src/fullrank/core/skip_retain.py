@@ -70,7 +70,15 @@ class SkipRetain:
             return lambda layer, num_layers: 0.1 if layer % 2 else 0.0
 
     `probabilities`: that each layer is skipped at a step, independently of other layers and other steps.
-    Raises ValueError for probabilities that do not fit, ConfigError for an unknown name.
+
+    Args:
+        schedule: the name of a schedule.
+        p: the probability of a schedule that takes one; None for the others.
+        num_layers: the number of layers of the model.
+
+    Raises:
+        ValueError: p or the probabilities of the layers do not fit.
+        ConfigError: no schedule has this name.
     """
 
     def __init__(self, schedule: str = "linear", p: float | None = None, *, num_layers: int) -> None:

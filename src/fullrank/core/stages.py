@@ -84,13 +84,15 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
 
 @dataclass(frozen=True)
 class Heads:
-    """The tensors that attention works on.
+    """The tensors that attention works on; None stands for one that no stage of the layer reads.
 
-    query, scored (B, H, N, D): the query as projected, which mixing reads, and the query that meets the keys.
-    keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`. Grouped queries share G heads of
-    these three until the score: they are projected, kept and permuted as G heads (`repeat_heads`).
+    query (B, H, N, D): the query as projected, which mixing reads.
+    scored (B, H, N, D): the query that meets the keys.
+    keys, values (B, H, M, D): there are always values.
+    relative (H, T, D): keys of the distances in `layout.spans`.
     notes: what `mix_scores` and `mix` remember of each key's token, (B, C, M, F) each; queries are the last N of the tokens.
-    None stands for a tensor that no stage of the layer reads; there are always values.
+    Grouped queries share G heads of keys, values and keys of distances. These are projected, kept and permuted as G heads, and
+    repeated before the score (`repeat_heads`).
     """
 
     query: Tensor | None
@@ -261,7 +263,7 @@ class Gate(AttentionStage):
         return outputs
 
     def multiply_adds(self) -> int:
-        """Count the multiply-adds of a token: the numbers of all matrices."""
+        """Count the multiply-adds of a token: one for each entry of a matrix."""
         matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
         return sum(matrix.numel() for matrix in matrices)
 
@@ -442,8 +444,8 @@ class StochasticCrossHead(nn.Module):
     """Stochastic cross-head attention (Skip Cross-head §2.2).
 
     In training, with probability `beta` per layer and pass, one permutation of the heads is drawn. Keys, relative keys and
-    values are permuted alike. In evaluation nothing is. Queries stay where they are, and so do the biases u and v of relative
-    attention, which are added to queries. With grouped queries the G shared heads are permuted.
+    values are permuted alike. In evaluation no heads are permuted. Queries stay where they are, and so do the biases u and v of
+    relative attention, which are added to queries. With grouped queries the G shared heads are permuted.
     heads: (..., H, M, D) each, None for what a score does not read -> the same shapes.
     """
 
@@ -502,6 +504,7 @@ class Score(AttentionStage):
         raise NotImplementedError(f"{type(self).__name__} must define terms, or forward")
 
     def forward(self, *needed: Any) -> Tensor:
+        """Compute the scores (B, H, N, M) before the mask."""
         return compute_scores(*self.terms(*needed), layout=needed[-1])
 
 
