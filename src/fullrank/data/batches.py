@@ -28,7 +28,10 @@ _FIXED_MASKS = 0x65766163
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A copy of a tensor on another device. To a GPU it is copied while that computes, from pinned memory."""
+    """Copy a tensor to another device.
+
+    To a GPU it is copied from pinned memory, while the GPU computes.
+    """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -77,7 +80,7 @@ class Shared:
         return self.tokens
 
     def share(self, rank: int, count: int) -> Self:
-        """The rows of process `rank` of `count`."""
+        """Return the rows of process `rank` of `count`."""
         first, end = (self.rows * number // count for number in (rank, rank + 1))
         return self.take(Part(first, end - first, self.rows, self.tokens, self.read, count))
 
@@ -85,7 +88,7 @@ class Shared:
         return dataclasses.replace(self._change(lambda tensor: tensor[part.slice]), part=part)
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy of the batch on another device."""
+        """Copy the batch to another device."""
         return self._change(lambda tensor: to_device(tensor, device))
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -166,7 +169,7 @@ class Blocks:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch: those with short rows have fewer."""
+        """Count the targets in each batch of an epoch, without padding: a batch with the short block has fewer."""
         lengths = np.full(self._blocks, self._length)
         lengths[self._order(epoch) == self._blocks - 1] -= self._blocks * self._length - len(self.ids)
         firsts = np.arange(0, self._blocks, self.batch_size)
@@ -212,7 +215,7 @@ class Streams:
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
     def _draw_cuts(self, epoch: int) -> np.ndarray:
-        """The borders of the segments of an epoch, from 0 to the length of a stream."""
+        """Draw the borders of the segments of an epoch, from 0 to the length of a stream."""
         options = self.options
         count = self.batches_per_epoch
         length = options.segment_length
@@ -274,7 +277,10 @@ class MaskedBatch(Shared):
         return self.inputs.numel() if self.attention_mask is None else int(self.attention_mask.sum())
 
     def take(self, part: Part) -> MaskedBatch:
-        """A part of the batch; where no token of it is to be predicted, one target is -100, which does not count."""
+        """Take a part of the batch.
+
+        Where no token of it is to be predicted, one target is -100, which does not count.
+        """
         rows = part.slice
         width = self.inputs.shape[1]
         in_rows = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
@@ -302,7 +308,10 @@ class Masking:
         self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.marks)
 
     def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
-        """The tokens of `text` (its targets), masked. Every token that is no padding takes three numbers of `generator`."""
+        """Mask the tokens of `text`, which are its targets.
+
+        Every token that is no padding takes three numbers of `generator`.
+        """
         tokens = text.targets.numpy()
         real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
         read = tokens[real]
@@ -345,9 +354,19 @@ class MaskedBatches:
 def iterate_masked_blocks(
     ids: np.ndarray, masking: Masking, *, batch_size: int, segment_length: int, seed: int
 ) -> Iterator[MaskedBatch]:
-    """The text `ids` once, in blocks of `segment_length` tokens, masked for evaluation.
+    """Yield a text once, in blocks, masked for evaluation.
 
     The masks depend on positions in the text and on `seed` alone: not on the size of blocks and batches.
+
+    Args:
+        ids: the text (T,).
+        masking: the rule by which tokens are masked.
+        batch_size: blocks of a batch.
+        segment_length: tokens of a block.
+        seed: of the masks.
+
+    Yields:
+        Batches of at most `batch_size` blocks.
     """
     generator = np.random.default_rng([_FIXED_MASKS, seed])
     text = Blocks(ids, batch_size=batch_size, segment_length=segment_length, start_id=int(masking.ordinary[0]))

@@ -46,7 +46,7 @@ _LONG = 6  # words from which an identical line counts as boilerplate rather tha
 
 
 def list_modules() -> list[tuple[str, Path]]:
-    """(dotted name, source file) of every module of the standard library but tests, sorted by name."""
+    """List (dotted name, source file) of every module of the standard library but tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = []
     for folder, inner, files in os.walk(root):
@@ -59,7 +59,7 @@ def list_modules() -> list[tuple[str, Path]]:
 
 
 def read_topics() -> dict[str, str]:
-    """The language reference as `help()` shows it; empty where the distribution left it out."""
+    """Read the language reference as `help()` shows it; empty where the distribution left it out."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -68,13 +68,13 @@ def read_topics() -> dict[str, str]:
 
 
 def choose_split(document: str) -> str:
-    """train, valid or test (about 90, 5 and 5 of 100 documents), from the name alone."""
+    """Choose train, valid or test (about 90, 5 and 5 of 100 documents) by the name alone."""
     percent = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big") % 100
     return "train" if percent < 90 else "valid" if percent < 95 else "test"
 
 
 def read_documents() -> Iterator[tuple[str, list[str]]]:
-    """(name, lines) of every document: topics, then modules of the interpreter, then modules with a source file."""
+    """Yield (name, lines) of every document: topics, then modules of the interpreter, then modules with a source file."""
     for name, text in read_topics().items():
         yield f"topics/{name}", list(cut_sentences(text))
     with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def read_documents() -> Iterator[tuple[str, list[str]]]:
 
 
 def _read_compiled(module: object) -> Iterator[str]:
-    """Docstrings of a module that is part of the interpreter, of its functions and classes, and of their methods."""
+    """Yield the docstrings of a module that is part of the interpreter, of its functions and classes, and of their methods."""
     items: list[object] = [module]
     for _, member in sorted(vars(module).items()):
         if inspect.isclass(member):
@@ -101,7 +101,7 @@ def _read_compiled(module: object) -> Iterator[str]:
 
 
 def read_module(source: bytes) -> list[str]:
-    """Docstrings and comments of one source file, in the order in which they stand there; none of a codec's table."""
+    """Read docstrings and comments of one source file, in the order in which they stand there; none of a codec's table."""
     if _TABLE.search(source):
         return []
     with warnings.catch_warnings():
@@ -114,7 +114,7 @@ def read_module(source: bytes) -> list[str]:
 
 
 def _read_docstrings(source: bytes) -> Iterator[tuple[int, str]]:
-    """(line, text) of the docstrings of a module, its classes and its functions."""
+    """Yield (line, text) of the docstrings of a module, its classes and its functions."""
     waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
         node = waiting.pop()
@@ -125,7 +125,7 @@ def _read_docstrings(source: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _read_comments(source: bytes) -> Iterator[tuple[int, str]]:
-    """(line, text) of comments; whole-line comments that follow each other in one column are one text."""
+    """Yield (line, text) of comments; whole-line comments that follow each other in one column are one text."""
     blocks: list[tuple[int, list[str]]] = []
     following = None  # where a comment would go on with the last one
     for token in tokenize.tokenize(io.BytesIO(source).readline):
@@ -144,7 +144,7 @@ def _read_comments(source: bytes) -> Iterator[tuple[int, str]]:
 
 
 def cut_sentences(text: str) -> Iterator[str]:
-    """Paragraphs unwrapped and cut after sentences; list items and examples stay lines; lines without a letter go."""
+    """Unwrap paragraphs and cut them after sentences; list items and examples stay lines; lines without a letter go."""
     paragraphs: list[list[str]] = []
     indent = 0
     is_hanging = is_example = False  # the paragraph is a list item of one line so far; the last line was an example

@@ -47,7 +47,7 @@ _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented} 
 
 
 def download(info: CorpusInfo, cache: Path) -> Path:
-    """The folder `sources/<name>` of the cache with the files of a corpus, downloaded unless it is there.
+    """Download the files of a corpus into the folder `sources/<name>` of the cache, unless they are there.
 
     Raises RunError, naming the addresses and the local way, when no mirror gives the files.
     """
@@ -116,7 +116,7 @@ _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
 def files_of(config: DataConfig, split: str) -> list[Path]:
-    """The files of a split of one's own text or sentence pairs; of a text, a pattern is all files that match."""
+    """List the files of a split of the user's text or sentence pairs; of a text, a pattern is all files that match."""
     value = getattr(config, split)
     if value == []:
         raise InputError(f"data.{split}: an empty list; give a file, or null")
@@ -132,7 +132,10 @@ def files_of(config: DataConfig, split: str) -> list[Path]:
 
 
 def _match_files(folder: Path, file: Path, key: str) -> list[Path]:
-    """A file of `folder`; of a folder in it all .txt files, with `*`, `?` or `[` all that match, in alphabetical order."""
+    """List a file of `folder`, all .txt files of a folder in it, or all files that match a pattern with `*`, `?` or `[`.
+
+    They are in alphabetical order.
+    """
     path = folder / file
     pattern = str(file)
     if path.is_dir():
@@ -148,7 +151,10 @@ def _match_files(folder: Path, file: Path, key: str) -> list[Path]:
 
 
 def check_data(config: DataConfig | TaskDataConfig) -> None:
-    """InputError for files of one's own, or a folder of a corpus, that are not there; reads no more than their names."""
+    """Check that the user's files, or the folder of a corpus, are there; no more than their names is read.
+
+    Raises InputError where they are not.
+    """
     if config.dir is not None and config.name not in _MADE:
         check_folder(Path(config.dir).expanduser(), "the files of the corpus")
     if not isinstance(config, DataConfig):
@@ -161,7 +167,7 @@ def check_data(config: DataConfig | TaskDataConfig) -> None:
 
 
 def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path) -> Path:
-    """The folder with the files of a corpus, which is downloaded where no folder is named."""
+    """Choose the folder with the files of a corpus, which is downloaded where no folder is named."""
     if info.name in _MADE:
         program = _MADE[info.name]
         folder = cache / "texts" / f"{info.name}-{digest([sys.version, inspect.getsource(program)])[:16]}"
@@ -185,13 +191,15 @@ def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path) -> Path:
 def _choose_files(info: CorpusInfo, folder: Path, suffixes: Sequence[str] = ("",)) -> dict[str, list[Path]]:
     """Match the files of each split: the first of its accepted names that has every suffix in `folder`.
 
-    InputError for a split that is missing; splits beyond train, valid and test may be.
+    Raises InputError for a split that is missing; splits beyond train, valid and test may be.
     """
     files = {}
     missing = []
     for split, accepted in info.files.items():
-        choices = [[folder / f"{name}{suffix}" for suffix in suffixes] for name in accepted]
-        complete = next((paths for paths in choices if all(path.is_file() for path in paths)), None)
+        choices = []
+        for name in accepted:
+            choices.append([folder / f"{name}{suffix}" for suffix in suffixes])
+        complete = next((paths for paths in choices if all(map(Path.is_file, paths))), None)
         if complete is not None:
             files[split] = complete
         elif split in (*SPLITS, "all"):
@@ -220,16 +228,19 @@ class Split:
             rows = lines(section.path, self.key, section.start, section.end)
             yield from _read_iwslt(section.path, rows) if self.is_raw else rows
 
+    def _count_lines(self, sections: Sequence[Section]) -> int:
+        return sum(1 for _ in self._read_side(sections))
+
     def read_pairs(self) -> Iterator[tuple[str, str]]:
-        """The lines of both sides, side by side."""
+        """Yield the lines of both sides, side by side."""
         source, target = map(self._read_side, self.columns)
         return zip(source, target, strict=True)
 
     def check_pairs(self) -> None:
-        """InputError if the two sides have different numbers of lines, or none."""
-        m, n = (sum(1 for _ in self._read_side(sections)) for sections in self.columns)
+        """Raise InputError if the two sides have different numbers of lines, or none."""
+        m, n = map(self._count_lines, self.columns)
         if m != n:
-            source, target = (" + ".join(str(section.path) for section in side) for side in self.columns)
+            source, target = (" + ".join(map(str, _list_paths(side))) for side in self.columns)
             raise InputError(
                 f"{self.key}: {source} has {m:,} lines and {target} has {n:,}; line k of the one must be the translation of "
                 "line k of the other (where there is none, an empty line)"
@@ -269,22 +280,27 @@ class Sources:
         return rows
 
 
-def _find_own(config: DataConfig) -> Sources:
-    """The files of `data.name: text` or `parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
+def _list_paths(sections: Sequence[Section]) -> list[Path]:
+    return [section.path for section in sections]
 
-    Splits that are not given are cut from the end of the training lines.
+
+def _find_own(config: DataConfig) -> Sources:
+    """Find the files of `data.name: text` or `parallel`.
+
+    A file name with the part `tok`, as in `train.tok`, says that the file is tokenized.
+    Splits without files are cut from the end of the training lines.
     """
     sides = 1 + config.has_pairs
     splits = {}
     for split in SPLITS:
         if files := files_of(config, split):
-            columns = tuple([Section(path) for path in files[side::sides]] for side in range(sides))
+            columns = tuple(list(map(Section, files[side::sides])) for side in range(sides))
             splits[split] = Split(f"data.{split}", columns, is_tokenized=all(map(_is_tokenized, files)))
     absent = [split for split in SPLITS if split not in splits]
     if not absent:
         return Sources(splits)
     train = splits["train"]
-    paths = [[section.path for section in side] for side in train.columns]
+    paths = list(map(_list_paths, train.columns))
     unit: Literal["lines", "bytes"] = "lines"
     most = None
     if config.has_pairs:
@@ -308,11 +324,25 @@ def _find_own(config: DataConfig) -> Sources:
 
 
 def list_sections(sections: Mapping[str, Sequence[Section]], *notes: str) -> Sources:
+    """Make the sources of a text from the sections of each split."""
     return Sources({split: Split(f"data.{split}", (sections[split],)) for split in SPLITS}, notes)
 
 
 def find_text(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
-    """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
+    """Find the text of a corpus.
+
+    Args:
+        config: section `data` of the configuration.
+        info: the corpus.
+        cache: folder of downloads.
+
+    Returns:
+        The files of each split.
+
+    Raises:
+        InputError: folders or files are missing, empty or of the wrong kind.
+        RunError: the download failed.
+    """
     if info.name == "text":
         return _find_own(config)
     folder = _choose_folder(config, info, cache)
@@ -325,7 +355,7 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
 
 
 def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:
-    """One file in the published proportions 90/5/5."""
+    """Cut one file in the published proportions 90/5/5."""
     parts = cut_files([path], (0.9, 0.05, 0.05), "data.dir", unit="bytes")
     size = path.stat().st_size
     notes = [f"{path.name}: {size:,} bytes cut 90/5/5 in their order"]
@@ -335,7 +365,7 @@ def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:
 
 
 def _find_lm1b(folder: Path) -> Sources:
-    """Training shards with two held-out shards, or a slice of held-out shards alone."""
+    """Find training shards with two held-out shards, or a slice of held-out shards alone."""
     train = sorted(folder.rglob("news.en-*-of-00100"), key=lambda path: path.name)
     heldout = {path.name: path for path in sorted(folder.rglob("news.en.heldout-*"))}
     valid, test = (heldout.get(f"news.en.heldout-{number:05d}-of-00050") for number in (1, 0))
@@ -357,7 +387,7 @@ def _find_lm1b(folder: Path) -> Sources:
 
 
 def _read_iwslt(path: Path, rows: Iterator[str]) -> Iterator[str]:
-    """Sentences of a published file: of the test set from XML, of the training set without their tags."""
+    """Yield the sentences of a published file: of the test set from XML, of the training set without their tags."""
     if path.suffix == ".xml":
         return (_IWSLT_SEGMENT.sub("", row).replace("\u2019", "'") for row in rows if "<seg id" in row)
     return (_IWSLT_TAGS.sub("", row) for row in rows if not _IWSLT_DROPPED.search(row))
@@ -368,10 +398,19 @@ def _is_tokenized(path: Path) -> bool:
 
 
 def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
-    """The files of a corpus of sentence pairs.
+    """Find the files of a corpus of sentence pairs.
 
-    Raises InputError for folders or files that are missing, empty, or of different numbers of lines; RunError if a
-    download fails.
+    Args:
+        config: section `data` of the configuration.
+        info: the corpus.
+        cache: folder of downloads.
+
+    Returns:
+        The files of each split, with the languages, and BPE merges if there are any.
+
+    Raises:
+        InputError: folders or files are missing, empty, or of different numbers of lines.
+        RunError: the download failed.
     """
     if info.languages is None:
         suffixes = (str(side).removesuffix(".txt") for side in (config.source, config.target))
@@ -395,13 +434,14 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
 
 
 def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources | None:
-    """The files of IWSLT 2014 as it was published; None where they are not there."""
+    """Find the files of IWSLT 2014 as it was published; None where they are not there."""
     files = [folder / name for name in info.packed]
     if not files or not all(path.is_file() for path in files):
         return None
-    columns = [
-        [Section(path) for path in files if path.name.removesuffix(".xml").endswith(language)] for language in languages
-    ]
+    columns = []
+    for language in languages:
+        of_language = [path for path in files if path.name.removesuffix(".xml").endswith(language)]
+        columns.append(list(map(Section, of_language)))
     source, target = columns
     splits = {
         "train": Split("data.dir", (source[:1], target[:1]), is_raw=True),
@@ -412,7 +452,7 @@ def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> S
 
 
 def _find_known(config: DataConfig, info: CorpusInfo, languages: tuple[str, str], folder: Path) -> Sources:
-    """The files of a corpus by their known names, with the BPE merges beside them unless a size is asked for."""
+    """Find the files of a corpus by their known names, with the BPE merges beside them unless a size is asked for."""
     chosen = _choose_files(info, folder, [f".{side}" for side in languages])
     splits = {}
     for split, (source, target) in chosen.items():

@@ -24,12 +24,13 @@ WORDS = (*_OTHERS, *ADJECTIVES[0], *ADJECTIVES[1], *ANIMALS, *_VERBS, *_THINGS, 
 
 
 def draw_words(draw: Random, adjectives: tuple[str, ...] = ADJECTIVES[0] + ADJECTIVES[1]) -> list[str]:
-    """The adjective, animal, verb, adjective and thing of a sentence."""
+    """Draw the adjective, animal, verb, adjective and thing of a sentence."""
     first, second = draw.sample(adjectives, 2)
     return [first, draw.choice(ANIMALS), draw.choice(_VERBS), second, draw.choice(_THINGS)]
 
 
 def join_words(words: list[str]) -> str:
+    """Join the five words of `draw_words` to a sentence."""
     return "the {} {} {} the {} {}".format(*words)
 
 
@@ -39,7 +40,7 @@ SIZES = {"train": 12_000, "valid": 500, "test": 500}
 
 
 def translate(words: list[str]) -> str:
-    """The translation of a sentence into the second language."""
+    """Translate a sentence into the second language."""
     first, animal, verb, second, thing = (word[::-1] for word in words)
     return f"{animal} {first} {thing}m {second}m {verb}"
 

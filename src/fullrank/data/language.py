@@ -73,7 +73,7 @@ class Pieces(NamedTuple):
 
 
 def find_words(lines: Iterable[str]) -> Pieces:
-    """The words between white space, most frequent first."""
+    """Find the words between white space, most frequent first."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())
@@ -82,7 +82,7 @@ def find_words(lines: Iterable[str]) -> Pieces:
 
 
 def learn_byte_bpe(lines: Iterable[str], size: int) -> Pieces:
-    """Train byte-level BPE of at most `size` pieces; nothing is unknown to it."""
+    """Train byte-level BPE of at most `size` pieces; no text is unknown to it."""
     trained = train_byte_bpe(lines, size, _SPLITS["byte_bpe"])
     ids = trained.get_vocab()
     names = sorted(ids, key=ids.__getitem__)
@@ -131,10 +131,10 @@ def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Pieces:
 
 
 def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
-    """The merges of a codes file of subword-nmt, version 0.2 (Sennrich et al. 2016), and the characters of a text.
+    """Read the merges of a codes file of subword-nmt, version 0.2 (Sennrich et al. 2016), and the characters of a text.
 
-    Pairs of symbols, best first. The last symbol of a word carries `</w>`; a character in no merge is a piece by itself.
-    InputError for a file that is missing, not text or no codes file; it names the line that is none.
+    Merges are pairs of symbols, best first. The last symbol of a word carries `</w>`; a character in no merge is a piece by
+    itself. Raises InputError for a file that is missing, not text or no codes file, and names the line that is wrong.
     """
     with open_text(path, "data.codes") as file:
         text = text_of(file.read(), f"data.codes: {path}")
@@ -156,14 +156,14 @@ def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
 
 
 def write_piece(piece: str) -> str:
-    """A piece of codes as subword-nmt writes it: `lo@@` inside a word, `wer` at its end."""
+    """Write a piece of codes as subword-nmt does: `lo@@` inside a word, `wer` at its end."""
     if piece.endswith(_WORD_END):
         return piece.removesuffix(_WORD_END)
     return f"{piece}@@"
 
 
 def _find_characters(lines: Iterable[str]) -> list[str]:
-    """All characters of a text, and all as the end of a word."""
+    """Find all characters of a text, and list each also as the end of a word."""
     characters = sorted(set(itertools.chain.from_iterable(lines)))
     at_end = [character + _WORD_END for character in characters]
     return characters + at_end
@@ -171,7 +171,7 @@ def _find_characters(lines: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _moses(language: str) -> tuple[Any, Any]:
-    """Moses' tokenizer and detokenizer, which translation corpora of the papers went through."""
+    """Load Moses' tokenizer and detokenizer, which translation corpora of the papers went through."""
     try:
         from sacremoses import MosesDetokenizer, MosesTokenizer
     except ImportError as error:
@@ -182,12 +182,25 @@ def _moses(language: str) -> tuple[Any, Any]:
 
 
 def clean_line(line: str) -> str:
-    """A line as it is kept: single spaces, none at the ends, no line breaks, no halves of characters."""
+    """Clean a line: single spaces, none at the ends, no line breaks, no halves of characters."""
     return " ".join(mended(line).split())
 
 
 def normalize_line(line: str, language: str, *, moses: bool, lowercase: bool) -> str:
-    """A line of ordinary text as it is cut into pieces."""
+    """Normalize a line of ordinary text, before it is cut into pieces.
+
+    Args:
+        line: the text.
+        language: its code, such as `de`, for Moses' rules.
+        moses: tokenize it by Moses' rules; special characters are escaped (`&quot;`).
+        lowercase: write it in lower case.
+
+    Returns:
+        The line as `clean_line` leaves it, tokenized and in lower case where that is asked for.
+
+    Raises:
+        InputError: Moses' tokenizer is not installed.
+    """
     line = clean_line(line)
     if moses:  # `&`, quotes, brackets and bars are escaped as Moses does (`&quot;`)
         tokenizer, _ = _moses(language)
@@ -216,13 +229,13 @@ class Language(Tokenizer):
         del self.entries[size:]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a line of ordinary text, without `<eos>`."""
+        """Encode a line of ordinary text, without `<eos>`."""
         line = normalize_line(text, self.name, moses=self.moses, lowercase=self.lowercase)
         (ids,) = self.encode_normalized([line])
         return ids
 
     def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of lines that went through `normalize_line` already."""
+        """Encode lines that went through `normalize_line` already."""
         encodings = self.backend.encode_batch_fast(list(lines), add_special_tokens=False)
         size = len(self)
         unk = self.unk_id
@@ -233,19 +246,22 @@ class Language(Tokenizer):
         return encoded
 
     def tokens(self, ids: Sequence[int]) -> str:
-        """Words of the ids, with spaces between: subwords joined, but tokenized as the corpus is; `<eos>` is left out."""
+        """Join the words of ids, with spaces between.
+
+        Subwords are joined, the text stays tokenized as the corpus is, and `<eos>` is left out.
+        """
         words = [int(i) for i in ids if i != self.eos_id]
         # bytes that a model put together need be no text, and may hold line breaks
         text = super().decode(words)
         return " ".join(text.split())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ordinary text of the ids: `tokens`, put together again where Moses took it apart."""
+        """Decode ids to ordinary text: the text of `tokens` without Moses' tokenization."""
         tokenized = self.tokens(ids)
         return self.detokenize(tokenized)
 
     def detokenize(self, text: str) -> str:
-        """Ordinary text of a tokenized line; escapes are undone."""
+        """Turn a tokenized line into ordinary text; escapes are undone."""
         if not self.moses:
             return text
         _, detokenizer = _moses(self.name)
@@ -256,7 +272,18 @@ class Language(Tokenizer):
 def build_language(
     name: str, pieces: Pieces, entries: Sequence[str] | None = None, *, moses: bool = False, lowercase: bool = False
 ) -> Language:
-    """The language whose entries are `<eos>`, `<unk>` and then `entries`, or all pieces; of others it has no ids."""
+    """Build a language with the entries `<eos>`, `<unk>` and then those given.
+
+    Args:
+        name: its code, such as `de`.
+        pieces: what its words are cut into.
+        entries: pieces that get ids; None for all. The others become `<unk>`.
+        moses: lines are tokenized by Moses' rules.
+        lowercase: lines are written in lower case.
+
+    Returns:
+        The tokenizer of the language.
+    """
     if entries is None:
         entries = pieces.names
     unmarked = [entry for entry in entries if entry not in MARKS]

@@ -24,8 +24,10 @@ _GROUPED = 50  # batches of examples sorted by length together: enough for littl
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatch(Batch):
-    """source_ids (B, M), inputs (B, N), targets (B, N) int64; source_mask (B, M) bool, True at tokens; weights (B, N)
-    float32: 1 counts, 0 is padding. Mask and weights are None where nothing is padded.
+    """Sentence pairs with the source beside the target.
+
+    source_ids (B, M), inputs (B, N), targets (B, N) int64; source_mask (B, M) bool, True at tokens; weights (B, N) float32:
+    1 counts, 0 is padding. Mask and weights are None where nothing is padded.
 
     A source ends in `<eos>`; inputs are `<eos>` y_1 .. y_n, targets y_1 .. y_n `<eos>`. Padded at the end, with `<eos>`.
     """
@@ -35,7 +37,7 @@ class PairBatch(Batch):
 
 
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
-    """The batch of these pairs, in this order."""
+    """Make the batch of these pairs, in this order."""
     eos_id = pairs.target.language.eos_id
     source_ids, source_mask = pad_sentences([pairs.source[i] for i in indices], pairs.source.language.eos_id)
     targets, target_mask = pad_sentences([pairs.target[i] for i in indices], eos_id)
@@ -46,7 +48,16 @@ def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
 
 
 def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int, width: int) -> Tensor:
-    """(B, width) int64: rows with padding at their ends."""
+    """Pad rows at their ends.
+
+    Args:
+        rows: B rows of ids.
+        padding: the id that fills them.
+        width: length of the padded rows, that of the longest at least.
+
+    Returns:
+        (B, width) int64.
+    """
     table = np.full((len(rows), width), padding, dtype=np.int64)
     for place, row in zip(table, rows, strict=True):
         place[: len(row)] = row
@@ -54,7 +65,7 @@ def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int, width: in
 
 
 def pad_sentences(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) -> tuple[Tensor, Tensor | None]:
-    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are."""
+    """Pad sentences to (B, N) int64, each with `<eos>`, and make their mask (B, N) bool, True at tokens, None if all are."""
     lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
     ids = pad_rows(sentences, eos_id, int(lengths.max()))
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
@@ -101,7 +112,7 @@ class PairBatches:
         self.pairs_of_batches = lru_cache(maxsize=2)(self._draw_epoch)
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
-        """The pairs of each batch of an epoch."""
+        """Draw the pairs of each batch of an epoch."""
         if not self.shuffle:
             return np.split(np.lexsort(self._lengths), self._borders)
         draw = np.random.default_rng([self.seed, epoch])
@@ -138,7 +149,7 @@ class Encoded:
         return np.fromiter((len(row) for row in self.inputs["input_ids"]), dtype=np.int64, count=len(self))
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-        """These examples, padded on the right to the longest of them, each input (B, N)."""
+        """Return these examples, padded on the right to the longest of them, each input (B, N)."""
         longest = max(len(self.inputs["input_ids"][i]) for i in indices)
         batch = {}
         for name, values in self.inputs.items():
@@ -192,7 +203,7 @@ class ExampleBatches:
         return ExampleBatch(self.examples.rows(chosen), torch.from_numpy(chosen))
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
-        """The examples of each batch of an epoch."""
+        """Draw the examples of each batch of an epoch."""
         size = self.options.batch_size
         generator = np.random.default_rng([_EXAMPLES, self.options.seed, epoch])
         order = generator.permutation(len(self.examples))
@@ -205,14 +216,20 @@ class ExampleBatches:
 
 
 def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
-    """Parts of `size` entries; the last one may be smaller."""
+    """Cut an order into parts of `size` entries; the last one may be smaller."""
     return np.split(order, range(size, len(order), size))
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int, *, usual: int | None = None) -> Iterator[list[int]]:
-    """Indices of texts of like lengths, the longest first, so that there is little padding; at most `batch_size` of them.
+    """Group texts of like lengths, the longest first, so that there is little padding.
 
-    usual: fewer of texts that are longer than so many tokens.
+    Args:
+        lengths: tokens of each text.
+        batch_size: the most texts of a batch.
+        usual: length of a usual text; a batch of longer texts has fewer of them. None: all batches may be full.
+
+    Yields:
+        Indices of the texts of a batch.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
@@ -224,7 +241,16 @@ def batches_by_length(lengths: Sequence[int], batch_size: int, *, usual: int | N
 
 
 def choose_subset(count: int, most: int | None, seed: int) -> np.ndarray:
-    """The fixed subset of `most` of `count` examples, drawn by `seed`, in their order; all of them for None."""
+    """Choose a fixed subset of examples.
+
+    Args:
+        count: examples that there are.
+        most: size of the subset; None for all.
+        seed: of the draw.
+
+    Returns:
+        Indices of the examples, ascending.
+    """
     if most is None or most >= count:
         return np.arange(count)
     return np.sort(np.random.default_rng([_EXAMPLES, seed]).permutation(count)[:most])

@@ -77,7 +77,7 @@ class PairSettings:
 
 
 def plan_pairs(config: DataConfig, cache: Path) -> Plan:
-    """How the sentence pairs of a configuration are prepared.
+    """Plan how the sentence pairs of a configuration are prepared.
 
     Raises InputError for bad data or settings, RunError for a failed download.
     """
@@ -98,7 +98,7 @@ def plan_pairs(config: DataConfig, cache: Path) -> Plan:
 
 
 def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) -> PairSettings:
-    """Every `null` resolved.
+    """Resolve every `null` of the settings.
 
     BPE is by the codes of `sources` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
@@ -170,7 +170,7 @@ def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sour
 
 
 def _open_columns(names: Iterable[str], folder: Path, stack: ExitStack) -> Callable[[_Lines], None]:
-    """A function that writes the lines of a pair, each to the file of its column."""
+    """Open a file for each column, and return a function that writes the lines of a pair to them."""
     files = [stack.enter_context((folder / name).open("w", encoding="utf-8", newline="\n")) for name in names]
 
     def write(pair: _Lines) -> None:
@@ -183,10 +183,10 @@ def _open_columns(names: Iterable[str], folder: Path, stack: ExitStack) -> Calla
 def _write_lines(
     split: str, sources: Sources, settings: PairSettings, folder: Path, cleaning: dict[str, int]
 ) -> dict[str, int]:
-    """Clean and tokenize a split and write its lines into `folder`; the number of pairs.
+    """Clean and tokenize a split, write its lines into `folder`, and count the pairs.
 
-    Training pairs may be left out, which `cleaning` counts; every `valid_every`-th of those kept goes to the validation split.
-    InputError if none is left.
+    Training pairs may be left out, which `cleaning` counts; every `valid_every`-th of the rest goes to the validation split.
+    Raises InputError if none is left.
     """
     content = sources.splits[split]
     moses = settings.moses and not content.is_tokenized
@@ -196,7 +196,10 @@ def _write_lines(
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:
         columns = _COLUMNS if moses else _COLUMNS[:2]
-        writers = {name: _open_columns([f"{name}.{end}" for end in columns], folder, stack) for name in counts}
+        writers = {}
+        for name in counts:
+            names = [f"{name}.{column}" for column in columns]
+            writers[name] = _open_columns(names, folder, stack)
         remaining = _clean(rows, settings, cleaning) if split == "train" else rows
         for number, row in enumerate(remaining, start=1):
             name = "valid" if every and number % every == 0 else split
@@ -213,14 +216,14 @@ def _write_lines(
 
 
 def _normalize_pair(settings: PairSettings, moses: bool, pair: tuple[str, str]) -> _Lines:
-    """The lines of a pair as they are encoded; with `moses` followed by those before that."""
+    """Normalize the lines of a pair as they are encoded; with `moses`, the lines before that follow."""
     sides = zip(settings.languages, pair, strict=True)
     text = [normalize_line(line, name, moses=moses, lowercase=settings.lowercase) for name, line in sides]
     return (*text, *map(clean_line, pair)) if moses else tuple(text)
 
 
 def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, int]) -> Iterator[_Lines]:
-    """The pairs that stay: of the others a side is empty or has too many words, or the ratio of both is too large."""
+    """Yield the pairs that stay: a pair goes if a side is empty or has too many words, or the ratio of both is too large."""
     max_length = settings.max_length or math.inf
     max_ratio = settings.max_ratio or math.inf
     for row in rows:
@@ -242,7 +245,10 @@ def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, i
 
 
 def _make_languages(settings: PairSettings, codes: Path | None, folder: Path, pairs: int) -> list[Language]:
-    """Source and target language of the training `pairs` in `folder`. With a joint vocabulary they have the same entries."""
+    """Make source and target language from the training `pairs` in `folder`.
+
+    With a joint vocabulary they have the same entries.
+    """
     train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
     pieces = _learn_pieces(settings, codes, train, pairs)
     everything = build_language("", pieces)
@@ -280,7 +286,7 @@ def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path],
 
 
 def _rank_pieces(pieces: Pieces, counts: Mapping[str, int], settings: PairSettings) -> list[str]:
-    """Pieces, most frequent first, ties alphabetically; in a joint vocabulary of bytes or a unigram model all of them."""
+    """Rank pieces, most frequent first, ties alphabetically; in a joint vocabulary of bytes or a unigram model all of them."""
     counts = {piece: count for piece, count in counts.items() if piece not in MARKS}
     if pieces.kind == "word":
         frequent = [word for word in sort_by_count(counts) if counts[word] >= settings.min_count]
@@ -302,7 +308,7 @@ def _encode_rows(paths: Sequence[Path], languages: Sequence[Language]) -> Iterat
 
 
 def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
-    """Neighbours joined while neither side has more than `most` tokens, `<eos>` not counted."""
+    """Join neighbours while neither side has more than `most` tokens, `<eos>` not counted."""
     waiting: _Encoded | None = None
     for pair in pairs:
         if waiting is not None:
@@ -319,8 +325,9 @@ def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
 def _encode(
     cleaned: Path, folder: Path, split: str, languages: Sequence[Language], settings: PairSettings
 ) -> dict[str, int]:
-    """Write lines, ids and offsets of a split, whose lines are joined where that is asked for; its counts."""
-    paths = [path for path in (cleaned / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
+    """Write lines, ids and offsets of a split, whose lines are joined where that is asked for, and count them."""
+    columns = [cleaned / f"{split}.{column}" for column in _COLUMNS]
+    paths = [path for path in columns if path.exists()]
     rows: Iterable[_Encoded] = _encode_rows(paths, languages)
     if settings.concatenate is not None:
         rows = concatenate(rows, settings.concatenate)

@@ -57,12 +57,22 @@ _LABELS = {"byte": ", bytes", "character": ", characters", "bpe": ", BPE", "pret
 
 
 def prepare(config: DataConfig, *, allow_slice: bool = True, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of a configuration: found or downloaded, checked against published counts, tokenized, and kept.
+    """Prepare the corpus of a configuration: find or download it, compare it with published counts, tokenize and keep it.
 
     A second call with the same text and settings only opens it. Each step, and every departure from the published
-    corpus, is logged. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
-    tokenizer: of another text, in place of one that is made from this one.
-    Raises InputError for bad data or settings, RunError for a failed download or a full disk.
+    corpus, is logged.
+
+    Args:
+        config: section `data` of the configuration.
+        allow_slice: False (paper scale) refuses a corpus whose counts differ from the published ones.
+        tokenizer: of another text; None makes one from this text.
+
+    Returns:
+        The prepared corpus.
+
+    Raises:
+        InputError: data or settings are bad.
+        RunError: the download failed, or the disk is full.
     """
     cache = cache_root(config.cache)
     plan = plan_pairs(config, cache) if config.has_pairs else plan_text(config, cache, tokenizer)
@@ -112,14 +122,24 @@ class Settings:
     sos: bool = False  # <sos> stands before every line
 
     def end_lines(self, piece: Piece) -> str:
-        """The text of a piece; a last line without an end gets its <eos>."""
+        """Return the text of a piece; a last line without an end gets its <eos>."""
         return piece.text + "\n" * (piece.open_end and self.kind in ("word", "bpe"))
 
 
 def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> Plan:
-    """How the text of a configuration is prepared. tokenizer: of another text, in place of one that is made from this one.
+    """Plan how the text of a configuration is prepared.
 
-    Raises InputError for bad data or settings, RunError for a failed download.
+    Args:
+        config: section `data` of the configuration.
+        cache: folder of downloads.
+        tokenizer: of another text; None makes one from this text.
+
+    Returns:
+        The plan, by which `write_corpus` builds the corpus.
+
+    Raises:
+        InputError: data or settings are bad.
+        RunError: the download failed.
     """
     info = find_corpus(config.name)
     settings = _resolve_settings(config, info, tokenizer)
@@ -135,9 +155,18 @@ def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> P
 
 
 def encode_file(path: Path, tokenizer: Tokenizer, folder: Path) -> Corpus:
-    """A file as the split `text` of a corpus, in the tokens of a trained model; its ids are written into `folder`.
+    """Encode a file as the split `text` of a corpus.
 
-    Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
+    Args:
+        path: the file.
+        tokenizer: that of a trained model.
+        folder: where the ids are written.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: the file cannot be read, the tokenizer cannot encode it, or it has no token.
     """
     has_sos = tokenizer.sos_id is not None
     settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None, has_sos)
@@ -146,7 +175,7 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path) -> Corpus:
 
 
 def _resolve_settings(config: DataConfig, info: CorpusInfo, tokenizer: Tokenizer | None) -> Settings:
-    """Every `null` resolved."""
+    """Resolve every `null` of the settings."""
     kind = tokenizer.kind if isinstance(tokenizer, PretrainedTokenizer) else config.unit
     prose = info.name == "builtin" and kind == "word"
     return Settings(
@@ -188,7 +217,7 @@ def _build(folder: Path, info: CorpusInfo, settings: Settings, sources: Sources,
 
 
 def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str) -> Iterator[Piece]:
-    """The pieces of all sections, one after another, with a progress bar."""
+    """Yield the pieces of all sections, one after another, with a progress bar."""
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
     pieces = (read_pieces(section, exact=settings.kind == "byte", key=key) for section in sections)
@@ -200,7 +229,7 @@ def _list_names(sections: Sequence[Section]) -> str:
 
 
 def _make_tokenizer(sections: Sequence[Section], settings: Settings) -> Tokenizer:
-    """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
+    """Make the vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
     kind = settings.kind
     lowercase = settings.lowercase
     if kind == "byte":
@@ -219,7 +248,7 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings) -> Tokenize
 
 
 def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) -> Counter[str]:
-    """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
+    """Count the words or characters of a text, of its first `max_tokens` where that is set."""
 
     def list_units(piece: Piece) -> Sequence[str]:
         units = tokenizer.cut(settings.end_lines(piece))
@@ -290,7 +319,7 @@ def _encode(
 
 
 def _measure(text: str, begins: bool, open_end: bool, units: int | None = None) -> np.ndarray:
-    """Words, characters and bytes of a piece; a word that began in the piece before does not count again.
+    """Count words, characters and bytes of a piece; a word that began in the piece before does not count again.
 
     units: words and line ends, where they were counted before.
     """

@@ -85,18 +85,19 @@ class Corpus:
         """The sha256 of each split: of its file, or of each of its files."""
         if not self.has_pairs:
             return {split: files[f"{split}.{IDS}.bin"] for split, files in self.checksums.items()}
-        return {
-            split: " ".join(f"{name}:{value}" for name, value in sorted(files.items()))
-            for split, files in self.checksums.items()
-        }
+        checksums = {}
+        for split, files in self.checksums.items():
+            of_files = [f"{name}:{value}" for name, value in sorted(files.items())]
+            checksums[split] = " ".join(of_files)
+        return checksums
 
     def ids(self, split: str) -> np.ndarray:
-        """The token ids of a split of a text, memory-mapped and read-only."""
+        """Open the token ids of a split of a text, memory-mapped and read-only."""
         self._check_split(split)
         return _map_file(self.folder / f"{split}.{IDS}.bin", id_type(len(self.tokenizer)))
 
     def pairs(self, split: str) -> Pairs:
-        """The sentence pairs of a split."""
+        """Open the sentence pairs of a split."""
         self._check_split(split)
         stem = f"{self.folder / split}"
         return Pairs(split, Sentences(f"{stem}.source", self.source), Sentences(f"{stem}.target", self.target))
@@ -122,18 +123,18 @@ class Sentences:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Token ids of a sentence, without `<eos>`; none for an empty line."""
+        """Return the token ids of a sentence, without `<eos>`; none for an empty line."""
         return self._ids[self._offsets[i] : self._offsets[i + 1]]
 
     def read_lines(self) -> list[str]:
-        """The lines as ordinary text, as of `Language.decode`; in lower case if the corpus is."""
+        """Read the lines as ordinary text, like that of `Language.decode`; in lower case if the corpus is."""
         raw = Path(f"{self.stem}.raw.txt")
         if raw.exists():
             return [line.lower() if self.language.lowercase else line for line in _read_lines(raw)]
         return [self.language.detokenize(line) for line in self.read_tokens()]
 
     def read_tokens(self) -> list[str]:
-        """The lines as they were encoded, as of `Language.tokens`: tokenized where the corpus is."""
+        """Read the lines as they were encoded, like those of `Language.tokens`: tokenized where the corpus is."""
         return _read_lines(Path(f"{self.stem}.txt"))
 
 
@@ -160,7 +161,7 @@ def _map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def id_type(entries: int) -> np.dtype[Any]:
-    """The type of stored ids: uint16 where every id fits, else int32."""
+    """Return the type of stored ids: uint16 where every id fits, else int32."""
     return np.dtype("<u2") if entries <= 1 << 16 else np.dtype("<i4")
 
 
@@ -198,7 +199,7 @@ class Plan:
     build: Callable[[Path], Built]
 
     def name_folder(self) -> str:
-        """The name of the corpus and a hash of all that its ids depend on."""
+        """Name the folder by the corpus and a hash of all that its ids depend on."""
         sources = [{**row, "file": Path(row["file"]).name} for row in self.sources.rows]
         return f"{self.name}-{digest([_FORMAT, self.info.name, self.settings, sources, self.identity])[:16]}"
 
@@ -214,6 +215,10 @@ def write_corpus(folder: Path, plan: Plan) -> None:
     }
     for column, tokenizer in built.tokenizers.items():
         tokenizer.save(folder / column)
+    checksums = {}
+    for split in built.splits:
+        paths = sorted(folder.glob(f"{split}.*"))
+        checksums[split] = {path.name: sha256_of(path) for path in paths}
     marks = [*(["slice"] if differs else []), *built.marks]
     record = {
         "name": info.name,
@@ -221,9 +226,7 @@ def write_corpus(folder: Path, plan: Plan) -> None:
         "is_slice": bool(differs),
         "columns": list(built.tokenizers),
         "splits": built.splits,
-        "checksums": {
-            split: {path.name: sha256_of(path) for path in sorted(folder.glob(f"{split}.*"))} for split in built.splits
-        },
+        "checksums": checksums,
         "details": {
             "sources": plan.sources.rows,
             "settings": plan.settings,
@@ -237,7 +240,7 @@ def write_corpus(folder: Path, plan: Plan) -> None:
 
 
 def load_corpus(folder: Path) -> Corpus:
-    """A prepared corpus, opened again; its files are checked against their recorded sha256.
+    """Open a prepared corpus again; its files are checked against their recorded sha256.
 
     Raises InputError if the folder is not a prepared corpus, RunError if it is damaged.
     """
@@ -256,7 +259,10 @@ def load_corpus(folder: Path) -> Corpus:
 
 
 def check_sources(corpus: Corpus, folder: Path) -> None:
-    """InputError where a source file is there and is another than the one that the run in `folder` was prepared from."""
+    """Raise InputError where a source file has changed since the run in `folder` was prepared from it.
+
+    A file that is no longer there is no error.
+    """
     for row in corpus.details["sources"]:
         path = Path(row["file"])
         if path.is_file() and sha256_of(path) != row["sha256"]:
@@ -266,7 +272,7 @@ def check_sources(corpus: Corpus, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer, or the `Language` of sentences, that `save` wrote into `folder`.
+    """Load the tokenizer, or the `Language` of sentences, that `save` wrote into `folder`.
 
     Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
     """
@@ -290,7 +296,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_language(folder: Path) -> Language:
-    """The language that `save` wrote into `folder`; errors as in `load_tokenizer`."""
+    """Load the language that `save` wrote into `folder`; errors as in `load_tokenizer`."""
     language = load_tokenizer(folder)
     if not isinstance(language, Language):
         raise InputError(f"{folder}: the tokenizer there is that of a text; give a side of a translation run")
@@ -301,9 +307,11 @@ def load_language(folder: Path) -> Language:
 
 
 def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
-    """-log p(w) of each entry w, in nats, under the add-one-smoothed unigram of the training split; (V,).
+    """Compute -log p(w) (V,) of each entry w, in nats, under the add-one-smoothed unigram of the training split.
 
-    p(w) = (count of w in train + 1) / (tokens of train + V), both without the entries `without`, which have no p: infinity.
+        p(w) = (count of w in train + 1) / (tokens of train + V)
+
+    Both are taken without the entries `without`, which have no p: their value is infinity.
     """
     counts = _count_ids(corpus.folder, "train", len(corpus.tokenizer)) + 1.0
     counts[list(without)] = 0
@@ -313,14 +321,14 @@ def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
 
 
 def unigram_perplexity(corpus: Corpus, split: str) -> float:
-    """Perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary."""
+    """Compute the perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary."""
     counts = _count_ids(corpus.folder, split, len(corpus.tokenizer))
     return math.exp(float(counts @ unigram_nats(corpus)) / int(counts.sum()))
 
 
 @lru_cache(maxsize=2)  # the training split stands behind the figures of every other
 def _count_ids(folder: Path, split: str, entries: int) -> np.ndarray:
-    """Counts of each entry in a split; (V,) int64."""
+    """Count each entry in a split: (V,) int64."""
     counts = np.zeros(entries, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("rb") as file:  # read, not mapped: not all of it need stay in memory
         while len(ids := np.fromfile(file, id_type(entries), _COUNTED_AT_ONCE)):

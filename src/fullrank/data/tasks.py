@@ -63,20 +63,21 @@ class TaskSplit:
         return len(self) != self.published
 
     def take(self, rows: Iterable[int]) -> TaskSplit:
-        """The examples of these rows, in this order."""
+        """Return the examples of these rows, in this order."""
         return dataclasses.replace(self, rows=[self.rows[row] for row in rows])
 
     def describe(self) -> dict[str, Any]:
-        """Counts and file."""
+        """Return counts and file, for a record."""
         counts = {"rows": len(self), "published": self.published, "is_slice": self.is_slice}
         return {**counts, "source": self.source, "sha256": self.sha256}
 
 
 def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
-    """One split of a task: train or dev; of glue/mnli also dev_mismatched.
+    """Read one split of a task: train or dev; of glue/mnli also dev_mismatched.
 
-    From `data.dir`, a file in the official form or a folder: of the tasks, or of the files of this one. Without it from the
-    Hugging Face hub, which keeps its copy in `data.cache`. A slice and a download are logged.
+    It is read from `data.dir`, a file in the official form or a folder: of the tasks, or of the files of this one. Without it,
+    from the Hugging Face hub, which keeps its copy in `data.cache`. A slice and a download are logged.
+
     Raises InputError for files that are missing, empty, cut short, not UTF-8, or of another form or version; that lack a column
     or hold a label outside the allowed ones; where an answer is not in its context or two questions have one id. RunError if
     the hub cannot be reached.
@@ -107,7 +108,7 @@ def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
 
 
 def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
-    """The file `where`, or in one of the folders in it: an official name in any place comes before that of a slice."""
+    """Find the file: `where` itself, or one in `where` or its folders; an official name anywhere comes before a slice's."""
     official = Path(info.files[split][0])
     title = official.parent.name
     folders = [title, f"glue/{title}"] if title else [*dict.fromkeys((info.name, "squad"))]
@@ -124,7 +125,7 @@ def _find_file(info: CorpusInfo, split: str, where: Path) -> Path:
 
 
 def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None) -> Iterable[dict[str, Any]]:
-    """The rows of a split on the Hugging Face hub.
+    """Read the rows of a split from the Hugging Face hub.
 
     Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
     """
@@ -159,7 +160,7 @@ def _read_hub(info: CorpusInfo, split: str, cache: str | Path | None) -> Iterabl
 def _read_examples(
     task: GlueTask, file: Path | None, hub_rows: Iterable[Mapping[str, Any]], source: str
 ) -> list[tuple[tuple[str, ...], float]]:
-    """The sentences and the label of each row of a file, or else of the hub's rows."""
+    """Read the sentences and the label of each row of a file, or else of the hub's rows."""
     columns = [*(task.hub_sentences or task.sentences), "label"]
     places: Iterable[tuple[str, Mapping[str, Any]]] = ((f"row {number}", row) for number, row in enumerate(hub_rows))
     if file is not None:
@@ -176,7 +177,7 @@ def _read_examples(
 
 
 def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows of tab-separated values and their places; a quotation mark is a character like any other."""
+    """Yield rows of tab-separated values with their places; a quotation mark is a character like any other."""
     names: list[str] = []
     for number, line in enumerate(lines(path, "data.dir"), start=1):
         fields = line.split("\t")
@@ -215,7 +216,7 @@ class Question:
 
 
 def _read_squad_file(file: Path) -> list[Question]:
-    """The questions of a file in the official form; InputError where it departs from that."""
+    """Read the questions of a file; InputError where it departs from the official form."""
     questions = []
     try:
         for article in mended(parse_json(read_text(file)))["data"]:
@@ -232,7 +233,7 @@ def _read_squad_file(file: Path) -> list[Question]:
 
 
 def _read_question(row: Mapping[str, Any], version: str) -> Question:
-    """A row of the hub."""
+    """Read a question from a row of the hub."""
     answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
     return _make_question(row, answers, not answers if version == "2.0" else None)
 
@@ -244,7 +245,10 @@ def _make_question(row: Mapping[str, Any], answers: Sequence[tuple[str, int]], i
 
 
 def _check_questions(questions: list[Question], source: str, version: str) -> None:
-    """InputError for no question, those of another version, two with one id, and an answer that is not where it should be."""
+    """Check questions of a file or of the hub.
+
+    Raises InputError for no question, one of another version, two with one id, or an answer that is not where it should be.
+    """
     if len({question.id for question in questions}) < max(len(questions), 1):
         raise InputError(f"{source}: no questions, or two with the same id; ids must differ")
     for question in questions:
@@ -286,15 +290,25 @@ class Window:
 def squad_windows(
     questions: Sequence[Question], tokenizer: Any, *, max_length: int, doc_stride: int, max_query_length: int
 ) -> list[Window]:
-    """All windows of all questions, in order; at least one for each question.
+    """Cut the contexts of questions into windows that a model can read.
 
-    `tokenizer`: of the package tokenizers, or a fast one of transformers. It is not changed, and its own truncation and
-    padding are not used. Its post-processor says which special tokens stand where and which types tokens have.
     The convention is that of BERT's own script: the question is cut to its first `max_query_length` tokens, the context gets
-    the rest of `max_length`, and each window begins `doc_stride` context tokens after the one before (`doc_stride` is the
-    step, the overlap is the rest; in Hugging Face's scripts the argument of the same name is the overlap), but never so far
-    on that a token is left out. The last window is the first that reaches the end.
-    Raises InputError if a tokenizer puts no special token first, and if no room is left for the context.
+    the rest of `max_length`, and each window begins `doc_stride` context tokens after the one before, but never so far on that
+    a token is left out. The last window is the first that reaches the end.
+
+    Args:
+        questions: questions with their contexts.
+        tokenizer: of the package tokenizers, or a fast one of transformers. It is not changed, and its own truncation and
+            padding are not used. Its post-processor says which special tokens stand where and which types tokens have.
+        max_length: tokens of a window, special tokens among them.
+        doc_stride: step between windows; in Hugging Face's scripts the argument of this name is their overlap.
+        max_query_length: tokens of a question; the rest of a longer one is cut off.
+
+    Returns:
+        All windows of all questions, in order; at least one for each question.
+
+    Raises:
+        InputError: the tokenizer puts no special token first, or no room is left for the context.
     """
     backend = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
     backend.no_truncation()
@@ -325,7 +339,7 @@ def squad_windows(
 def _cut_windows(
     backend: Any, index: int, question: Question, query: Any, context: Any, room: int, step: int
 ) -> list[Window]:
-    """The windows of one question: `room` tokens of its context, every `step`."""
+    """Cut the windows of one question: `room` tokens of its context, every `step`."""
     offsets = np.array(context.offsets, dtype=np.int32).reshape(-1, 2)
     answer = None
     if question.answers:
@@ -349,9 +363,9 @@ def _cut_windows(
 
 
 def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
-    """The window in which each context token is scored (num_tokens,).
+    """Choose the window in which each context token is scored (num_tokens,).
 
-    The one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
+    It is the one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
     largest, and the first of several such.
     """
     scores = np.full((len(windows), num_tokens), -1.0)
@@ -362,7 +376,16 @@ def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArr
 
 
 def find_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, int] | None:
-    """First and last token, both included, that share a character with the characters [start, end); None if none does."""
+    """Find the tokens that share a character with the characters [start, end).
+
+    Args:
+        offsets: first character of each token, and the one after its last (N, 2).
+        start: first character.
+        end: the one after the last.
+
+    Returns:
+        First and last token, both included; None if no token does.
+    """
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
@@ -374,7 +397,7 @@ _OTHER = 400  # of a split
 
 
 def make_examples(task: GlueTask, split: str) -> list[tuple[tuple[str, ...], float]]:
-    """A split of a task of GLUE, 2,000 examples to train on and 400 of any other."""
+    """Make a split of a task of GLUE, 2,000 examples to train on and 400 of any other split."""
     draw = Random(zlib.crc32(f"{task.name} {split}".encode()))
     rows: list[tuple[tuple[str, ...], float]] = []
     classes = int(SCORES[1]) + 1 if task.labels is None else task.outputs
@@ -393,7 +416,10 @@ def make_examples(task: GlueTask, split: str) -> list[tuple[tuple[str, ...], flo
 
 
 def make_questions(version: str, split: str) -> list[Question]:
-    """A split of SQuAD, as large; in version 2.0 a third of the questions is about an animal that the context does not name."""
+    """Make a split of SQuAD, as large as those of GLUE.
+
+    In version 2.0 a third of the questions is about an animal that the context does not name.
+    """
     draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
     questions = []
     for number in range(_TRAIN if split == "train" else _OTHER):

@@ -73,7 +73,7 @@ class Tokenizer:
         self.fingerprint = self._compute_fingerprint()
 
     def _compute_fingerprint(self) -> str:
-        """A sha256 of the entries in their order; of BPE and of languages, of all that ids depend on."""
+        """Compute the sha256 of the entries in their order; of BPE and of languages, of all that ids depend on."""
         if self.kind not in ("word", "character", "byte") or "name" in self.options:
             options = sorted(self.options.items())
             entries = [str(options), self.backend.to_str()]
@@ -90,7 +90,7 @@ class Tokenizer:
         return len(self.entries)
 
     def cut(self, text: str) -> Sequence[str]:
-        """The words or characters of a text; a newline is one of them."""
+        """Cut a text into words or characters; a newline is one of them."""
         if self.lowercase:
             text = text.lower()
         if self.kind == "character":
@@ -109,7 +109,7 @@ class Tokenizer:
         return words + last.split()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; nothing is appended."""
+        """Encode a text; nothing is appended."""
         if self.kind == "byte":
             return list(self._to_bytes(text))
         if self.kind != "bpe":
@@ -122,14 +122,14 @@ class Tokenizer:
         return encoded[:-1]
 
     def encode_array(self, text: str, dtype: np.dtype[Any]) -> np.ndarray:
-        """Ids of `text` as an array; see `encode`."""
+        """Encode a text as an array; see `encode`."""
         if self.kind == "byte":
             content = self._to_bytes(text)
             return np.frombuffer(content, np.uint8).astype(dtype)
         return np.array(self.encode(text), dtype)
 
     def _to_bytes(self, text: str) -> bytes:
-        """Bytes of the text; lone surrogates stand for the bytes that Python's `surrogateescape` made them from."""
+        """Return the bytes of a text; lone surrogates stand for the bytes that Python's `surrogateescape` made them from."""
         if self.lowercase:
             text = text.lower()
         try:
@@ -138,7 +138,7 @@ class Tokenizer:
             return mended(text).encode()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids: words with single spaces between, `<unk>` among characters and what is not UTF-8 as U+FFFD."""
+        """Decode ids: words have single spaces between; `<unk>` among characters and what is not UTF-8 become U+FFFD."""
         size = len(self)
         if len(ids) and (min(ids) < 0 or max(ids) >= size):
             bad = next(i for i in ids if not 0 <= i < size)
@@ -190,7 +190,7 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def _cut_lines(text: str) -> list[str]:
-    """The text in pieces that end with a line, each of many characters."""
+    """Cut a text into pieces that end with a line, each of many characters."""
     ends = [0]
     for match in _LINE_BORDER.finditer(text):
         if match.end() - ends[-1] >= _PIECE:
@@ -199,7 +199,7 @@ def _cut_lines(text: str) -> list[str]:
 
 
 def byte_signs() -> list[str]:
-    """The character that stands for each byte in byte-level BPE."""
+    """List the character that stands for each byte in byte-level BPE."""
     printable = {*range(33, 127), *range(161, 173), *range(174, _BYTES)}
     unused = _BYTES
     signs = []
@@ -218,9 +218,16 @@ def rank_entries(
     max_vocabulary: int | None = None,
     marks: Sequence[str] = (),
 ) -> list[str]:
-    """Entries of a vocabulary of words or characters, most frequent first, ties alphabetically.
+    """Rank the entries of a vocabulary of words or characters, most frequent first, ties alphabetically.
 
-    Those that are rarer than `min_count` or beyond `max_vocabulary` entries are left out, and counted as `<unk>`.
+    Args:
+        counts: of each entry in the training text.
+        min_count: rarer entries are left out, and counted as `<unk>`.
+        max_vocabulary: the most entries; the rarest beyond it are left out, too. None: all stay.
+        marks: entries that always stay, beside `<unk>` and newline.
+
+    Returns:
+        The entries in the order of their ids.
     """
     marks = (UNK, LINE_END, *marks)  # always stay
     frequent = {entry: count for entry, count in counts.items() if count >= min_count and entry not in marks}
@@ -233,16 +240,26 @@ def rank_entries(
 
 
 def sort_by_count(counts: Mapping[str, int]) -> list[str]:
-    """Entries, most frequent first, ties alphabetically."""
+    """Sort entries, most frequent first, ties alphabetically."""
     return sorted(counts, key=lambda entry: (-counts[entry], entry))
 
 
 def build_words(
     entries: Sequence[str], *, lowercase: bool = False, split: Split = "whitespace", sos: bool = False
 ) -> Tokenizer:
-    """Words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
+    """Build a tokenizer of words.
 
-    sos: the entry `<sos>` stands before every line, as in the code of Transformer-MoS.
+    Args:
+        entries: words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
+        lowercase: texts are written in lower case.
+        split: what is a word: all between white space, or runs of letters and digits and single punctuation marks.
+        sos: the entry `<sos>` stands before every line, as in the code of Transformer-MoS.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        InputError: `<unk>` or newline is not among the entries.
     """
     backend = Backend(_number_entries(entries))
     steps = [normalizers.Replace(_SEPARATORS, " ")]
@@ -266,7 +283,7 @@ def build_words(
 
 
 def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Tokenizer:
-    """Characters (code points) in the order of their ids, `<unk>` and newline among them."""
+    """Build a tokenizer of characters (code points) in the order of their ids, `<unk>` and newline among them."""
     backend = Backend(_number_entries(entries))
     character = Regex(r"[\s\S]")
     backend.pre_tokenizer = pre_tokenizers.Split(character, "isolated")
@@ -276,7 +293,7 @@ def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Toke
 
 
 def build_bytes(*, lowercase: bool = False) -> Tokenizer:
-    """The 256 byte values of UTF-8 text; nothing is unknown."""
+    """Build a tokenizer of the 256 byte values of UTF-8 text; nothing is unknown."""
     signs = byte_signs()
     ids = {sign: byte for byte, sign in enumerate(signs)}
     backend = Backend(models.BPE(ids, []))
@@ -287,9 +304,17 @@ def build_bytes(*, lowercase: bool = False) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: bool = False) -> Tokenizer:
-    """Train byte-level BPE: newline (`<eos>`), the 256 byte values and the most frequent merges, at most `size` entries.
+    """Train byte-level BPE: newline (`<eos>`), the 256 byte values and the most frequent merges.
 
     The same texts give the same entries. Nothing is unknown: what is not lower-cased comes back exactly as it went in.
+
+    Args:
+        texts: the training text, in parts.
+        size: the most entries.
+        lowercase: texts are written in lower case.
+
+    Returns:
+        The tokenizer.
     """
     lines = _split_lines(texts, lowercase)
     pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -300,13 +325,13 @@ def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: 
 
 
 def wrap_bpe(backend: Backend, *, lowercase: bool = False) -> Tokenizer:
-    """A trained byte-level BPE as a tokenizer."""
+    """Wrap a trained byte-level BPE as a tokenizer."""
     backend.decoder = decoders.ByteLevel()
     return _wrap_backend(backend, "bpe", LINE_END, lowercase=lowercase)
 
 
 def _split_lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
-    """The lines of texts that are not empty."""
+    """Yield the lines of texts that are not empty."""
     for text in texts:
         if lowercase:
             text = text.lower()
@@ -316,13 +341,32 @@ def _split_lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def train_byte_bpe(lines: Iterable[str], size: int, pre_tokenizer: Any, marks: Sequence[str] = ()) -> Backend:
-    """Train byte-level BPE: marks, the 256 byte values, and the most frequent merges, each seen at least twice."""
+    """Train byte-level BPE: marks, the 256 byte values, and the most frequent merges, each seen at least twice.
+
+    Args:
+        lines: the training text.
+        size: the most entries.
+        pre_tokenizer: of the package tokenizers; it cuts lines into words, which merges do not cross.
+        marks: special entries, the first ids.
+
+    Returns:
+        The trained tokenizer, without a decoder.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return train_merges(lines, pre_tokenizer, vocab_size=size, special_tokens=list(marks), initial_alphabet=alphabet)
 
 
 def train_merges(lines: Iterable[str], pre_tokenizer: Any, **options: Any) -> Backend:
-    """Train BPE with merges that are seen at least twice."""
+    """Train BPE with merges that are seen at least twice.
+
+    Args:
+        lines: the training text.
+        pre_tokenizer: of the package tokenizers; it cuts lines into words, which merges do not cross.
+        **options: further arguments of `tokenizers.trainers.BpeTrainer`.
+
+    Returns:
+        The trained tokenizer, without a decoder.
+    """
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizer
     trainer = trainers.BpeTrainer(min_frequency=2, show_progress=False, **options)
@@ -331,7 +375,7 @@ def train_merges(lines: Iterable[str], pre_tokenizer: Any, **options: Any) -> Ba
 
 
 def read_merges(backend: Backend) -> list[tuple[str, str]]:
-    """The merges of a trained BPE, which some versions of the library write as one text with a space between."""
+    """Read the merges of a trained BPE; some versions of the library write a merge as one text with a space between."""
     merges = parse_json(backend.to_str())["model"]["merges"]
     pairs = []
     for merge in merges:
@@ -349,7 +393,10 @@ def _number_entries(entries: Sequence[str]) -> models.WordLevel:
 
 
 def _wrap_backend(backend: Backend, kind: str, start: str, steps: Sequence[Any] = (), **options: Any) -> Tokenizer:
-    """A text begins with the token that our models read first; `steps` come after lower case."""
+    """Wrap a backend as a tokenizer; a text begins with the token that our models read first.
+
+    `steps` of the normalizer come after lower case.
+    """
     lower = LOWER if options["lowercase"] else []
     backend.normalizer = normalizers.Sequence([*lower, *steps])
     start_id = backend.token_to_id(start)
