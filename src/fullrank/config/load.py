@@ -50,7 +50,7 @@ class Row(Section):
     seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
 
     def list_stated(self) -> Settings:
-        """The keys of the row that are not null."""
+        """Return the keys of the row that are not null."""
         return {name: value for name, value in self.to_dict().items() if value is not None}
 
 
@@ -70,7 +70,7 @@ class Recipe(Section):
     imports: list[str] = key([], "modules that register stages and parts which rows use")
 
     def seeds_of(self, row: str) -> list[int] | None:
-        """The paper's seeds of a row; None where neither the row nor the recipe states any."""
+        """Return the paper's seeds of a row; None where neither the row nor the recipe states any."""
         seeds = self.rows[row].seeds or self.seeds
         return list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
 
@@ -91,9 +91,20 @@ class Resolved(Generic[Config]):
 
 
 def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
-    """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
+    """Parse the YAML mapping of a recipe; a mapping without `rows` is a plain configuration.
 
-    folder: where files that it extends are looked for. below: recipes that were extended on the way here.
+    Args:
+        name: that of the recipe.
+        raw: the mapping.
+        folder: where a file that it extends is looked for; None for a shipped recipe.
+        below: recipes that were extended on the way here.
+
+    Returns:
+        The recipe, with what it takes from the one that it extends.
+
+    Raises:
+        InputError: it names no row, extends itself, or extends a recipe that cannot be read.
+        ConfigError: with every fault of its keys.
     """
     if "rows" not in raw:
         return Recipe(name=name, table=name, base=merge({}, raw))
@@ -134,7 +145,7 @@ _SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
 def list_shipped() -> list[str]:
-    """Names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
+    """List the names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
     return sorted(file.relative_to(_SHIPPED).with_suffix("").as_posix() for file in _SHIPPED.glob("*/*.yaml"))
 
 
@@ -149,14 +160,15 @@ class Figure:
 
 
 def read_figures() -> dict[str, Figure]:
-    """Figures and tables of measurements by name (`mixhead/figure3`)."""
+    """Read the figures and tables of measurements by name (`mixhead/figure3`)."""
     return {name: Figure(**content) for name, content in _read_shipped_yaml("figures").items()}
 
 
 def tables(name: str) -> dict[str, Sequence[str]]:
-    """The recipes of a paper's table, and their rows: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`).
+    """Find the recipes of a paper's table, and their rows.
 
-    Of a figure those rows of its tables that it measures. A single configuration has no rows.
+    It is one recipe, or those of the table's parts (`mixhead/table1`, and `mixhead/table4-long`).
+    Of a figure the rows are those that it measures. A single configuration has no rows.
     """
     figures = read_figures()
     if name in figures:
@@ -170,9 +182,18 @@ def tables(name: str) -> dict[str, Sequence[str]]:
 def select_rows(
     recipes: Mapping[str, Sequence[str]], rows: Sequence[str] | None = None, *, of_paper: bool = False
 ) -> dict[str, list[str]]:
-    """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
+    """Select rows of recipes; a recipe of which no row is left is left out.
 
-    A table without any is left out. InputError for a row that none of the recipes has, and where none is left.
+    Args:
+        recipes: the rows of each recipe.
+        rows: those that are selected; None for all.
+        of_paper: select only those with figures of the paper.
+
+    Returns:
+        The selected rows of each recipe.
+
+    Raises:
+        InputError: none of the recipes has a row of this name, or no row is left.
     """
     recipe_names = ", ".join(recipes)
     row_names = list(dict.fromkeys(row for names in recipes.values() for row in names))
@@ -195,7 +216,7 @@ def select_rows(
 
 
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
-    """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
+    """Load a shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
     A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`).
     """
@@ -236,9 +257,20 @@ def _read_shipped_yaml(name: str) -> Any:
 def resolve_any(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig | FinetuneConfig]:
-    """The checked configuration of a run of any task: a recipe's row at one scale, a YAML file, or a run folder's.
+    """Resolve the configuration of a run of any task; `config.task` tells what the run does.
 
-    By default the only or first row, at `paper` scale. `config.task` tells what the run does.
+    Args:
+        name: a recipe, a YAML file, or a run folder.
+        row: a row of the recipe; None for the only or first one.
+        scale: one of the recipe's scales; None for `paper`.
+        overrides: `key=value` texts laid on it.
+
+    Returns:
+        The checked configuration, and where it is from.
+
+    Raises:
+        InputError: there is no such file, recipe, row or scale.
+        ConfigError: with every fault of the settings.
     """
     resolved = _read_settings(name, row, scale, overrides)
     return replace(resolved, config=build_any(resolved.config))
@@ -247,7 +279,21 @@ def resolve_any(
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
-    """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
+    """Resolve the configuration of a run that trains a model of ours.
+
+    Args:
+        name: a recipe, a YAML file, or a run folder.
+        row: a row of the recipe; None for the only or first one.
+        scale: one of the recipe's scales; None for `paper`.
+        overrides: `key=value` texts laid on it.
+
+    Returns:
+        The checked configuration, and where it is from.
+
+    Raises:
+        InputError: there is no such file, recipe, row or scale, or it is a recipe of fine-tuning.
+        ConfigError: with every fault of the settings.
+    """
     resolved = _read_settings(name, row, scale, overrides)
     return replace(resolved, config=build(resolved.config))
 
@@ -255,10 +301,22 @@ def resolve(
 def resolve_arms(
     model: str, text: Path, overrides: Iterable[str] = (), *, plain: bool = True
 ) -> list[Resolved[RunConfig | FinetuneConfig]]:
-    """The runs in which a pretrained model is fine-tuned on a text: with what is injected, and `plain` beside it.
+    """Resolve the runs in which a pretrained model is fine-tuned on a text: with what is injected, and without it.
 
-    They differ in `model.attention`, `model.layers` and the penalties on it. Raises InputError for a file in place of a model,
-    ConfigError with every fault of the settings.
+    They differ in `model.attention`, `model.layers` and the penalties on it.
+
+    Args:
+        model: a folder, or a name on the Hugging Face hub.
+        text: file of the training text.
+        overrides: `key=value` texts of settings.
+        plain: resolve the run without anything injected, too.
+
+    Returns:
+        The checked configurations, that of the plain run first.
+
+    Raises:
+        InputError: `model` is a file.
+        ConfigError: with every fault of the settings.
     """
     if Path(model).is_file():
         raise InputError(
@@ -286,12 +344,18 @@ def resolve_arms(
 
 
 def is_finetuning(name: str, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
-    """True for a configuration of fine-tuning, or a table of such; nothing else of it is checked."""
+    """Return whether a configuration, or a table of such, is one of fine-tuning; nothing else of it is checked.
+
+    Args:
+        name: a recipe, a YAML file, or a run folder.
+        scale: one of the recipe's scales; None for `paper`.
+        overrides: `key=value` texts laid on it.
+    """
     return finetunes(_read_settings(name, None, scale, overrides).config)
 
 
 def _read_settings(name: str, row: str | None, scale: Any, overrides: Iterable[str]) -> Resolved[Any]:
-    """The settings of one row at one scale, unchecked: the file, then scale, row and overrides laid on it."""
+    """Read the settings of one row at one scale, unchecked: the file, then scale, row and overrides laid on it."""
     recipe = load(name)
     for module in recipe.imports:
         with contextlib.suppress(ModuleNotFoundError):  # a row that needs it then says what is missing
@@ -319,19 +383,19 @@ def _read_settings(name: str, row: str | None, scale: Any, overrides: Iterable[s
 
 
 def is_of_task(raw: Mapping[str, Any]) -> bool:
-    """True if plain settings (dotted keys resolved) describe fine-tuning on a task, GLUE or SQuAD, by `data.name`."""
+    """Return whether plain settings (dotted keys resolved) describe fine-tuning on a task, GLUE or SQuAD, by `data.name`."""
     data = raw.get("data")
     return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
 
 
 def finetunes(raw: Mapping[str, Any]) -> bool:
-    """True if plain settings describe a run of fine-tuning, on a task or on a text."""
+    """Return whether plain settings describe a run of fine-tuning, on a task or on a text."""
     model = raw.get("model")
     return is_of_task(raw) or (isinstance(model, Mapping) and "pretrained" in model)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; InputError for a file that holds nothing, or only comments."""
+    """Read the mapping in a YAML file; InputError for a file that holds nothing, or only comments."""
     raw = parse_yaml(read_text(path), str(path))
     if raw is None or raw == {}:
         raise InputError(f"{path} is empty: it states no key, such as data.train or train.steps")
@@ -343,7 +407,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings merge key by key, a dotted key replaces the one inside, anything else replaces."""
+    """Lay `over` on `base`: mappings merge key by key, a dotted key replaces the one inside, anything else replaces."""
     merged = dict(base)
     for name, value in over.items():
         old = merged.get(name)
@@ -357,7 +421,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_dotted(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
+    """Copy `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
     head, _, inner_key = key.partition(".")
     if not inner_key:
         return {**raw, head: value}
@@ -370,7 +434,7 @@ _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 
 def lay(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The layers merged one by one; a new end of training replaces the old one instead of adding to it."""
+    """Merge layers one by one; a new end of training replaces the old one instead of adding to it."""
     merged: dict[str, Any] = {}
     for layer in filter(None, layers):
         train = merge({}, layer).get("train")
@@ -382,7 +446,7 @@ def lay(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`raw` with `key=value` texts laid on it; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
+    """Lay `key=value` texts on `raw`; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
     over: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -393,14 +457,14 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def build_any(raw: Mapping[str, Any]) -> RunConfig | FinetuneConfig:
-    """The checked configuration of a run of any task; ConfigError lists every fault."""
+    """Build the checked configuration of a run of any task; ConfigError lists every fault."""
     if is_of_task(raw):
         return FinetuneConfig.from_dict(raw)
     return (TextFinetuneConfig if finetunes(raw) else RunConfig).from_dict(raw)
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
-    """The checked configuration of a run that trains a model of ours; InputError for one of fine-tuning."""
+    """Build the checked configuration of a run that trains a model of ours; InputError for one of fine-tuning."""
     config = build_any(raw)
     if isinstance(config, FinetuneConfig):
         raise InputError(
@@ -412,12 +476,12 @@ def build(raw: Mapping[str, Any]) -> RunConfig:
 
 
 def to_yaml(config: Section) -> str:
-    """A configuration as YAML, every value stated, in the order of the schema."""
+    """Write a configuration as YAML, every value stated, in the order of the schema."""
     return format_yaml(config.to_dict(), default_flow_style=None, width=100)
 
 
 def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys: what differs between two runs is then a comparison of two flat dictionaries."""
+    """Flatten nested mappings to dotted keys, so that two runs are compared as two flat dictionaries."""
     flat: dict[str, Any] = {}
     for name, value in raw.items():
         if isinstance(value, Mapping):

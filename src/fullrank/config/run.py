@@ -212,7 +212,7 @@ class TrainConfig(TrainingConfig):
         return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]
 
     def _has_limits(self) -> bool:
-        """Every phase says after how many steps or epochs it ends."""
+        """Return whether every phase says after how many steps or epochs it ends."""
         return bool(self.phases) and all(phase.steps or phase.epochs for phase in self.phases)
 
     def _resolve(self) -> None:
@@ -247,7 +247,7 @@ class TrainConfig(TrainingConfig):
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
 
     def _faults_of_bounds(self) -> Iterator[str]:
-        """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
+        """Yield a line about the first phase that never begins, as far as steps, or epochs, alone say so."""
         for end, limit in (("steps", self.steps), ("epochs", self.epochs)):
             before = 0.0
             for earlier, phase in pairwise([] if self._has_limits() else self.phases):
@@ -300,7 +300,7 @@ class CorpusInfo:
         return {f"{split}{end}": f"{names[0]}{end}" for split, names in self.files.items() for end in ends}
 
     def file_names(self) -> str:
-        """The files that make up the corpus, in words."""
+        """List the files that make up the corpus, in words."""
         return ", ".join(self.published_files.values()) or self.source.rpartition(": ")[2]
 
 
@@ -308,26 +308,26 @@ Entry = TypeVar("Entry")
 
 
 def read_table(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
-    """The entries of a YAML file beside this one by name; make: their dataclass."""
+    """Read the entries of a YAML file beside this one by name; make: their dataclass."""
     table = yaml.load(Path(__file__).with_name(file).read_bytes(), SafeLoader)
     return {name: make(name, **entry) for name, entry in table.items()}
 
 
 @cache
 def list_corpora() -> dict[str, CorpusInfo]:
-    """Corpora by name: values of `data.name`, tasks to fine-tune on among them."""
+    """List corpora by name: values of `data.name`, tasks to fine-tune on among them."""
     return read_table("corpora.yaml", CorpusInfo)
 
 
 def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
-    """Make a text for language models of one's own known by its name, as `data.name`; InputError for a name that is taken."""
+    """Make a text for language models known by its name, as `data.name`; InputError for a name that is taken."""
     if list_corpora().setdefault(corpus.name, corpus) != corpus or corpus.languages is not None:
         raise InputError(f"corpus {corpus.name}: a new name, and a text of one language; pairs are data.name=parallel")
     return corpus
 
 
 def find_corpus(name: str) -> CorpusInfo:
-    """The text, or the sentence pairs, of that name; InputError suggests the nearest name."""
+    """Find the text, or the sentence pairs, of that name; InputError suggests the nearest name."""
     corpora = list_corpora()
     if name not in corpora or corpora[name].hub:
         raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, corpora, list_all=True)}")
@@ -335,7 +335,7 @@ def find_corpus(name: str) -> CorpusInfo:
 
 
 def has_pairs(name: str) -> bool:
-    """The corpus of that name is one of sentence pairs, for translation; all others are text for language models."""
+    """Return whether a corpus is one of sentence pairs, for translation; all others are text for language models."""
     corpus = list_corpora().get(name)
     return corpus is not None and corpus.unit == "pairs"
 
@@ -432,7 +432,7 @@ class DataConfig(Section):
             yield from self._faults_of_size({"word": 3, "bpe": 0 if vocabulary == "separate" else 258})
 
     def _faults_of_text(self) -> Iterator[str]:
-        """Lines about keys that the unit of text has no use for."""
+        """Yield lines about keys that the unit of text has no use for."""
         unit = self.unit
         if (self.min_count or 1) > 1 and unit in ("byte", "bpe"):
             yield f"data.min_count: nothing is rare or unknown with data.tokens: {unit}; set it to null, given {self.min_count}"
@@ -444,7 +444,7 @@ class DataConfig(Section):
         yield from self._faults_of_size({"word": 3 + self.sos, "character": 3, "bpe": 257})
 
     def _faults_of_size(self, least_of: dict[str, int]) -> Iterator[str]:
-        """A line about a vocabulary with fewer entries than its unit must have."""
+        """Yield a line about a vocabulary with fewer entries than its unit must have."""
         least = least_of.get(self.unit, 0)
         if self.max_vocabulary is not None and self.max_vocabulary < least:
             yield (
@@ -581,7 +581,7 @@ class RunConfig(Section):
             yield from self._faults_of_text()
 
     def _faults_of_bytes(self) -> Iterator[str]:
-        """Lines about a vocabulary of bytes, the one whose size is known without its text."""
+        """Yield lines about a vocabulary of bytes, the one whose size is known without its text."""
         if self.translates or self.data.unit != "byte":
             return
         least = 256 + self.masks

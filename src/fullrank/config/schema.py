@@ -16,7 +16,7 @@ _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", typ
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
+    """Build the schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
     definitions: dict[str, Any] = {}
     section = _section(RunConfig, definitions)
     schema = {"$defs": dict(sorted(definitions.items())), **section, "title": "fullrank run configuration"}
@@ -25,7 +25,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def finetune_schema() -> dict[str, Any]:
-    """The schema of a run of fine-tuning: on a task, whose names are an enumeration, too, or of a causal model on a text."""
+    """Build the schema of a run of fine-tuning: on a task, whose names are an enumeration, too, or of a causal model on a text."""
     definitions: dict[str, Any] = {}
     either = [_value(config, definitions) for config in (FinetuneConfig, TextFinetuneConfig)]
     definitions["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
@@ -34,7 +34,10 @@ def finetune_schema() -> dict[str, Any]:
 
 
 def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A section; the sections inside it are added to `definitions`. One that `kind` decides about has the keys of all kinds."""
+    """Build the schema of a section; the sections inside it are added to `definitions`.
+
+    A section that `kind` decides about has the keys of all kinds.
+    """
     kinds: list[type[Section]] = [*cls.MEMBERS, cls] if issubclass(cls, ByKind) else [cls]
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
     own_keys = {field.name for field in dataclasses.fields(cls)}
@@ -68,7 +71,7 @@ def _describe(field: dataclasses.Field[Any]) -> str:
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of the values that a type allows."""
+    """Build the schema of the values that a type allows."""
     origin = get_origin(hint)
     args = get_args(hint)
     if origin is Annotated:

@@ -88,7 +88,7 @@ class WeightAverage:
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The model holds the averages inside the block, and its own parameters, bit for bit, after it."""
+        """Run the block with the averages in the model; after it the model has its own parameters again, bit for bit."""
         self.swap()
         try:
             yield
@@ -126,17 +126,24 @@ class RunningLoss:
         self._bad = torch.zeros((), dtype=torch.int64, device=device)  # 0: none
 
     def add(self, step: int, loss: Tensor, nll: Tensor, tokens: int) -> None:
-        """Add update `step`: its loss, nats summed over its tokens, and their number."""
+        """Add an update.
+
+        Args:
+            step: number of the update.
+            loss: its loss, a scalar, which is checked to be finite.
+            nll: nats summed over its tokens, a scalar.
+            tokens: their number.
+        """
         self.nll += nll.detach()
         self.tokens += tokens
         self._bad = torch.where((self._bad > 0) | torch.isfinite(loss), self._bad, step)
 
     def bad_step(self) -> int | None:
-        """The first step whose loss was not a finite number; waits for the device."""
+        """Return the first step whose loss was not a finite number, or None; waits for the device."""
         return int(self._bad.item()) or None
 
     def take_mean(self) -> float:
-        """The mean in nats per token; the sums start again from zero."""
+        """Return the mean in nats per token, and start the sums again from zero."""
         mean = float(self.nll) / self.tokens
         self.nll = torch.zeros_like(self.nll)
         self.tokens = 0
@@ -177,7 +184,7 @@ class Clock:
             self.counters.timed[self.phase].seconds += seconds
 
     def resume(self) -> float:
-        """Begin another interval; the seconds of the last one, returned, count as wall clock only."""
+        """Begin another interval and return the seconds of the last one, which count as wall clock only."""
         synchronize(self.device)
         now = time.perf_counter()
         seconds = now - self.interval_start
@@ -191,7 +198,7 @@ class Clock:
         self.is_first = True
 
     def lap(self) -> float:
-        """Tokens per second since the last lap, 0 if unknown."""
+        """Return the tokens per second since the last lap, 0 if unknown."""
         self.pause()
         before = self.last_lap
         self.last_lap = self.counters.sum_timed()
@@ -212,7 +219,7 @@ class TrainingState:
     carry: Carry = field(default_factory=dict)
 
     def capture(self) -> Snapshot:
-        """A snapshot of everything as it is now; tensors are not copied."""
+        """Take a snapshot of everything as it is now; tensors are not copied."""
         average = self.average
         weights = dict(self.model.state_dict())
         training = {"window.nll": self.running.nll}
@@ -264,7 +271,7 @@ class TrainingState:
             ) from error
 
     def _distribute(self, name: str, tensor: Tensor) -> Tensor:
-        """The part that this process holds of a tensor; name: `<parameter>`, `<parameter>|<entry>`, or another."""
+        """Return the part that this process holds of a tensor; name: `<parameter>`, `<parameter>|<entry>`, or another."""
         parameter = self.average.parameters.get(name.partition("|")[0])
         is_alike = parameter is not None and parameter.shape == tensor.shape
         return distribute_like(tensor, parameter if is_alike else None)
@@ -294,10 +301,15 @@ class Snapshot:
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None = None) -> None:
-    """Write `snapshot` into `folder` (a run's `checkpoints`) and make it `last`, and `best` if its step is the best so far.
+    """Write a snapshot and make it `last`, and `best` if its step is the best so far.
 
-    keep_weights: keep the weights too, and at most so many of the kept ones.
-    RunError if the disk does not take it: then the checkpoints that were there are unchanged.
+    Args:
+        folder: `checkpoints` of a run.
+        snapshot: what is written.
+        keep_weights: keep the weights too, and at most so many of the kept ones; None: do not.
+
+    Raises:
+        RunError: the disk does not take it. The checkpoints that were there are unchanged.
     """
     weights = _gather_tensors(snapshot.weights)
     training = _gather_tensors(snapshot.training)
@@ -309,7 +321,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None =
 
 @contextmanager
 def _explain_failure(folder: Path, what: str) -> Iterator[None]:
-    """RunError for a disk that does not take `what`."""
+    """Run the block with failures of the disk as RunErrors, which say that `what` was not written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -323,7 +335,7 @@ def _explain_failure(folder: Path, what: str) -> Iterator[None]:
 
 
 def _gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of whole tensors on the CPU of the first process; the others help to gather them and get none."""
+    """Copy whole tensors to the CPU of the first process; the others help to gather them and get none."""
     copies = {}
     for name, tensor in tensors.items():
         complete = full_tensor(tensor.detach())
@@ -381,7 +393,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _replace_folder(folder: Path, target: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `target` when the block is over; both inside `folder`."""
+    """Run the block with a new folder, which takes the place of `target` when the block is over; both inside `folder`."""
     fresh = folder / f".writing-{target.parent.name}-{target.name}"
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
     fresh.mkdir()
@@ -430,10 +442,10 @@ def _link(folder: Path, name: str, target: str) -> None:
 
 
 def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
-    """The newest checkpoint in `folder` whose files match their checksums; None without any checkpoint.
+    """Load the newest checkpoint in `folder` whose files match their checksums; None without any checkpoint.
 
     If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
-    InputError if there are checkpoints and none is good.
+    Raises InputError if there are checkpoints and none is good.
     """
     name = all_gather(_find_newest(folder, notice) if rank() == 0 else None)[0]
     return None if name is None else read_checkpoint(folder / name)
@@ -464,7 +476,7 @@ def _find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    """The checkpoint in the folder `path`. Its tensors may be views of the files."""
+    """Read the checkpoint in the folder `path`. Its tensors may be views of the files."""
     _, run, state = read_record(path)
     weights = safetensors.torch.load_file(path / WEIGHTS)
     training = safetensors.torch.load_file(path / TRAINING)
@@ -472,7 +484,7 @@ def read_checkpoint(path: Path) -> Snapshot:
 
 
 def verify_checkpoint(path: Path) -> Record:
-    """The record of a checkpoint; DamagedError says which of its files is not what was written."""
+    """Check a checkpoint and return its record; DamagedError says which of its files is not what was written."""
     record = read_record(path)
     for name, seal in record.files.items():
         try:
@@ -499,14 +511,14 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def list_kept_checkpoints(folder: Path) -> dict[int, Path]:
-    """The folders of kept weights in `folder` (a run's `checkpoints`) by their steps, the oldest first."""
+    """List the folders of kept weights in `folder` (a run's `checkpoints`) by their steps, the oldest first."""
     return {int(path.name.removeprefix("step-")): path for path in sorted((folder / KEPT).glob("step-*"))}
 
 
 def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each tensor over the checkpoint folders `paths`, added up in fp64; an integer tensor is the last path's.
+    """Compute the mean of each tensor over the checkpoint folders `paths`.
 
-    InputError if one is damaged.
+    It is added up in fp64; an integer tensor is the last path's. Raises InputError if one is damaged.
     """
     total: dict[str, Tensor] = {}
     for path in paths:
@@ -521,7 +533,20 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any]) -> Path:
-    """Write `weights`, the mean of those of `steps`, to `folder`/average, in place of an earlier mean; RunError as above."""
+    """Write the mean of kept weights, in place of an earlier mean.
+
+    Args:
+        folder: `checkpoints` of a run.
+        weights: the mean of each tensor, by name.
+        steps: those of the kept weights.
+        run: what the record says about the run.
+
+    Returns:
+        The folder `average`.
+
+    Raises:
+        RunError: the disk does not take it. The checkpoints that were there are unchanged.
+    """
     target = folder / "average"
     with _explain_failure(folder, "the average"), _replace_folder(folder, target) as fresh:
         write_tensors(fresh / WEIGHTS, weights)

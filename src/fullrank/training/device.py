@@ -42,7 +42,7 @@ from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosi
 
 
 def choose_device(name: str, key: str = "train.device") -> torch.device:
-    """The device called `name`; `auto` is a GPU when there is one. InputError names the configuration `key`.
+    """Return the device called `name`; `auto` is a GPU when there is one. InputError names the configuration `key`.
 
     Of several processes that train together each takes the GPU of its number.
     """
@@ -66,12 +66,15 @@ def prepare_machine(options: TrainingConfig) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's parameters."""
+    """Return the device of the model's parameters."""
     return next(model.parameters()).device
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """`bf16`: matrix products in bfloat16, parameters and sums in fp32; `fp32`: nothing changes."""
+    """Run the block in a precision.
+
+    `bf16`: matrix products in bfloat16, parameters and sums in fp32; `fp32`: nothing changes.
+    """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
@@ -82,7 +85,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Peak memory so far, in MiB: of tensors on a GPU, of this process otherwise."""
+    """Measure the peak memory so far, in MiB: of tensors on a GPU, of this process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     import resource  # absent on Windows
@@ -93,7 +96,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 @contextmanager
 def explain_failures(options: TrainConfig) -> Iterator[None]:
-    """Turn a want of memory inside the block into a RunError that says which keys to change."""
+    """Run the block with a lack of memory as a RunError that says which keys to change."""
     try:
         yield
     except Exception as error:
@@ -107,7 +110,7 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """`torch.compile` in place, names of parameters unchanged.
+    """Compile a model by `torch.compile` in place, names of parameters unchanged.
 
     A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
     compiled whole, which reaches calls of `model(...)` only.
@@ -167,7 +170,7 @@ class Signals:
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Inside the block the first SIGINT or SIGTERM is a request to end after the step; the second acts as usual.
+    """Run the block with the first SIGINT or SIGTERM as a request to end after the step; the second acts as usual.
 
     Signals reach the main thread only: in any other, nothing is changed.
     """
@@ -197,7 +200,10 @@ def catch_signals() -> Iterator[Signals]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""
+    """Run the block with a lock on `folder`, which ends with the process, however it ends.
+
+    Raises RunError if another process trains there.
+    """
     import fcntl  # absent on Windows
 
     try:
@@ -226,35 +232,35 @@ _LOST = re.compile("gloo|NCCL|Connection closed by peer|Connection reset|Timed o
 
 
 def is_distributed() -> bool:
-    """True in one of several processes, as torchrun starts them."""
+    """Return whether this is one of several processes, as torchrun starts them."""
     return read_variable("WORLD_SIZE", 1) > 1
 
 
 def is_main_process() -> bool:
-    """True in the first of several processes, also before and after they form a group, and alone."""
+    """Return whether this is the first of several processes, also before and after they form a group, or the only one."""
     return not is_distributed() or read_variable("RANK", 0) == 0
 
 
 def read_variable(name: str, default: int) -> int:
-    """A number in the environment."""
+    """Read a number from the environment."""
     return int(os.environ.get(name, default))
 
 
 def world_size() -> int:
-    """The number of processes that train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
+    """Run the block with the processes that torchrun started as a group; alone, nothing happens. The next block reuses it.
 
-    A process that fails ends the others: the first one to fail says why. RunError: a process hangs or is gone.
+    A process that fails ends the others: the first one to fail says why. Raises RunError if a process hangs or is gone.
     """
     if not is_distributed():
         yield
@@ -299,7 +305,10 @@ def ignore_sigterm() -> None:
 
 
 def _is_first_failure(error: BaseException) -> bool:
-    """True in the process whose failure is to be told; of a request to end, which reaches all, in the first process."""
+    """Return whether this process reports the failure: the first that failed.
+
+    A request to end reaches all processes, and the first process reports it.
+    """
     if isinstance(error, Interrupted):
         return rank() == 0
     store = dist.distributed_c10d._get_default_store()
@@ -310,9 +319,9 @@ def _is_first_failure(error: BaseException) -> bool:
 
 
 def launch(processes: int, words: Sequence[str]) -> int:
-    """Run `fullrank` with `words` in so many processes on this machine, by torchrun; its exit status.
+    """Run `fullrank` with `words` in so many processes on this machine, by torchrun, and return its exit status.
 
-    Interrupted: a signal has ended them.
+    Raises Interrupted if a signal has ended them.
     """
     if "LOGLEVEL" not in os.environ:
         logging.disable()  # a process that fails says why; torchrun's lines would bury it
@@ -345,7 +354,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
 
 def all_reduce(numbers: Tensor) -> Tensor:
-    """Sums over all processes, of each number."""
+    """Sum each number over all processes."""
     if world_size() > 1:
         dist.all_reduce(numbers)
     return numbers
@@ -368,7 +377,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def all_gather(value: Value) -> list[Value]:
-    """The values of all processes, in their order; plain Python objects."""
+    """Gather the values of all processes, in their order; plain Python objects."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -377,12 +386,12 @@ def all_gather(value: Value) -> list[Value]:
 
 
 def share_of_process(total: int) -> range:
-    """The numbers of this process among `total` things that are read one by one."""
+    """Return the indices of this process among `total` things that are read one by one."""
     return range(rank(), total, world_size())
 
 
 def merge_shares(results: list[Value]) -> list[Value]:
-    """The results of all processes for their shares (`share_of_process`), in order."""
+    """Merge the results of all processes for their shares (`share_of_process`), in order."""
     shares = all_gather(results)
     total = sum(len(share) for share in shares)
     return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
@@ -392,17 +401,20 @@ def merge_shares(results: list[Value]) -> list[Value]:
 
 
 def is_sharded(tensor: object) -> bool:
-    """True for a tensor in parts on several processes (`torch.distributed.tensor.DTensor`, which is slow to import)."""
+    """Return whether a tensor is in parts on several processes.
+
+    Such a tensor is a `torch.distributed.tensor.DTensor`, which is slow to import.
+    """
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Any) -> Any:
-    """All of a tensor of which each process holds a part; any other as it is."""
+    """Gather a tensor of which each process holds a part; any other stays as it is."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, example: Any) -> Tensor:
-    """A copy of a whole tensor, of which this process holds the part that it holds of `example`."""
+    """Copy a whole tensor, of which this process keeps the part that it holds of `example`."""
     if not is_sharded(example):
         return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
@@ -412,7 +424,7 @@ def distribute_like(tensor: Tensor, example: Any) -> Tensor:
 
 
 def gather_rows(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in their order; a tensor with fewer than two dimensions is the same in all."""
+    """Gather the rows of all processes, in their order; a tensor with fewer than two dimensions is the same in all."""
     if world_size() == 1 or tensor.ndim < 2:
         return tensor
     rows = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
@@ -421,7 +433,7 @@ def gather_rows(tensor: Tensor) -> Tensor:
 
 
 def take_rows(tensor: Tensor) -> Tensor:
-    """The rows of this process of a tensor that `gather_rows` made."""
+    """Take the rows of this process of a tensor that `gather_rows` made."""
     return tensor if world_size() == 1 or tensor.ndim < 2 else tensor.chunk(world_size())[rank()].clone()
 
 
@@ -436,15 +448,14 @@ class HasBlocks(Protocol):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model; of a pretrained one the members of its longest lists of layers."""
+    """List the blocks of a model; of a pretrained one the members of its longest lists of layers."""
     if isinstance(model, HasBlocks):
         return list(model.compile_targets())
-    return [
-        block
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and ".layer" in f".{name}"
-        for block in module
-    ]
+    blocks: list[nn.Module] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and ".layer" in f".{name}":
+            blocks += module
+    return blocks
 
 
 def shard(model: nn.Module, options: TrainingConfig) -> None:
@@ -511,7 +522,7 @@ class Engine:
         return compute(batch, carry, position)
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
-        """Around a pass and its backward pass: gradients are exchanged after the last batch of an update alone."""
+        """Run a forward and a backward pass; gradients are exchanged after the last batch of an update alone."""
         if self.sharded:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         elif self.wrapped is not None and not last:
@@ -520,7 +531,7 @@ class Engine:
 
     @contextmanager
     def gather_parameters(self) -> Iterator[None]:
-        """Inside the block every process holds all parameters, for evaluation.
+        """Run the block with all parameters in every process, for evaluation.
 
         Hooks of FSDP2 do not run: by the forward passes that they note the next backward pass gathers parameters ahead, but
         of a validation text each process reads another part.

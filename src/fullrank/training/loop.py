@@ -111,12 +111,16 @@ class Training:
         self.is_late = False  # in one of them a checkpoint is due by the clock
 
     def fit(self, until: int | None = None) -> Counters:
-        """Train to the end, or pause after update `until`; returns the counters. The schedules are those of the whole training.
+        """Train to the end, or pause after update `until`, and return the counters.
 
+        The schedules are those of the whole training.
         The model then holds the last weights (the averaged ones when averaging); `load_weights(model, folder / "checkpoints" /
         "best")` gives the best.
-        RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
-        that is damaged or belongs to another configuration.
+
+        Raises:
+            RunError: the loss is not a number, or the disk is full.
+            Interrupted: SIGINT or SIGTERM asked for the end.
+            InputError: a checkpoint is damaged or belongs to another configuration.
         """
         with ExitStack() as stack:
             self.resume(stack)
@@ -183,7 +187,7 @@ class Training:
                 )
 
     def update(self, signals: Signals) -> None:
-        """One update of the parameters, from the mean gradient over the tokens of its batches.
+        """Update the parameters once, from the mean gradient over the tokens of its batches.
 
         A request to end and the clock of one process are those of all: they are exchanged with the loss.
         """
@@ -267,7 +271,7 @@ class Training:
         self.record(line, self.timing)
 
     def evaluate_model(self) -> tuple[bool, bool]:
-        """Evaluate and give the schedule the result; (best so far, phase on its plateau).
+        """Evaluate, give the schedule the result, and return (best so far, phase on its plateau).
 
         May end training (`train.patience`, which is about all phases together).
         """

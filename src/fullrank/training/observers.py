@@ -35,11 +35,20 @@ def metrics_line(
     step: int, tokens: int, phase: str | None = None, *, split: str, nll: float, lr: float | None = None,
     scores: Mapping[str, float] | None = None, objective: str = "causal",
 ) -> dict[str, Any]:  # fmt: skip
-    """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
+    """Make a line of metrics.jsonl; its numbers have nine significant digits.
 
-    `objective`: written where the figures are not of next tokens, for such figures cannot be compared.
-    `phase`: the phase of update `step`; a line about training never covers more than one.
-    `scores`: other figures of an evaluation, by name.
+    Args:
+        step: updates made.
+        tokens: tokens trained on.
+        phase: that of update `step`; a line about training never covers more than one. None without phases.
+        split: `train`, `valid` or `test`.
+        nll: mean in nats per token.
+        lr: learning rate; None in a line about an evaluation.
+        scores: other figures of an evaluation, by name.
+        objective: written where figures are not of next tokens, for such figures cannot be compared.
+
+    Returns:
+        The line, without what is None.
     """
     figures = {"step": step, "split": split, "nll": nll, "ppl": perplexity(nll), "tokens": tokens, **(scores or {})}
     figures |= {"lr": lr, "objective": None if objective == "causal" else objective, "phase": phase}
@@ -51,7 +60,17 @@ def metrics_line(
 
 
 def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
-    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run."""
+    """Make a line of timing.jsonl.
+
+    Args:
+        step: updates made.
+        seconds: since the start of training, summed over the parts of a resumed run.
+        tokens_per_second: tokens trained on per second.
+        peak_memory_mib: peak memory in MiB.
+
+    Returns:
+        The line, rounded.
+    """
     return {
         "step": step,
         "seconds": round(seconds, 3),
@@ -61,7 +80,7 @@ def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory
 
 
 def perplexity(nll: float) -> float:
-    """exp of nats per token, held below what a float can carry."""
+    """Compute exp of nats per token, held below what a float can carry."""
     return math.exp(min(nll, 700.0))
 
 
@@ -95,7 +114,7 @@ class JsonLines:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> int:
-        """Force the file to the disk; returns its length in bytes."""
+        """Force the file to the disk and return its length in bytes."""
         with self._explain_errors():
             os.fsync(self._file.fileno())
         return self._file.tell()
@@ -108,9 +127,21 @@ def make_observers(
     folder: Path, *, track: Sequence[str] = (), config: Mapping[str, Any] | None = None, label: str = "training",
     bits: str | None = None, quiet: bool = False,
 ) -> list[Observer]:  # fmt: skip
-    """The usual observers of a run: `Progress`, and `train.track`. InputError if a tracker's package is not installed.
+    """Make the usual observers of a run: `Progress`, and those of `train.track`.
 
-    config: settings of the run, for Weights & Biases. bits: the unit of a run whose tokens are bytes or characters.
+    Args:
+        folder: the run.
+        track: names of trackers, `tensorboard` or `wandb`.
+        config: settings of the run, for Weights & Biases.
+        label: name of the progress.
+        bits: unit of a run whose tokens are bytes or characters; None for other tokens.
+        quiet: leave `Progress` out.
+
+    Returns:
+        The observers.
+
+    Raises:
+        InputError: a tracker's package is not installed.
     """
     observers: list[Observer] = [] if quiet else [Progress(label, bits)]
     for name in track:
@@ -181,7 +212,7 @@ class Progress(Observer):
             self.notice(self.describe())
 
     def describe(self) -> str:
-        """The figures in one line; those that are not known yet are left out."""
+        """Describe the figures in one line; those that are not known yet are left out."""
         task = self.bar.tasks[0]
         parts = [f"step {task.completed}/{task.total}"]
         if task.time_remaining is not None:
@@ -201,7 +232,7 @@ class Progress(Observer):
 
 
 def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
-    """The loss of a line of metrics in words, then what it means: bits, or a perplexity, which the loss of labels is none."""
+    """Describe the loss of a line of metrics: its value, then bits or a perplexity; the loss of labels has no perplexity."""
     nll = line["nll"]
     objective = line.get("objective", "causal")
     loss = f"loss {nll:.3f}"
@@ -214,7 +245,7 @@ def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
 
 
 def _list_scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
+    """List `train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
     prefix = line.get("split", "timing")
     objective = line.get("objective")
     names = {"ppl": f"{objective}_ppl"} if objective else {}

@@ -44,13 +44,21 @@ def parameter_groups(
     muon: bool = False,
     rates: Mapping[nn.Parameter, Mapping[str, float]] | None = None,
 ) -> Groups:
-    """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
+    """Divide trainable parameters into groups: those that decay by `weight_decay`, and those that never do.
 
-    muon: the matrices inside blocks that decay are marked `muon`. rates: of parameters with a learning rate of their own, its
-    `scale`, a factor on every update's rate, or its `peak`, a factor on `learning_rate` alone (`Schedule.scale_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
+
+    Args:
+        model: its parameters.
+        weight_decay: factor of the decay.
+        muon: mark the matrices inside blocks that decay as `muon`.
+        rates: of parameters with a learning rate of their own, its `scale`, a factor on every update's rate, or its `peak`, a
+            factor on `learning_rate` alone (`Schedule.scale_rate`).
+
+    Returns:
+        The parameter groups of an optimizer.
     """
     exempt = {id(p) for p in model.parameters() if p.ndim < 2 or getattr(p, "no_weight_decay", False)}
     for module in model.modules():
@@ -73,13 +81,22 @@ def parameter_groups(
 
 
 def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
-    """The optimizer registered as `name`, over parameter groups (see `parameter_groups`)."""
+    """Make the optimizer registered as `name`.
+
+    Args:
+        name: `train.optimizer`.
+        groups: parameter groups (see `parameter_groups`).
+        options: section `train` of the configuration.
+
+    Returns:
+        The optimizer.
+    """
     build: Callable[[Groups, TrainConfig], Optimizer] = lookup("optimizer", name, "train.optimizer")
     return build(groups, options)
 
 
 def _make_shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]:
-    """The learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
+    """Choose the learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
     parameters = (parameter for group in groups for parameter in group["params"])
     fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
     return {"lr": options.learning_rate, "fused": fused}
@@ -87,9 +104,17 @@ def _make_shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]
 
 @register("optimizer", "sgd")
 def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Optimizer:
-    """Stochastic gradient descent, with `momentum` if any.
+    """Make stochastic gradient descent, with `momentum` if any.
 
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
+
+    Args:
+        groups: parameter groups.
+        options: section `train` of the configuration.
+        nesterov: use Nesterov's momentum.
+
+    Returns:
+        The optimizer.
     """
     shared = _make_shared_options(groups, options)
     if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
@@ -104,19 +129,19 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
 
 @register("optimizer", "nag")
 def nag(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Nesterov's accelerated gradient."""
+    """Make Nesterov's accelerated gradient."""
     return sgd(groups, options, nesterov=True)
 
 
 @register("optimizer", "adam")
 def adam(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Adam; weight decay is added to the gradient."""
+    """Make Adam; weight decay is added to the gradient."""
     return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
 
 
 @register("optimizer", "adamw")
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Adam with decoupled weight decay."""
+    """Make Adam with decoupled weight decay."""
     return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
 
 
@@ -154,12 +179,17 @@ class MuonWithAdamW(Optimizer):
 
 
 # a x + (b G + c G^2) x with G = x x' brings every singular value of x nearer to 1 (Jordan et al. 2024)
-_A, _B, _C = 3.4445, -4.7750, 2.0315
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
 _STEPS = 5
 
 
 def orthogonalize(u: Tensor) -> Tensor:
-    """About U V' for u = U diag(s) V': five Newton-Schulz steps, in bfloat16 on CUDA, bring s to between 0.7 and 1.2."""
+    """Compute about U V' for u = U diag(s) V'.
+
+    Five Newton-Schulz steps, in bfloat16 on CUDA, bring s to between 0.7 and 1.2.
+    """
     tall = u.shape[0] > u.shape[1]
     x = u.bfloat16() if u.device.type == "cuda" else u
     x = (x.T if tall else x) / x.norm().clamp_min(1e-7)
@@ -172,12 +202,12 @@ def orthogonalize(u: Tensor) -> Tensor:
 
 
 def _add_powers(gram: Tensor) -> Tensor:
-    """b G + c G^2."""
+    """Compute b G + c G^2."""
     return torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
 
 
 def _combine_steps(gram: Tensor) -> Tensor:
-    """The product of all steps as one matrix, of x x' alone: fewer multiplications where x is wide.
+    """Compute the product of all steps as one matrix, of x x' alone: fewer multiplications where x is wide.
 
     A step is P = a I + b G + c G^2, and makes P G P of G.
     """
@@ -203,7 +233,10 @@ class Schedule:
         self.averaged_after = round(options.swa_start * total_steps)
 
     def scale_rate(self, step: int, peak: float = 1.0) -> float:
-        """The learning rate of update `step` with `learning_rate` times `peak`: `swa_learning_rate`, once that applies."""
+        """Return the learning rate of update `step`, with `learning_rate` times `peak`.
+
+        It is `swa_learning_rate` once that applies.
+        """
         if self.options.swa_learning_rate is not None and step > self.averaged_after:
             return self.options.swa_learning_rate
         if peak == 1:
@@ -213,7 +246,7 @@ class Schedule:
         return scaled.rate(step)
 
     def rate(self, step: int) -> float:
-        """The learning rate of update `step`, which counts from 1, by the schedule alone."""
+        """Return the learning rate of update `step`, which counts from 1, by the schedule alone."""
         options = self.options
         if step <= options.warmup_steps:
             share = step / options.warmup_steps
@@ -221,7 +254,7 @@ class Schedule:
         return self.rate_after_warmup(step)
 
     def rate_after_warmup(self, step: int) -> float:
-        """The learning rate of an update after the warm-up."""
+        """Return the learning rate of an update after the warm-up."""
         assert self.function is not None
         return self.function(step, self.total_steps, self.options)
 
@@ -229,7 +262,7 @@ class Schedule:
         """Record an evaluation: the value of `eval.metric` as a number that is better the lower it is."""
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; empty for a pure function of the step."""
+        """Return plain values for a checkpoint; empty for a pure function of the step."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -237,7 +270,7 @@ class Schedule:
 
 
 def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
-    """The schedule `options.schedule` for a training of `total_steps` updates."""
+    """Make the schedule `options.schedule` for a training of `total_steps` updates."""
     registered = lookup("schedule", options.schedule, "train.schedule")
     if isinstance(registered, type):
         return registered(options, total_steps)
@@ -245,35 +278,66 @@ def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
 
 
 def _compute_decayed_share(step: int, total: int, options: TrainConfig) -> float:
-    """The share of training after the warm-up that is done, 0 to 1."""
+    """Compute the share of training after the warm-up that is done, 0 to 1."""
     return min(1.0, (step - options.warmup_steps) / max(1, total - options.warmup_steps))
 
 
 @register("schedule", "constant")
 def constant(step: int, total: int, options: TrainConfig) -> float:
-    """rate(t) = lr"""
+    """Return the rate of an update in a constant schedule.
+
+        rate(t) = lr
+
+    Args:
+        step: number t of the update, from 1.
+        total: updates T of the training.
+        options: section `train` of the configuration, with lr.
+
+    Returns:
+        The learning rate.
+    """
     return options.learning_rate
 
 
 def _follow_cosine(angle: float, options: TrainConfig) -> float:
-    """The learning rate on a cosine from `learning_rate` at 0 to `min_learning_rate` at pi."""
+    """Return the learning rate on a cosine from `learning_rate` at 0 to `min_learning_rate` at pi."""
     low = options.min_learning_rate
     return low + (options.learning_rate - low) * (1 + math.cos(angle)) / 2
 
 
 @register("schedule", "cosine")
 def cosine(step: int, total: int, options: TrainConfig) -> float:
-    """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
+    """Return the rate of an update on half a cosine.
+
+        rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2,    min = `min_learning_rate`
+
+    Args:
+        step: number t of the update, from 1.
+        total: updates T of the training.
+        options: section `train` of the configuration, with lr, min and the warm-up w.
+
+    Returns:
+        The learning rate.
+    """
     return _follow_cosine(math.pi * _compute_decayed_share(step, total, options), options)
 
 
 @register("schedule", "cosine_restarts")
 def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
-    """Cosines of P = `period` steps one after another (SGDR); a single one of T - w steps where there is no `period`.
+    """Return the rate of an update on cosines of P = `period` steps, one after another (SGDR).
 
         rate(t) = min + (lr - min) (1 + cos(pi k / P)) / 2,    k = (t - w - 1) mod P + 1
 
+    Without a `period` there is a single one of T - w steps.
     Differs from fairseq by one step: a period ends with its lowest rate instead of beginning with its highest.
+
+    Args:
+        step: number t of the update, from 1.
+        total: updates T of the training.
+        options: section `train` of the configuration, with lr, min, P and the warm-up w.
+
+    Returns:
+        The learning rate.
     """
     period = options.period or max(1, total - options.warmup_steps)
     k = (step - options.warmup_steps - 1) % period + 1
@@ -282,8 +346,9 @@ def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
 
 @register("schedule", "cosine_wave")
 class CosineWave(Schedule):
-    """A wave that falls for P = `period` steps and rises for as many: PyTorch's CosineAnnealingLR with T_max = P, which the
-    released code of Skip Cross-head took for one decay.
+    """Wave that falls for P = `period` steps and rises for as many.
+
+    It is PyTorch's CosineAnnealingLR with T_max = P, which the released code of Skip Cross-head took for one decay.
 
         rate(t) = min + (high - min) c(k) / c(min(k, w) - 1)    for 1 <= k <= P,   high = lr min(1, k / w),   if w > 0
                   min + (lr - min) c(k)                         otherwise,         k = t - 1,   c(k) = (1 + cos(pi k / P)) / 2
@@ -309,16 +374,37 @@ class CosineWave(Schedule):
 
 @register("schedule", "linear")
 def linear(step: int, total: int, options: TrainConfig) -> float:
-    """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
+    """Return the rate of an update on a straight line.
+
+        rate(t) = lr + (min - lr) (t - w) / (T - w),    min = `min_learning_rate`
+
+    Args:
+        step: number t of the update, from 1.
+        total: updates T of the training.
+        options: section `train` of the configuration, with lr, min and the warm-up w.
+
+    Returns:
+        The learning rate.
+    """
     high = options.learning_rate
     return high + (options.min_learning_rate - high) * _compute_decayed_share(step, total, options)
 
 
 @register("schedule", "inverse_sqrt")
 def inverse_sqrt(step: int, total: int, options: TrainConfig) -> float:
-    """rate(t) = lr sqrt(max(w, 1) / t), not below `min_learning_rate`
+    """Return the rate of an update that falls with the inverse square root of its number.
+
+        rate(t) = lr sqrt(max(w, 1) / t),    not below `min_learning_rate`
 
     With `warmup_from` 1e-7 that is fairseq's, but for one update: its update t has the rate of our t - 1.
+
+    Args:
+        step: number t of the update, from 1.
+        total: updates T of the training.
+        options: section `train` of the configuration, with lr and the warm-up w.
+
+    Returns:
+        The learning rate.
     """
     return max(options.min_learning_rate, options.learning_rate * math.sqrt(max(1, options.warmup_steps) / step))
 

@@ -73,7 +73,7 @@ class Batches(Protocol[Batch_co]):
     def batches_per_epoch(self) -> int: ...
 
     def tokens_of_batches(self, epoch: int) -> Sequence[int]:
-        """Tokens of each batch of an epoch; every epoch has as many."""
+        """Count the tokens of each batch of an epoch; every epoch has as many batches."""
 
     def batch(self, epoch: int, index: int) -> Batch_co: ...
 
@@ -104,19 +104,19 @@ class Observer:
     """A progress display or tracker. It must not touch the model or draw random numbers."""
 
     def start(self, *, step: int, total_steps: int) -> None:
-        """Before the first step of this part; `step` are already made."""
+        """Handle the start of this part, before its first step; `step` are already made."""
 
     def advance(self, step: int) -> None:
-        """After every step."""
+        """Handle the end of every step."""
 
     def record(self, line: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl or timing.jsonl was written."""
+        """Handle a line of metrics.jsonl or timing.jsonl that was written."""
 
     def notice(self, text: str) -> None:
-        """A message for the user."""
+        """Handle a message for the user."""
 
     def finish(self) -> None:
-        """The part is over, with or without an error; called once."""
+        """Handle the end of this part, with or without an error; called once."""
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Counters:
         return timed.tokens / timed.seconds if timed.seconds else 0.0
 
     def sum_timed(self) -> TimedSteps:
-        """All steps that were timed."""
+        """Sum all steps that were timed."""
         total = TimedSteps()
         for phase in self.timed.values():
             total.seconds += phase.seconds
@@ -177,7 +177,16 @@ class Counters:
         return total
 
     def note_evaluation(self, nll: float, metric: str, value: float) -> bool:
-        """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
+        """Record an evaluation after this step.
+
+        Args:
+            nll: mean in nats per token.
+            metric: `loss`, or the name of a score.
+            value: that of `metric`.
+
+        Returns:
+            Whether it is the best so far.
+        """
         if self.best_metric is None or cost(metric, value) < cost(metric, self.best_metric):
             self.best_step = self.step
             self.best_nll = nll
@@ -189,7 +198,7 @@ class Counters:
 
 
 def cost(metric: str, value: float) -> float:
-    """`value` of `metric` as a number that is better the lower it is: the loss is, a score is not."""
+    """Turn the value of a metric into a number that is better the lower it is: a loss is one already, a score is negated."""
     return value if metric == "loss" else -value
 
 
@@ -208,14 +217,22 @@ class EvaluationOptions(NamedTuple):
 
 
 def note_best(bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig) -> bool:
-    """Record the perplexity after `step` updates; True if it is on a plateau.
+    """Record the perplexity after `step` updates of a phase.
 
-    With best(t) the lowest perplexity of the phase's evaluations after at most t of its updates, it is after `step` updates if
+    It is on a plateau if an evaluation is at least `options.steps` old and
 
         best(step - options.steps) - best(step) < options.ppl
 
-    and some evaluation is at least `options.steps` old. bests: the evaluations (step in the phase, perplexity) that were the
-    best when they came, to which this one is added if it is.
+    where best(t) is the lowest perplexity of the phase's evaluations after at most t of its updates.
+
+    Args:
+        bests: evaluations (step in the phase, perplexity) that were the best when they came; this one is added if it is.
+        step: updates of the phase.
+        ppl: the perplexity.
+        options: the plateau.
+
+    Returns:
+        Whether the perplexity is on a plateau.
     """
     if not bests or ppl < bests[-1][1]:
         bests.append((step, ppl))
@@ -249,41 +266,41 @@ class Plan:
         return options.gradient_accumulation_steps * batch
 
     def batches_of(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, index) of the batches of update `step`, counted from 1."""
+        """Return (epoch, index) of the batches of update `step`, counted from 1."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         first = place * self.options.gradient_accumulation_steps
         last = min(first + self.options.gradient_accumulation_steps, self.batches_per_epoch)
         return [(epoch, index) for index in range(first, last)]
 
     def is_finished(self, counters: Counters) -> bool:
-        """True if training is over at `counters`, by the budget or with the last phase."""
+        """Return whether training is over at `counters`, by the budget or with the last phase."""
         if self.phase_over(counters) and self.is_in_last_phase(counters):
             return True
         most = self.options.tokens
         return counters.step >= self.total_steps if most is None else counters.tokens >= most
 
     def evaluation_due(self, step: int) -> bool:
-        """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
+        """Return whether an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
         return _count_multiples(step, self.evaluate_every) > _count_multiples(step - 1, self.evaluate_every)
 
     def save_due(self, step: int) -> bool:
-        """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
+        """Return whether a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
         every = self.options.save_every_steps
         return self.evaluation_due(step) if every is None else step % every == 0
 
     # phases: without any, nothing ever begins or ends
 
     def phase(self, counters: Counters) -> PhaseConfig | None:
-        """The phase of the next update; None without phases."""
+        """Return the phase of the next update; None without phases."""
         return next((phase for phase in self.phases if phase.name == counters.phase), None)
 
     def phase_over(self, counters: Counters) -> bool:
-        """True if the phase has had all its updates."""
+        """Return whether the phase has had all its updates."""
         phase = self.phase(counters)
         return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
 
     def is_in_last_phase(self, counters: Counters) -> bool:
-        """True if no other phase follows."""
+        """Return whether no other phase follows."""
         return self.phase(counters) is self.phases[-1]
 
     def begin_phase(self, counters: Counters) -> None:
@@ -295,7 +312,7 @@ class Plan:
             counters.phase_bests = []
 
     def note_perplexity(self, counters: Counters, ppl: float) -> bool:
-        """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
+        """Record the validation perplexity `ppl`, and return whether the phase is on its plateau and ends here."""
         phase = self.phase(counters)
         if phase is None or phase.plateau is None:
             return False
@@ -304,15 +321,23 @@ class Plan:
 
 
 def _count_multiples(step: int, every: float) -> int:
-    """The number of multiples of `every` in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
+    """Count the multiples of `every` in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
     return math.floor(step / every * (1 + 1e-12))
 
 
 def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches[object]) -> Plan:
-    """The plan of a training.
+    """Make the plan of a training.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
+
+    Args:
+        options: section `train` of the configuration.
+        eval_options: how often to evaluate, and by what metric.
+        batches: their number and tokens.
+
+    Returns:
+        The plan.
     """
     per_epoch = batches.batches_per_epoch
     accumulation = options.gradient_accumulation_steps
@@ -335,7 +360,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
 
 
 def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
-    """The number of updates that read `tokens` tokens."""
+    """Count the updates that read `tokens` tokens."""
     epochs, remainder = divmod(tokens, sum(batches.tokens_of_batches(0)))
     before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
     counts = batches.tokens_of_batches(epochs)
