@@ -53,7 +53,7 @@ class MeasurementGroup(TyperGroup):
         return sorted(describe_measurements())
 
     def get_command(self, context: Any, name: str) -> Any:
-        """A verb as the list of all verbs shows it: nothing is imported for it."""
+        """Return a verb as the list of all verbs shows it: nothing is imported for it."""
         return TyperCommand(name, help=describe_measurements()[name])
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
@@ -74,7 +74,7 @@ app.add_typer(analyze, name="analyze")
 
 
 def build_command(measurement: Measurement) -> Any:
-    """The verb of a measurement: shared options, and one for each keyword parameter of its function."""
+    """Build the verb of a measurement: shared options, and one for each keyword parameter of its function."""
 
     def run(names: Models, texts: TextOptions, out: Out = None, json: Json = False, **options: Any) -> None:
         from fullrank.experiments.analyze import measure_models
@@ -96,7 +96,7 @@ def build_command(measurement: Measurement) -> Any:
 
 
 def _option_type(name: str, annotation: Any) -> Any:
-    """The type of a parameter as an option; a string of `Annotated[type, "help"]` is its help."""
+    """Return the type of a parameter as an option; a string of `Annotated[type, "help"]` is its help."""
     if annotation is inspect.Parameter.empty:
         raise InputError(f"measurement: its parameter {name} needs a type, such as {name}: int = 1")
     if get_origin(annotation) is Annotated:
@@ -113,7 +113,19 @@ def show_measured(
     lines: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print what was measured, and draw its figures into `out`. lines, extra: what stands below, and in the JSON."""
+    """Print what was measured, and draw its figures.
+
+    Args:
+        measured: a measurement with its records.
+        out: folder of the figures; None draws none.
+        json: print JSON in place of tables.
+        lines: further lines below the tables.
+        extra: further keys of the JSON.
+
+    Raises:
+        InputError: `out` is a file.
+        RunError: `out` cannot be written to.
+    """
     from fullrank.render.blocks import build_grid
     from fullrank.render.figures import save_plots
 

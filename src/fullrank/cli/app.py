@@ -49,12 +49,12 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command
 
 
 def name_option(key: str) -> str:
-    """The option of a key."""
+    """Name the option of a key."""
     return f"--{_SHORT.get(key, key)}".replace("_", "-")
 
 
 def explain(error: Exception) -> str:
-    """An error in a line or two."""
+    """Explain an error in a line or two."""
     if isinstance(error, FullRankError):
         return "\n".join(f"fullrank: {line[:_LONGEST]}" for line in str(error).splitlines())
     if isinstance(error, UsageError):
@@ -73,7 +73,7 @@ def explain(error: Exception) -> str:
 
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
-    """Inside, what fullrank logs goes to stderr; of several processes the first alone tells more than errors."""
+    """Run the block with the log of fullrank on stderr; of several processes the first alone logs more than errors."""
     logger = logging.getLogger("fullrank")
     handler = logging.StreamHandler()
     logger.addHandler(handler)
@@ -86,13 +86,14 @@ def log_to_stderr() -> Iterator[None]:
 
 
 def lower_verbosity(quiet: bool) -> bool:
+    """Log warnings and errors alone where `quiet` is set, and return `quiet`."""
     if quiet:
         logging.getLogger("fullrank").setLevel(logging.WARNING)
     return quiet
 
 
 def print_json(content: Any) -> None:
-    """The one JSON document of a verb called with `--json`."""
+    """Print the one JSON document of a verb called with `--json`."""
     print(as_json(content))
 
 
@@ -100,7 +101,10 @@ _WIDTH = 100  # characters; what is longer has a line for each part
 
 
 def describe(content: Mapping[str, Any]) -> list[str]:
-    """Values by name as lines for people: a mapping that is long has a line for each of its names, what is empty has none."""
+    """List values by name as lines for people.
+
+    A mapping that is long has a line for each of its names; what is empty has none.
+    """
     from fullrank.render.blocks import format_setting
 
     lines = []
@@ -115,7 +119,13 @@ def describe(content: Mapping[str, Any]) -> list[str]:
 
 
 def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> None:
-    """The result of a verb: as one JSON document, or as lines and tables for people."""
+    """Print the result of a verb.
+
+    Args:
+        content: the JSON document.
+        lines: lines and tables for people.
+        json: print the JSON document in their place.
+    """
     from fullrank.render.blocks import Grid
     from fullrank.render.terminal import print_grid
 
@@ -132,7 +142,19 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
 def show_report(
     folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
 ) -> None:
-    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
+    """Write the report of runs, then print its table and where it is.
+
+    Args:
+        folders: the runs.
+        page: where it is written.
+        json: print its content as JSON instead.
+        title: title of the page; None for the number of runs and their text.
+        table: the table of several recipes that the runs belong to; None without.
+
+    Raises:
+        InputError: a folder is no finished run, or `page` is another file.
+        RunError: the page cannot be written.
+    """
     from fullrank.comparison.page import write_report
     from fullrank.render.terminal import print_page
 
@@ -145,13 +167,22 @@ def show_report(
 
 
 def exclude(option: str, does: str, others: Iterable[str]) -> None:
-    """InputError if there are `others`: beside `option` they would change nothing."""
+    """Refuse options that would change nothing beside another one.
+
+    Args:
+        option: the option.
+        does: what it does, in words.
+        others: keys of the options that are refused.
+
+    Raises:
+        InputError: there are such options.
+    """
     if names := ", ".join(map(name_option, others)):
         raise InputError(f"{option} {does}: leave out {names}, or {option}")
 
 
 def drop_missing(options: Any) -> dict[str, Any]:
-    """The options of a bundle that have a value."""
+    """Return the options of a bundle that have a value."""
     return {name: value for name, value in vars(options).items() if value is not None}
 
 
@@ -172,16 +203,25 @@ app = typer.Typer(
 
 
 def examples(*commands: str) -> str:
-    """The end of a help page: commands, each on a line of its own."""
+    """Format the end of a help page: commands, each on a line of its own."""
     return "\n  ".join(["Examples:", *(f"[cyan]{command}[/cyan]" for command in commands)])
 
 
 def verb(
     *commands: str, name: str | None = None, group: typer.Typer = app, passes_options: bool = False
 ) -> Callable[[Verb], Verb]:
-    """Make a function a verb of the command line, with commands as examples for its help page.
+    """Make a function a verb of the command line.
 
-    A parameter that is a bundle of options stands for them. passes_options: options are left to another command line.
+    A parameter that is a bundle of options stands for them.
+
+    Args:
+        *commands: examples for the help page.
+        name: that of the verb; None for that of the function.
+        group: the verbs among which it stands.
+        passes_options: leave options to another command line.
+
+    Returns:
+        A decorator, which leaves the function as it is.
     """
     context = {"ignore_unknown_options": True, "allow_extra_args": True} if passes_options else None
 
@@ -216,11 +256,11 @@ def _options(
         ),
     ] = None,
 ) -> None:
-    """`main` takes --debug and --import off the line, wherever they stand."""
+    """Declare the options of every verb; `main` takes --debug and --import off the line, wherever they stand."""
 
 
 def load() -> typer.Typer:
-    """The application with all verbs, in the order of the help."""
+    """Load the application with all verbs, in the order of the help."""
     for verbs in ("train", "use", "analyze", "inspect"):
         importlib.import_module(f"fullrank.cli.{verbs}")
     return app
@@ -232,7 +272,7 @@ Number = partial(Option, metavar="N", min=1)  # a whole number; `min=0` is given
 
 
 def suggest_recipes(incomplete: str) -> list[str]:
-    """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
+    """List shipped recipes that begin so. Where none does, the shell goes on with names of files."""
     from fullrank.config.load import list_shipped
 
     return [name for name in list_shipped() if name.startswith(incomplete)]
@@ -358,7 +398,7 @@ class SamplingOptions:
 
 
 def make_options(section: type[Section], *keys: str) -> Any:
-    """A bundle of options made from keys of a section, of their types and with their descriptions.
+    """Make a bundle of options from keys of a section, of their types and with their descriptions.
 
     A verb has it as `Annotated[Any, make_options(EvalConfig, "context", "stride")]`.
     """
@@ -378,7 +418,7 @@ def make_options(section: type[Section], *keys: str) -> Any:
 
 
 def _read_type(hint: Any) -> tuple[Any, int | None]:
-    """The type of an option, and the least whole number that its key allows."""
+    """Return the type of an option, and the least whole number that its key allows."""
     while (parts := get_args(hint)) and NoneType in parts:
         hint = parts[0]
     if not parts:
@@ -390,7 +430,7 @@ def _read_type(hint: Any) -> tuple[Any, int | None]:
 
 
 def expand(function: Any) -> Any:
-    """The function with the options of its bundles as parameters of their own, which typer reads."""
+    """Expand a function: the options of its bundles become parameters of their own, which typer reads."""
     bundles: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -406,19 +446,20 @@ def expand(function: Any) -> Any:
             values[name] = bundle(**{field.name: values.pop(field.name) for field in dataclasses.fields(bundle)})
         function(**values)
 
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
     set_parameters(command, [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters])
     return command
 
 
 def set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
-    """Make these the parameters of a verb."""
+    """Set the parameters of a verb."""
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """`3` is 1 to 3; `4,7` and `26,` are a list."""
+    """Read seeds: `3` is 1 to 3; `4,7` and `26,` are a list."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -469,7 +510,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def import_modules(words: Sequence[str]) -> list[str]:
-    """Import the modules of `--import MODULE` and `--import=MODULE`; return the other words of the command line."""
+    """Import the modules of `--import MODULE` and `--import=MODULE`, and return the other words of the command line."""
     parser = argparse.ArgumentParser("fullrank", "fullrank ... --import MODULE", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
     imports, other_words = parser.parse_known_args(words)
@@ -487,12 +528,15 @@ def import_modules(words: Sequence[str]) -> list[str]:
 
 
 def import_options() -> list[str]:
-    """The words `--import MODULE` of this command line, for commands that go on from it."""
-    return [word for name in imported_plugins for word in ("--import", name)]
+    """List the words `--import MODULE` of this command line, for commands that go on from it."""
+    words = []
+    for name in imported_plugins:
+        words += ["--import", name]
+    return words
 
 
 def _tell(error: Exception, words: list[str]) -> int:
-    """Print an error; its exit status."""
+    """Print an error and return its exit status."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         error = InputError(f"{error.filename}: too long a name, a file system takes 255 bytes; give a shorter one")
     print(explain(error), file=sys.stderr)

@@ -102,7 +102,8 @@ def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.load import list_shipped, load
 
-    content, lines = [], []
+    content = []
+    lines = []
     for name in list_shipped():
         recipe = load(name)
         rows = list(recipe.rows)
@@ -175,7 +176,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
 
 
 def describe_size(size: Entries) -> list[str]:
-    """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
+    """Describe the size of a model, from `size_of_run` or `measure_pretrained_size` and its recipe, in lines."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
     memory = size.get("memory", {})
     decoding = size.get("bytes", {})
@@ -255,7 +256,7 @@ def prepare_data(
 
 
 def _read_task(raw: dict[str, Any]) -> tuple[Entries, list[Any]]:
-    """A task to fine-tune on: its JSON, and lines for people."""
+    """Read a task to fine-tune on: its JSON, and lines for people."""
     from fullrank.config.load import build_any
     from fullrank.experiments.run import task_of
 

@@ -177,7 +177,7 @@ def train(
 
 
 def _is_text(name: str) -> bool:
-    """The name of a text or of texts, and no configuration, run folder or recipe."""
+    """Return whether a name is that of a text or of texts, and of no configuration, run folder or recipe."""
     path = Path(name)
     if path.is_dir():
         holds_runs = (path / "config.yaml").exists() or any(path.rglob("run.json"))
@@ -199,7 +199,7 @@ def _write_configuration(text: str) -> str:
 
 
 def _check(choice: Choice, out: Path | None) -> Resolved[RunConfig | FinetuneConfig]:
-    """The configuration of a training, and of a new one its files: InputError before torch is imported."""
+    """Read the configuration of a training, and of a new one check its files: InputError before torch is imported."""
     resolved = choice.resolve()
 
     from fullrank.data.corpora import check_data
@@ -290,8 +290,8 @@ def reproduce(
     if list_only:
         status = [cell.describe() for cell in planned]
         lines = [
-            f"{'finished' if one['finished'] else 'open':<9} {one['row']:<16} seed {one['seed']}  {one['folder']}"
-            for one in status
+            f"{'finished' if cell['finished'] else 'open':<9} {cell['row']:<16} seed {cell['seed']}  {cell['folder']}"
+            for cell in status
         ]
         tell(status, lines, json=json)
         return
@@ -325,7 +325,10 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
 
 
 def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
-    """True for a run folder, which is resumed; InputError for one with `options`, and for a folder that is not a whole run."""
+    """Return whether a folder is that of a run, which is resumed.
+
+    Raises InputError for one with `options`, and for a folder that is not a whole run.
+    """
     if not folder.is_dir():
         return False
     if lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]:
@@ -403,7 +406,9 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
     overrides = choice.settings
     wanted = read_seeds(seeds)
     of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
-    arms = [arm for seed in of_seed for arm in resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)]
+    arms = []
+    for seed in of_seed:
+        arms += resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)
     check_data(arms[0].config.data)
     folder = options.out or Path("runs") / arms[0].recipe
 

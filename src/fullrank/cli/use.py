@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO, RawIOBase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +89,7 @@ def evaluate(
 
 
 def _describe_figures(figures: Mapping[str, Any], first: str) -> Iterator[str]:
-    """The lines of `eval`: numbers by their names in JSON, with their signatures; that of the task comes first."""
+    """Yield the lines of `eval`: numbers by their names in JSON, with their signatures; that of the task comes first."""
     counts = [f"{figures[unit]:,} {unit}" for unit in ("sentences", "tokens") if unit in figures]
     yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {', '.join(counts)}"
     names = [name for name, value in figures.items() if isinstance(value, float)]
@@ -178,7 +179,10 @@ def report(
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
     folders = [path for path in runs if not path.is_file()] or runs
-    runs = sort_by_table([run for folder in folders for run in (find_runs(folder) or [folder])])
+    runs = []
+    for folder in folders:
+        runs += find_runs(folder) or [folder]
+    runs = sort_by_table(runs)
     out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     show_report(runs, out, json=json, title=title)
 
@@ -305,9 +309,9 @@ def translate(
 
 def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *, as_lines: bool) -> None:
     """Print the log-probability of each translation in a file, of the line of the stream beside it."""
-    sources = [line for lines in read_lines(stream) for line in lines]
+    sources = list(chain.from_iterable(read_lines(stream)))
     with FileIO(targets) as file:
-        candidates = [line for lines in read_lines(file) for line in lines]
+        candidates = list(chain.from_iterable(read_lines(file)))
     for number, (target, scored) in enumerate(
         zip(candidates, translator.score(sources, candidates), strict=True), start=1
     ):
@@ -322,7 +326,17 @@ def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *
 
 
 def format_line(number: int, source: str, best: Sequence[Translation], style: str) -> list[str]:
-    """The translations of line `number` (from 1) as text, as a list of Moses and Marian, which count from 0, or as JSON."""
+    """Format the translations of a line.
+
+    Args:
+        number: that of the line, from 1.
+        source: the line.
+        best: its translations, best first.
+        style: `text` (the best), `list` (that of Moses and Marian, which count from 0), or `json`.
+
+    Returns:
+        Lines of the output.
+    """
     if style == "text":
         return [best[0].text]
     if style == "list":
@@ -332,11 +346,12 @@ def format_line(number: int, source: str, best: Sequence[Translation], style: st
 
 
 def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
-    """The lines of a stream of UTF-8, without line ends, as many at a time as have arrived.
+    """Yield the lines of a stream of UTF-8, without line ends, as many at a time as have arrived.
 
     Only a line feed (after a carriage return or not) ends a line. InputError names the first line that is not UTF-8.
     """
-    unfinished, number = b"", 0
+    unfinished = b""
+    number = 0
     while data := stream.read(1 << 16):
         *lines, unfinished = (unfinished + data).split(b"\n")
         if lines:
@@ -347,4 +362,5 @@ def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
 
 
 def decode_line(line: bytes, number: int) -> str:
+    """Decode a line; InputError, with its number, if it is not UTF-8."""
     return text_of(line.removesuffix(b"\r"), "the input", line=number).replace("\n", " ")

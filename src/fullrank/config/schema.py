@@ -25,7 +25,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def finetune_schema() -> dict[str, Any]:
-    """Build the schema of a run of fine-tuning: on a task, whose names are an enumeration, too, or of a causal model on a text."""
+    """Build the schema of a run of fine-tuning.
+
+    It is one on a task, whose names are an enumeration, too, or one of a causal model on a text.
+    """
     definitions: dict[str, Any] = {}
     either = [_value(config, definitions) for config in (FinetuneConfig, TextFinetuneConfig)]
     definitions["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)

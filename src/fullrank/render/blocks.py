@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -38,6 +39,8 @@ class Heading:
 
 @dataclass(frozen=True)
 class Grid:
+    """Table of cells under headings; notes stand below it."""
+
     headings: Sequence[Heading]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
@@ -141,7 +144,7 @@ class Page:
 
 
 def build_grid(table: Table, records: Sequence[Record]) -> Grid:
-    """The grid of `table` over `records`; records that fit none of its columns are left out.
+    """Build the grid of `table` over `records`; records that fit none of its columns are left out.
 
     A label by which records of a line differ (the model, the step) becomes a row label in front of the declared ones.
     """
@@ -152,7 +155,9 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
     row_labels = (*find_differing_labels(records, placed), *declared)
     lines = group_records(records, row_labels)
     headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
-    rows = [[Cell(format_label(value)) for value in key] for key in lines]
+    rows = []
+    for key in lines:
+        rows.append([Cell(format_label(value)) for value in key])
     for column in columns:
         of_column = [record for record in records if _fits(column, record)]
         measured = [record for record in of_column if record.measure == column.measure and is_finite(record.value)]
@@ -187,12 +192,12 @@ def _fits(column: Column, record: Record) -> bool:
 
 
 def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
-    """The declared columns, each with at least one record; or one for each measure, or for each value of a label."""
+    """Find the declared columns with at least one record; or make one for each measure, or for each value of a label."""
     if table.columns is None:
         measures = dict.fromkeys(record.measure for record in records)
         return [Column(measure, format=table.format) for measure in measures]
     if not isinstance(table.columns, str):
-        return [column for column in table.columns if any(_fits(column, record) for record in records)]
+        return [column for column in table.columns if any(map(partial(_fits, column), records))]
     label = table.columns
     columns = {}
     for record in records:
@@ -210,7 +215,7 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
 
 
 def _choose_format(values: Sequence[float]) -> str:
-    """Whole numbers, or four digits of the largest."""
+    """Choose the format: whole numbers, or four digits of the largest."""
     if all(float(value).is_integer() for value in values):
         return ",.0f"
     largest = max(map(abs, values))
@@ -245,7 +250,7 @@ def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[R
 
 
 def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[tuple[Label, ...], list[Record]]:
-    """Records by the values of some of their labels, in the order in which they come."""
+    """Group records by the values of some of their labels, in the order in which they come."""
     groups: dict[tuple[Label, ...], list[Record]] = {}
     for record in records:
         key = tuple(record.labels.get(label) for label in labels)
@@ -254,6 +259,7 @@ def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[t
 
 
 def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple[str, ...]:
+    """Find the labels, beside those of `without`, that have several values or that some records lack."""
     names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
     differing = []
     for name in names:
@@ -267,7 +273,7 @@ def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple
 
 
 def format_value(value: float | None, spec: str = "") -> str:
-    """A number by a format specification; without one, whole numbers with commas and others with four digits."""
+    """Format a number by a format specification; without one, whole numbers have commas and others four digits."""
     if value is None or math.isnan(value):
         return "-"
     if spec.endswith("d") and math.isfinite(value):
@@ -284,7 +290,7 @@ def format_value(value: float | None, spec: str = "") -> str:
 
 
 def format_short(value: float) -> str:
-    """A tick of an axis: 1,500 as `1.5k`, 2,000,000 as `2M`."""
+    """Format a tick of an axis: 1,500 as `1.5k`, 2,000,000 as `2M`."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:,.4g}{unit}"
@@ -292,14 +298,14 @@ def format_short(value: float) -> str:
 
 
 def format_label(value: Label) -> str:
-    """A label as text: floats without trailing zeros."""
+    """Format a label as text: floats without trailing zeros."""
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value is None else str(value)
 
 
 def format_setting(value: Any) -> str:
-    """A value of a configuration or a document: `train 700,000, valid 40,000` of a mapping; nothing for None."""
+    """Format a value of a configuration or a document: `train 700,000, valid 40,000` of a mapping; nothing for None."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {format_setting(part)}" for name, part in value.items() if part is not None)
     if isinstance(value, list | tuple):
@@ -312,6 +318,6 @@ def format_setting(value: Any) -> str:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Join words as in `a, b and c`."""
     *first, last = list(words) or [""]
     return f"{', '.join(first)} and {last}" if first else last

@@ -31,7 +31,8 @@ SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c
 _MOST_MARKED = 24  # points of a line that are drawn as dots, too
 _MOST_TICKS = 40  # names of cells on an axis; of more, every second, third ...
 _MOST_BESIDE = 4  # heat maps
-_WIDTH, _HEIGHT = 6.4, 4.0  # inches
+_WIDTH = 6.4  # inches
+_HEIGHT = 4.0
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 Records = Sequence[Record]
@@ -44,9 +45,20 @@ _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axi
 
 
 def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, name: str) -> list[Path]:
-    """Draw plots into NAME, NAME_2, ... in `folder`, PNG and SVG; those without records are left out.
+    """Draw plots into NAME, NAME_2, ..., PNG and SVG; those without records are left out.
 
-    Raises InputError where the folder is a file, RunError where it cannot be written to.
+    Args:
+        plots: what is drawn.
+        records: measured values.
+        folder: where the files are written.
+        name: NAME of the files.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: the folder is a file.
+        RunError: the folder cannot be written to.
     """
     if folder.is_file():
         raise InputError(f"--out {folder}: a file of that name exists; give a folder")
@@ -60,14 +72,23 @@ def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, n
 
 
 def write_png(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a figure of one's own drawing, in the style of all others."""
+    """Write a figure drawn by `draw`, in the style of all others."""
     with _style():
         content = _to_bytes(draw(), "png")
     write_bytes(path, content)
 
 
 def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> bytes:
-    """The file of a plot with its title. kind: `png` or `svg`."""
+    """Draw a plot with its title as a file.
+
+    Args:
+        plot: what is drawn.
+        records: measured values.
+        kind: `png` or `svg`.
+
+    Returns:
+        The content of the file.
+    """
     with _style():
         figure = draw_plot(plot, records)
         figure.suptitle(
@@ -90,7 +111,16 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> byte
 
 
 def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) -> str:
-    """SVG for a page: without the title, its colours are the variables of the page's style sheet."""
+    """Draw a plot for a page: without the title, its colours are the variables of the page's style sheet.
+
+    Args:
+        plot: what is drawn.
+        records: measured values.
+        slots: colours of series by name; others take the next ones.
+
+    Returns:
+        The `<svg>` element.
+    """
     with _style(salt=f"{plot}{len(records)}"):
         svg = _to_bytes(draw_plot(plot, records, slots), "svg").decode()
     svg = svg[svg.index("<svg") :]
@@ -131,7 +161,16 @@ def _to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figure:
-    """Draw a plot of the records that stand in it. slots: colours of series by name; others take the next ones."""
+    """Draw a plot of the records that stand in it.
+
+    Args:
+        plot: what is drawn.
+        records: measured values.
+        slots: colours of series by name; others take the next ones.
+
+    Returns:
+        The figure, without the title.
+    """
     points = find_points(plot, records)
     if isinstance(plot, HeatMap):
         return _draw_heat_map(plot, points)
@@ -142,7 +181,7 @@ def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figur
 
 
 def find_points(plot: Plot, records: Records) -> list[Record]:
-    """The records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
+    """Find the records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
     if isinstance(plot, HeatMap):
         labels = {plot.x, plot.y}
     else:
@@ -165,6 +204,7 @@ def _is_measured(plot: Plot, measure: str) -> bool:
 
 
 def clean_text(text: str) -> str:
+    """Replace characters that XML does not allow by U+FFFD."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -177,7 +217,7 @@ def _name(label: Label) -> str:
 
 
 def _name_group(labels: Sequence[str], key: Sequence[Label], separator: str) -> str:
-    """The name of records with these labels: text as it is, a number behind the name of its label."""
+    """Name records with these labels: text as it is, a number behind the name of its label."""
     words = []
     for label, value in zip(labels, key, strict=True):
         if isinstance(value, str):
@@ -259,7 +299,7 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
 
 
 def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean and sample deviation over the curves of a band, at the places of the first curve that all of them span."""
+    """Average the curves of a band: x, mean and sample deviation, at the places of the first curve that all of them span."""
     curves = []
     for of_curve in group_records(points, (band,)).values():
         values = {_read_place(record, x): _value(record) for record in of_curve}

@@ -18,14 +18,14 @@ BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # o
 
 
 def render_page(page: Page) -> str:
-    """The HTML of a page. Equal pages give equal bytes."""
+    """Render a page as HTML. Equal pages give equal bytes."""
     return _environment().get_template("page.html").render(page=page)
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write a page to `path`, or to `report.html` in the folder `path`; return where it is.
+    """Write a page to `path`, or to `report.html` in the folder `path`, and return where it is.
 
-    An older page is replaced; another file of that name is an InputError. RunError where it cannot be written.
+    An older page is replaced; another file of that name is an InputError. Raises RunError where it cannot be written.
     """
     path = path / "report.html" if path.is_dir() else path
     write_own(path, render_page(page), BEGINNING, "a report")
@@ -62,6 +62,17 @@ def build_figure(
     *,
     wide: bool = False,
 ) -> Figure:
+    """Build the figure of a plot for a page.
+
+    Args:
+        plot: what is drawn.
+        records: measured values.
+        slots: colours of series by name; others take the next ones.
+        wide: let it span the page.
+
+    Returns:
+        The figure with its titles.
+    """
     svg = draw_svg(plot, records, slots)
     return Figure(svg, plot.title, plot.subtitle, wide)
 
@@ -75,7 +86,17 @@ def build_blocks(
     records: list[Record],
     slots: Slots | None = None,
 ) -> list[Block]:
-    """Figures and tables of a measurement's records; a long table is folded. slots: colours of series by name."""
+    """Build figures and tables of a measurement's records; a long table is folded.
+
+    Args:
+        tables: those without records are left out.
+        plots: those without records are left out.
+        records: measured values.
+        slots: colours of series by name; others take the next ones.
+
+    Returns:
+        Blocks of a page, figures first.
+    """
     shown = [plot for plot in plots if find_points(plot, records)]
     blocks: list[Block] = [build_figure(plot, records, slots, wide=True) for plot in shown]
     for table in tables:

@@ -53,7 +53,13 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
 
 
 def print_line(text: str, console: Console, style: str = "") -> None:
-    """Print a paragraph; a file takes lines of any length."""
+    """Print a paragraph.
+
+    Args:
+        text: a paragraph. A terminal wraps it; a file takes lines of any length.
+        console: where it is printed.
+        style: that of `rich`.
+    """
     is_file = not console.is_terminal
     console.print(Text(text, style), soft_wrap=is_file)
 
