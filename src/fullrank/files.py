@@ -63,9 +63,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_own(path: Path, text: str, mark: str, what: str) -> None:
-    """Write a file that begins with `mark`, as `write_text` does; InputError where another file of that name is.
+    """Write a file that begins with a mark, as `write_text` does, unless another file of that name is there.
 
-    what: stands in the error, `a report`.
+    Args:
+        path: the file.
+        text: its content.
+        mark: how it begins.
+        what: what it is, for the error: `a report`.
+
+    Raises:
+        InputError: there is a file that begins otherwise.
+        RunError: the file cannot be written.
     """
     if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
         raise InputError(
@@ -75,7 +83,7 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
 
 
 def as_json(content: Any) -> str:
-    """`content` as indented JSON that every reader takes: a number that is not finite becomes null, see also `mended`."""
+    """Format `content` as indented JSON that every reader takes: a number that is not finite becomes null; see `mended`."""
     return mended(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -95,7 +103,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that a user gives, see `text_of`; InputError if it cannot be read."""
+    """Read the text of a file that a user gives, see `text_of`; InputError if it cannot be read."""
     return text_of(_read_bytes(path), str(path))
 
 
@@ -107,9 +115,20 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def text_of(data: bytes | bytearray, name: str, offset: int = 0, *, line: int = 0, hint: str = "") -> str:
-    """The text of UTF-8 bytes from `offset` of a file or stream, with its byte-order mark off and `with_newlines`.
+    """Decode UTF-8, take off its byte-order mark, and end lines by `with_newlines`.
 
-    Raises InputError with the first byte that is not UTF-8, and with the number of the `line` where it is known.
+    Args:
+        data: the bytes.
+        name: what they are, for the error.
+        offset: their place in the file or stream.
+        line: number of the line, from 1; 0 if unknown.
+        hint: a further way to mend it, for the error.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: with the first byte that is not UTF-8, and with the number of the line where it is known.
     """
     try:
         text = data.decode("utf-8")
@@ -124,7 +143,7 @@ def text_of(data: bytes | bytearray, name: str, offset: int = 0, *, line: int = 
 
 
 def with_newlines(text: str) -> str:
-    """`text` with a newline for each line end. A carriage return, alone or before a newline, is a line end; U+2028 is none.
+    """Replace each line end by a newline: a carriage return, alone or before a newline, is a line end; U+2028 is none.
 
     Lines of a text are split at newlines, never by `splitlines`.
     """
@@ -132,7 +151,7 @@ def with_newlines(text: str) -> str:
 
 
 def mended(content: Any) -> Any:
-    """Text with U+FFFD for every half of a surrogate pair, which no file can hold; also within lists and mappings."""
+    """Replace every half of a surrogate pair, which no file can hold, by U+FFFD; also within lists and mappings."""
     if isinstance(content, str):
         return _HALVES.sub("\N{REPLACEMENT CHARACTER}", content)
     if isinstance(content, Mapping):
@@ -143,23 +162,31 @@ def mended(content: Any) -> Any:
 
 
 def sha256_of(path: Path) -> str:
+    """Compute the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def python_command(words: Iterable[str]) -> list[str]:
-    """The command line of `python WORDS` in a process of its own, which imports nothing from the working directory (-P)."""
+    """Build the command line of `python WORDS` in a process of its own.
+
+    It imports nothing from the working directory (-P).
+    """
     return [sys.executable, "-P", *words]
 
 
 def usable_cores() -> list[int]:
+    """List the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for the errors by which Python, the system, PyTorch on a CPU, PyTorch on a GPU and safetensors say so."""
+    """Return whether the error means that memory ran out.
+
+    It may be of Python, the system, PyTorch on a CPU, PyTorch on a GPU, or safetensors.
+    """
     if isinstance(error, MemoryError):
         return True
     words = ("can't allocate memory", "cannot allocate memory", "out of memory", "(os error 12)")
@@ -167,7 +194,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def no_room(error: BaseException) -> bool:
-    """True for the errors by which the system, safetensors and tokenizers say that the disk, or one's share of it, is full."""
+    """Return whether the error means that the disk, or the user's share of it, is full.
+
+    It may be of the system, safetensors, or tokenizers.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     message = str(error).rstrip(")")
@@ -175,12 +205,12 @@ def no_room(error: BaseException) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value; a number that is not finite, which JSON does not have, is null. ValueError if it is damaged."""
+    """Parse JSON; a number that is not finite, which JSON does not have, is null. ValueError if it is damaged."""
     return json.loads(text, parse_constant=lambda constant: None)
 
 
 def parse_mapping(text: str | bytes, where: object) -> dict[str, Any]:
-    """A JSON object; InputError names `where` it stands and what is wrong with it."""
+    """Parse a JSON object; InputError names `where` it stands and what is wrong with it."""
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -191,21 +221,23 @@ def parse_mapping(text: str | bytes, where: object) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; InputError if it is no object or cannot be read."""
+    """Read a JSON file; InputError if it is no object or cannot be read."""
     return parse_mapping(_read_bytes(path), path)
 
 
 def digest(content: Any) -> str:
+    """Compute the sha256 of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain values as JSON with their sha256."""
     text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """The content that `write_checked` wrote; ValueError if it was changed since."""
+    """Read the content that `write_checked` wrote; ValueError if it was changed since."""
     content = read_json(path)
     if content.pop("sha256", None) != digest(content):
         raise ValueError("it does not match its checksum")
@@ -246,7 +278,7 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
+    """Parse YAML as plain objects; InputError names `origin` and the place of a syntax error."""
     try:
         return yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
@@ -254,7 +286,7 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 
 def format_yaml(value: Any, **options: Any) -> str:
-    """Plain objects as YAML that `parse_yaml` reads back, keys in their order; options: those of `yaml.dump`."""
+    """Format plain objects as YAML that `parse_yaml` reads back, keys in their order; options: those of `yaml.dump`."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
     return text
 
@@ -270,7 +302,7 @@ _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def open_text(path: Path, key: str) -> BufferedReader:
-    """The file, open for reading; InputError if it is missing, a folder or empty."""
+    """Open a file for reading; InputError if it is missing, a folder or empty."""
     if not path.is_file():
         problem = "a folder or a device, no file" if path.exists() else "no such file"
         raise InputError(f"{key}: {problem}: {path}")
@@ -285,16 +317,28 @@ def open_text(path: Path, key: str) -> BufferedReader:
 
 
 def file_digest(path: Path, key: str) -> str:
-    """sha256 of a file; errors as in `open_text`."""
+    """Compute the sha256 of a file; errors as in `open_text`."""
     with open_text(path, key) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lines(path: Path, key: str, start: int = 0, end: int | None = None) -> Iterator[str]:
-    """Lines of a text file, or of its bytes [start, end), without their ends. InputError for text that is not UTF-8.
+    """Yield the lines of a text file, without their ends.
 
     Only a newline ends a line: a carriage return becomes white space, so that line k of one file stays the translation of
     line k of another.
+
+    Args:
+        path: the file.
+        key: configuration key that names it, for errors.
+        start: offset of the first byte.
+        end: offset after the last byte; None for the end of the file.
+
+    Yields:
+        One line after another.
+
+    Raises:
+        InputError: the file is missing, a folder, empty, or not UTF-8.
     """
     offset = start
     with open_text(path, key) as file:
@@ -308,8 +352,9 @@ def lines(path: Path, key: str, start: int = 0, end: int | None = None) -> Itera
 
 
 def count_lines(path: Path, key: str) -> int:
-    """Lines of a file; one without an end at the end of the file counts."""
-    count, block = 0, b""
+    """Count the lines of a file; one without an end at the end of the file counts."""
+    count = 0
+    block = b""
     with open_text(path, key) as file:
         while more := file.read(_PIECE):
             block = more
@@ -345,10 +390,21 @@ class Piece(NamedTuple):
 
 
 def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Piece]:
-    """The text of a section, in pieces that end after a newline that no token goes over, or in a long line before a space.
+    """Yield the text of a section in pieces.
 
-    `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
-    the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
+    They end after a newline that no token goes over, or in a long line before a space.
+
+    Args:
+        section: the text.
+        exact: accept any bytes; those that are not UTF-8 become lone surrogates ("surrogateescape"). Otherwise the text is as
+            `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
+        key: configuration key that names the file, for errors.
+
+    Yields:
+        Pieces of about a megabyte.
+
+    Raises:
+        InputError: the file is missing, a folder, or empty, or it is not UTF-8 where that is asked for.
     """
     with open_text(section.path, key) as file:
         start = section.start
@@ -377,7 +433,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
 
 
 def _ends_between_words(data: bytearray, file: BufferedReader) -> bool:
-    """Data ends with a newline that no token goes over, neither of GPT-2 and its like nor of Llama 3 and its like.
+    """Return whether data ends with a newline that no token goes over, of GPT-2 and its like or of Llama 3 and its like.
 
     What follows it begins with a word, or with one space before a word. In the first case no white space is before it.
     """
@@ -391,7 +447,7 @@ def _ends_between_words(data: bytearray, file: BufferedReader) -> bool:
 
 
 def _find_character(file: BufferedReader, offset: int) -> int:
-    """The offset at which the next character begins: at most three bytes further on."""
+    """Find the offset at which the next character begins: at most three bytes further on."""
     file.seek(offset)
     while (byte := file.read(1)) and _continues(byte[0]):
         offset += 1
@@ -399,12 +455,12 @@ def _find_character(file: BufferedReader, offset: int) -> int:
 
 
 def _continues(byte: int) -> bool:
-    """The second, third or fourth byte of a UTF-8 character."""
+    """Return whether a byte is the second, third or fourth of a UTF-8 character."""
     return byte & 0xC0 == 0x80
 
 
 def _find_cut(data: bytearray) -> int:
-    """The end of a piece of a very long line: before its last space, else between characters."""
+    """Find the end of a piece of a very long line: before its last space, else between characters."""
     cut = data.rfind(b" ")
     if cut > 0:
         return cut
@@ -418,9 +474,20 @@ def cut_files(
     paths: Sequence[Path], shares: Sequence[float], key: str, *, unit: Literal["lines", "bytes"] = "lines",
     most: int | None = None,
 ) -> list[list[Section]]:  # fmt: skip
-    """The lines or bytes of files, in order, as consecutive parts: all but the first hold `shares[1:]` of them, at least one.
+    """Cut the lines or bytes of files, in order, into consecutive parts.
 
-    most: lines or bytes of such a part. Raises InputError if there are too few for every part to have one.
+    Args:
+        paths: the files.
+        shares: of each part in the total; the first part has what the others leave, the others one line or byte at least.
+        key: configuration key that names the files, for errors.
+        unit: `lines` or `bytes`.
+        most: the most of them in a part after the first; None: no limit.
+
+    Returns:
+        The sections of each part.
+
+    Raises:
+        InputError: there are too few for every part to have one, or a file is missing, a folder, or empty.
     """
     by_lines = unit == "lines"
     counts = [count_lines(path, key) if by_lines else path.stat().st_size for path in paths]
@@ -448,7 +515,7 @@ def cut_files(
 
 
 def _find_line(path: Path, number: int) -> int:
-    """The byte offset at which line `number` of a file begins, counted from 0."""
+    """Find the byte offset at which line `number` of a file begins, counted from 0."""
     with path.open("rb") as file:
         return sum(map(len, itertools.islice(file, number)))
 
@@ -459,7 +526,7 @@ _work: Callable[[Any], Any]  # of a forked process, which has the memory of its 
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items, of which the last may have fewer (`itertools.batched` of Python 3.12)."""
+    """Yield lists of `size` items, of which the last may have fewer (`itertools.batched` of Python 3.12)."""
     items = iter(items)
     while batch := list(itertools.islice(items, size)):
         yield batch
@@ -468,10 +535,22 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def map_in_processes(
     work: Callable[[Item], Result], items: Iterable[Item], size: int = 1, *, alone: bool = False
 ) -> Generator[Result, None, None]:
-    """`work` of each item, in order. Few items are under way at a time.
+    """Yield `work` of each item, in order, by a process for each core. Few items are under way at a time.
 
-    size: items that a process gets at once. One process where there is one core, or no more items than that, with `alone`, or
-    where processes cannot be forked safely.
+    It is one process where there is one core, or no more items than one process gets at once, or where processes cannot be
+    forked safely.
+
+    Args:
+        work: what is done with an item.
+        items: read as they are needed.
+        size: items that a process gets at once.
+        alone: use this process only.
+
+    Yields:
+        The results.
+
+    Raises:
+        RunError: a process was killed.
     """
     cores = len(usable_cores()) if sys.platform == "linux" and not alone else 1
     groups = batched(items, size)
@@ -513,7 +592,16 @@ def _do(group: list[Any]) -> list[Any]:
 
 
 def show_progress(pieces: Iterable[Piece], doing: str, total: int) -> Iterator[Piece]:
-    """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal and remarks are logged."""
+    """Yield pieces of a text, with a bar where stderr is a terminal and remarks are logged.
+
+    Args:
+        pieces: the text.
+        doing: what is done with it, in words.
+        total: its bytes.
+
+    Yields:
+        The pieces, one by one.
+    """
     if not (logger.isEnabledFor(logging.INFO) and sys.stderr.isatty()):
         yield from pieces
         return
@@ -532,7 +620,7 @@ def show_progress(pieces: Iterable[Piece], doing: str, total: int) -> Iterator[P
 
 
 def check_folder(folder: Path, contents: str) -> Path:
-    """The folder of `data.dir`; InputError if it is none. `contents`: the files that it should hold."""
+    """Return the folder of `data.dir`; InputError if it is none. `contents`: the files that it should hold."""
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
         raise InputError(f"data.dir: {problem}; give the folder that holds {contents}")
@@ -540,16 +628,17 @@ def check_folder(folder: Path, contents: str) -> Path:
 
 
 def cache_root(cache: str | None) -> Path:
-    """`data.cache`, else $FULLRANK_CACHE, else ~/.cache/fullrank."""
+    """Return the folder `data.cache`, else $FULLRANK_CACHE, else ~/.cache/fullrank."""
     root = cache or os.environ.get("FULLRANK_CACHE") or "~/.cache/fullrank"
     return Path(root).expanduser()
 
 
 @contextmanager
 def create_folder(final: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name `final` at the end. If another process was first, its folder stays.
+    """Run the block with a folder to fill, which gets the name `final` at the end.
 
-    Raises RunError if the disk is full, InputError if the cache cannot be written.
+    If another process was first, its folder stays. Raises RunError if the disk is full, InputError if the cache cannot be
+    written.
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)

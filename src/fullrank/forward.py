@@ -17,7 +17,7 @@ from fullrank.core.errors import InputError, one_line
 
 
 def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a forward, or of the function that a module stands for; none where Python cannot tell them."""
+    """Read the arguments of a forward, or of the function that a module stands for; none where Python cannot tell them."""
     try:
         return inspect.signature(module.function if isinstance(module, AsModule) else module.forward).parameters
     except (TypeError, ValueError):
@@ -25,7 +25,7 @@ def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
-    """The argument by which a forward takes a cache; empty where it takes none. `use_cache` may be among its **kwargs."""
+    """Name the argument by which a forward takes a cache; empty where it takes none. `use_cache` may be among its **kwargs."""
     if "use_cache" not in arguments and all(
         argument.kind is not argument.VAR_KEYWORD for argument in arguments.values()
     ):
@@ -35,7 +35,7 @@ def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
 
 
 def find_cache(out: Any, name: str) -> Any:
-    """The cache in an output: by its name, or the second of a tuple after the logits."""
+    """Find the cache in an output: by its name, or the second of a tuple after the logits."""
     if isinstance(out, Mapping):
         return out.get(name)
     is_pair = type(out) in (tuple, list) and len(out) > 1
@@ -43,7 +43,7 @@ def find_cache(out: Any, name: str) -> Any:
 
 
 def logits_in(out: Any) -> Tensor:
-    """Logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
+    """Find the logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
     if isinstance(out, Mapping) and "logits" in out:
         out = out["logits"]
     out = getattr(out, "logits", out)
@@ -55,7 +55,17 @@ def logits_in(out: Any) -> Tensor:
 
 
 def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path, *, assign: bool = False) -> None:
-    """Load tensors into a module; InputError names those that do not fit. assign: they become its parameters as they are."""
+    """Load tensors into a module.
+
+    Args:
+        module: the model.
+        tensors: its tensors by name.
+        origin: their file, for the error.
+        assign: make them its parameters as they are, with their dtype.
+
+    Raises:
+        InputError: names the tensors that do not fit.
+    """
     try:
         module.load_state_dict(tensors, assign=assign)
     except RuntimeError as error:
@@ -87,12 +97,23 @@ _REACHED = ("__self__", "__func__", "__defaults__", "__kwdefaults__", "func", "a
 
 
 def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that a function reaches: by its closure, its arguments and the globals that it names; or an object, by name."""
+    """Find the modules that a function reaches: by its closure, its arguments and the globals that it names.
+
+    Args:
+        name: that of the value.
+        value: a function, or any other object, whose attributes and items are searched.
+        depth: steps from one object to the next.
+
+    Yields:
+        Name and module.
+    """
     if isinstance(value, nn.Module):
         yield name.replace(".", "_"), value
     if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
         return
-    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+    slots: list[str] = []
+    for kind in type(value).__mro__:
+        slots += getattr(kind, "__slots__", ())
     parts: dict[Any, Any] = {part: getattr(value, part, None) for part in (*_REACHED, *slots)}
     parts |= getattr(value, "__dict__", {})
     if isinstance(value, list | tuple):
@@ -108,7 +129,7 @@ def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, n
 
 @contextmanager
 def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, whoever calls the originals runs the copies: each module has the attributes of its copy."""
+    """Run the block with copies in place of the originals: each module has the attributes of its copy."""
     pairs = list[tuple[nn.Module, dict[str, Any]]]()
     for original, copied in zip(originals, copies, strict=True):
         pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)

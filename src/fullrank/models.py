@@ -81,8 +81,23 @@ class LoadedModel:
         tokenizer: Any = None,
         inputs: Mapping[str, Tensor] | None = None,
     ) -> LoadedModel:
-        """Note where the model comes from, and the tokenizer that came with it."""
-        self.name, self.source, self.folder, self.tokenizer, self.inputs = name, source, folder, tokenizer, inputs
+        """Note where the model comes from.
+
+        Args:
+            name: that of the model.
+            source: kind of its origin, such as `module`.
+            folder: the run or the saved model; None without.
+            tokenizer: the one that came with it; None without.
+            inputs: example inputs; None without.
+
+        Returns:
+            The model itself.
+        """
+        self.name = name
+        self.source = source
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.inputs = inputs
         if self.closes_segments:
             self.mask_id = tokenizer.mask_token_id
             self.marks = tuple(tokenizer.all_special_ids)
@@ -118,15 +133,18 @@ class LoadedModel:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Logits or log-probabilities (B, N, V) of ids (B, N) int64."""
+        """Compute logits or log-probabilities (B, N, V) of ids (B, N) int64."""
         return cast(Tensor, self._read("logits", ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The input of the output layer (B, N, E)."""
+        """Compute the input of the output layer (B, N, E)."""
         return cast(Tensor, self._read("hidden", ids))
 
     def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Logits (B, N, V) of new tokens (B, N) after those of the cache (None: the first ones), and the cache after them."""
+        """Compute logits (B, N, V) of new tokens (B, N) after those of the cache, and the cache after them.
+
+        cache: None for the first tokens.
+        """
         return cast(tuple[Tensor, Any], self._read("step", ids, cache))
 
     def output_matrix(self) -> Tensor:
@@ -134,11 +152,11 @@ class LoadedModel:
         return self._output_matrix().detach()
 
     def nll(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
+        """Compute -log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
         return next(self.nlls([(ids, targets)]))
 
     def nlls(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-        """`nll` of several batches; a model with memory carries it from one to the next."""
+        """Yield `nll` of several batches; a model with memory carries it from one to the next."""
         self.require({"logits"})
         memory = None
         for ids, targets in batches:
@@ -147,11 +165,11 @@ class LoadedModel:
             yield nll
 
     def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
-        """The attention of each layer over ids (B, N): `.weights` before and `.mixed` after mixing, (B, H, N, M)."""
+        """Yield the attention of each layer over ids (B, N): `.weights` before and `.mixed` after mixing, (B, H, N, M)."""
         return iter(next(self.attentions([ids])))
 
     def attentions(self, texts: Iterable[Tensor]) -> Iterator[list[LayerTrace]]:
-        """`attention` of several texts (B, N); a model with memory carries it from one to the next."""
+        """Yield `attention` of several texts (B, N); a model with memory carries it from one to the next."""
         module = self.attention_layers.module
         memory = None
         for ids in texts:
@@ -194,7 +212,7 @@ class LoadedModel:
 
 
 def _spread(values: Tensor, counts: Tensor) -> Tensor:
-    """Values (T,) at the places (B, N) that count, and 0 elsewhere."""
+    """Spread values (T,) over the places (B, N) that count, with 0 elsewhere."""
     spread = values.new_zeros(counts.shape)
     spread[counts] = values
     return spread
@@ -298,7 +316,7 @@ class TransformersModel(LoadedModel):
             self.lacks["attention"] = str(error)
 
     def _call(self, ids: Tensor) -> Any:
-        """The output for ids (B, N), of which none is padding, even where one has the id of padding."""
+        """Run the model on ids (B, N), of which none is padding, even where one has the id of padding."""
         options = {"attention_mask": torch.ones_like(ids)} if self.takes_mask else {}
         return self.module(ids, **options)
 
@@ -395,14 +413,24 @@ def open_model(
     causal: bool = False,
     tokenizer: bool = True,
 ) -> LoadedModel:
-    """Open a model: a module, a function of token ids, or a name; a LoadedModel is returned as it is.
+    """Open a model.
 
     Names are a run folder, a folder written by `save` or `save_pretrained`, a name on the Hugging Face hub,
     `hf:TYPE` (small and untrained) and `python:MODULE:FUNCTION` (what the function returns). Of a translation run the encoder
     is opened.
-    checkpoint: of a run. device: of a named model, which has fp32 if it is one of transformers, else the saved dtype.
-    causal: a language model is needed. tokenizer: False leaves it out.
-    Raises InputError for a name without a model, and for other values.
+
+    Args:
+        x: a module, a function of token ids, or a name; a LoadedModel is returned as it is.
+        checkpoint: of a run.
+        device: of a named model.
+        causal: a language model is needed.
+        tokenizer: False leaves the tokenizer out.
+
+    Returns:
+        The model; a named one has fp32 if it is one of transformers, else the saved dtype.
+
+    Raises:
+        InputError: there is no model of that name, or `x` is none of these.
     """
     x = getattr(x, "_orig_mod", x)  # inside a compiled module
     if isinstance(x, LoadedModel):
@@ -419,7 +447,7 @@ def open_model(
 
 
 def trained_kind(name: str) -> Kind:
-    """The kind of model that a name stands for; InputError for a configuration."""
+    """Find the kind of model that a name stands for; InputError for a configuration."""
     kind = model_kind(name)
     if kind == "configuration":
         raise InputError(
@@ -474,7 +502,10 @@ def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
 
 
 def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
-    """The module that `python:MODULE:NAME` names, or that a function of that name returns, and example inputs, if any."""
+    """Return the module that `python:MODULE:NAME` names, or that a function of that name returns.
+
+    Example inputs come with it, if there are any.
+    """
     make = import_function(name.removeprefix("python:"), "python:")
     try:
         made = make if isinstance(make, nn.Module) else make()

@@ -13,7 +13,7 @@ Kind = Literal["configuration", "run", "saved model", "Hugging Face model", "Pyt
 
 
 def model_kind(name: str) -> Kind:
-    """The kind of model that a name stands for; see `open_model`. A recipe or a YAML file is a configuration.
+    """Find the kind of model that a name stands for; see `open_model`. A recipe or a YAML file is a configuration.
 
     Raises InputError for a folder without a model, and for a path that does not exist.
     """

@@ -42,7 +42,7 @@ class Record:
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Numbers of numpy and torch become plain ones."""
+        """Turn numbers of numpy and torch into plain ones."""
         value = _to_plain(self.value)
         labels = {key: _to_plain(label) for key, label in self.labels.items()}
         interval = None if self.interval is None else tuple(map(_to_plain, self.interval))
@@ -66,11 +66,11 @@ class Record:
         return cls(**{**content, "interval": interval and tuple(interval)})
 
     def with_labels(self, **labels: Label) -> Record:
-        """The record with further labels in front of its own."""
+        """Return the record with further labels in front of its own."""
         return dataclasses.replace(self, labels={**labels, **self.labels})
 
     def has(self, labels: Mapping[str, Label]) -> bool:
-        """True if all of `labels` are labels of this record."""
+        """Return whether all of `labels` are labels of this record."""
         return all(key in self.labels and self.labels[key] == value for key, value in labels.items())
 
 
@@ -160,11 +160,12 @@ _DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap)}
 
 
 def declaration_to_dict(declared: Table | Plot) -> dict[str, Any]:
-    """Plain values for JSON, from which `declaration_from_dict` makes the table or plot again."""
+    """Write a table or plot as plain values for JSON, from which `declaration_from_dict` makes it again."""
     return {"kind": type(declared).__name__, **dataclasses.asdict(declared)}
 
 
 def declaration_from_dict(content: Mapping[str, Any]) -> Any:
+    """Make the table or plot from the values of `declaration_to_dict`."""
     values = {key: _to_tuples(value) for key, value in content.items() if key != "kind"}
     if isinstance(values.get("columns"), tuple):
         values["columns"] = tuple(Column(**column) for column in values["columns"])
@@ -230,10 +231,19 @@ def measurement(
 ) -> Callable[[Function], Function]:
     """Make a function a measurement, which `fullrank analyze NAME` runs.
 
-    needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
-    texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
-    compare: of several models, further records of each beside the first: called with the records of both.
-    Raises InputError for a name that is taken and for a need that no model has.
+    Args:
+        name: NAME.
+        needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
+        table: how its records are shown; several are shown one after another.
+        plot: how its records are drawn, likewise.
+        texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
+        compare: of several models, further records of each beside the first: called with the records of both. None: none.
+
+    Returns:
+        A decorator, which leaves the function as it is.
+
+    Raises:
+        InputError: the name is taken, or no model has what it needs.
     """
     needs = frozenset(needs)
     if unknown := sorted(needs - CAPABILITIES.keys()):
@@ -254,14 +264,14 @@ def measurement(
 
 
 def describe_measurements() -> dict[str, str]:
-    """A line about each built-in measurement, and about each that imported modules have registered, by name."""
+    """Describe each built-in measurement, and each that imported modules have registered, by name: a line about each."""
     return _BUILTIN | {
         name: measurement.help.partition("\n")[0] for name, measurement in _known.items() if name not in _BUILTIN
     }
 
 
 def find_measurement(name: str) -> Measurement:
-    """The measurement of this name; a built-in one is imported. InputError for an unknown name."""
+    """Find the measurement of this name; a built-in one is imported. InputError for an unknown name."""
     if name not in _known and name in _BUILTIN:
         importlib.import_module(f"fullrank.analysis.{name}")
     if name not in _known:
@@ -273,7 +283,7 @@ def find_measurement(name: str) -> Measurement:
 
 
 def check_records(name: str, records: Iterable[Record]) -> list[Record]:
-    """The records of a measurement as a list; InputError where something else was given, or no record at all."""
+    """Return the records of a measurement as a list; InputError where something else was given, or no record at all."""
     checked = list(records) if isinstance(records, Iterable) else [records]
     for record in checked:
         if not isinstance(record, Record):
@@ -284,5 +294,5 @@ def check_records(name: str, records: Iterable[Record]) -> list[Record]:
 
 
 def is_finite(value: float | None) -> bool:
-    """True for a number that can be drawn."""
+    """Return whether a value is a number that can be drawn."""
     return value is not None and math.isfinite(value)

@@ -47,10 +47,12 @@ class Record(NamedTuple):
 
 
 def seal_file(path: Path) -> dict[str, Any]:
+    """Return size and sha256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def sync(path: Path) -> None:
+    """Force a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -61,7 +63,14 @@ def sync(path: Path) -> None:
 def write_record(
     folder: Path, names: tuple[str, ...], state: Mapping[str, Any], run: Mapping[str, Any] | None = None
 ) -> None:
-    """Write checkpoint.json about the files `names`, which lie in `folder`, the plain values `state`, and the run."""
+    """Write checkpoint.json.
+
+    Args:
+        folder: the checkpoint.
+        names: its files.
+        state: plain values of the training.
+        run: what the record says about the run; None outside of a run folder.
+    """
     files = {name: seal_file(folder / name) for name in names}
     content = {"format": FORMAT, "files": files, "run": run or {}, "state": state}
     text = json.dumps({"sha256": digest(content), "content": content}, indent=1, allow_nan=False)
@@ -73,7 +82,7 @@ def write_record(
 
 
 def read_record(folder: Path) -> Record:
-    """The record of the checkpoint in `folder`. DamagedError if it is not whole."""
+    """Read the record of the checkpoint in `folder`. DamagedError if it is not whole."""
     try:
         document = read_json(folder / PLAIN)
         content = document["content"]
@@ -86,7 +95,7 @@ def read_record(folder: Path) -> Record:
 
 
 def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part `run` of a checkpoint's record: values of the configuration, and what of run.json is about data and kernel."""
+    """Return the part `run` of a checkpoint's record: the configuration, and what of run.json is about data and kernel."""
     return {"config": dict(config), "identity": _select_data(read_identity(folder))}
 
 
@@ -95,17 +104,17 @@ def _select_data(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_run(folder: Path) -> bool:
-    """True if `folder` holds a run, finished or not."""
+    """Return whether `folder` holds a run, finished or not."""
     return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """The run record (run.json), which is written once, when a training begins; InputError if it is damaged."""
+    """Read the run record (run.json), which is written once, when a training begins; InputError if it is damaged."""
     return read_json(folder / "run.json")
 
 
 def check_run(folder: Path, checkpoint: str | None = None) -> None:
-    """InputError unless configuration and run record in `folder` are those of its `checkpoint`.
+    """Check that configuration and run record in `folder` are those of its `checkpoint`; InputError if they are not.
 
     None: the newest checkpoint that can be read; without any there is nothing to compare. Vocabulary files have a checksum
     inside.
@@ -132,7 +141,7 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
 
 
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-    """InputError unless the values of a file are, as JSON has them, those that were trained with."""
+    """Raise InputError unless the values of a file are, as JSON has them, those that were trained with."""
     new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
     fixed = [key for key in {**old, **new} if key not in MOVABLE]
     keys = [key for key in fixed if key not in old or old[key] != new.get(key)]

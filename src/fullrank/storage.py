@@ -20,8 +20,11 @@ from fullrank.files import format_yaml, no_room, out_of_memory, read_json
 from fullrank.forward import load_tensors
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
-WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
-HUGGING_FACE, PREFIX = "config.json", "model."  # in folders of Hugging Face: the configuration, the prefix of tensors
+WEIGHTS = "model.safetensors"
+CONFIG = "config.yaml"
+# in folders of Hugging Face: the configuration, the prefix of tensors
+HUGGING_FACE = "config.json"
+PREFIX = "model."
 
 _KINDS = {
     "LanguageModel": "a language model",
@@ -31,7 +34,19 @@ _KINDS = {
 
 
 def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
-    """Load the model of a class saved in `path`, in evaluation mode."""
+    """Load the model of a class saved in `path`, in evaluation mode.
+
+    Args:
+        cls: the class.
+        path: a saved model, or a run folder.
+        checkpoint: of a run, `best` or `last`.
+
+    Returns:
+        The model, with the saved dtype.
+
+    Raises:
+        InputError: there is no such model, it is damaged, or it is one of another class.
+    """
     file, config = find(path, checkpoint)
     tensors = read(file)
     kind = kind_of(tensors)
@@ -48,7 +63,16 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
 
 
 def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
-    """Write `model.safetensors` and `config.yaml` into `folder`; each file appears whole or not at all."""
+    """Write `model.safetensors` and `config.yaml`; each file appears whole or not at all.
+
+    Args:
+        model: its weights.
+        config: section `model` of the configuration.
+        folder: made if it is not there.
+
+    Raises:
+        RunError: the folder cannot be written to; what was there is unchanged.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     text = format_yaml({"model": config.to_dict()})
     try:
@@ -65,7 +89,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 
 def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
-    """The weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`).
+    """Find the weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`).
 
     Folders that `fullrank export` wrote, or `save_pretrained` of one of our classes of Hugging Face, are saved models too.
     """
@@ -109,7 +133,7 @@ def _find_exported(path: Path) -> tuple[Path, ModelConfig]:
 
 
 def is_export(path: Path) -> bool:
-    """True for a folder of Hugging Face that holds a model of ours."""
+    """Return whether a folder is one of Hugging Face that holds a model of ours."""
     try:
         return not (path / CONFIG).is_file() and bool(_find_exported(path))
     except InputError:
@@ -117,9 +141,10 @@ def is_export(path: Path) -> bool:
 
 
 def read_saved_kind(path: Path, checkpoint: str = "best") -> str:
-    """The class of the model in a folder, by the names of its tensors; "LanguageModel" where loading will refuse the file.
+    """Find the class of the model in a folder, by the names of its tensors.
 
-    "CausalModel" in a run of fine-tuning on a text (`hf.causal`).
+    It is "LanguageModel" where loading will refuse the file, and "CausalModel" in a run of fine-tuning on a text
+    (`hf.causal`).
     """
     settings = read_yaml(path / CONFIG) if (path / CONFIG).is_file() else {}
     if finetunes(settings) and not is_of_task(settings):
@@ -133,7 +158,7 @@ def read_saved_kind(path: Path, checkpoint: str = "best") -> str:
 
 
 def kind_of(names: Iterable[str]) -> str:
-    """The class of ours whose tensors are called `names`."""
+    """Find the class of ours whose tensors are called `names`."""
     parts = {name.removeprefix(PREFIX).partition(".")[0] for name in names}
     if "encoder" not in parts:
         return "LanguageModel"
@@ -141,9 +166,9 @@ def kind_of(names: Iterable[str]) -> str:
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file; InputError if it is damaged.
+    """Read the tensors of a safetensors file; InputError if it is damaged.
 
-    Each in memory of its own: inside the file they begin at any byte, and products of such tensors take other kernels and
+    Each is in memory of its own: inside the file they begin at any byte, and products of such tensors take other kernels and
     differ in the last bit from those of the model that was saved.
     """
     try:

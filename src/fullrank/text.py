@@ -51,7 +51,19 @@ class Text:
     def from_ids(
         cls, ids: Tensor | Sequence[int], segment_length: int | None = None, *, name: str = "token ids"
     ) -> Text:
-        """A text of given ids: (T,), or (B, N) with a segment in each row. segment_length: T or N if not given."""
+        """Make a text of token ids.
+
+        Args:
+            ids: (T,), or (B, N) with a segment in each row.
+            segment_length: tokens of a segment; None for T or N.
+            name: that of the text, for errors.
+
+        Returns:
+            The text.
+
+        Raises:
+            InputError: ids are no whole numbers, none at all, or have other dimensions.
+        """
         tensor = torch.as_tensor(ids)
         if tensor.is_floating_point() or not 1 <= tensor.dim() <= 2 or not tensor.numel():
             raise InputError(f"ids: whole numbers (T,) or (B, N), given {tuple(tensor.shape)} {tensor.dtype}")
@@ -78,7 +90,7 @@ class Text:
             )
 
     def segments(self) -> Iterator[Tensor]:
-        """All segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
+        """Yield all segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
         opening = [] if self.bos_id is None else [self.bos_id]
         closing = [] if self.eos_id is None else [self.eos_id]
         text_length = max(1, self.segment_length - len(opening) - len(closing))
@@ -98,9 +110,12 @@ class Text:
             left = left[text_length:]
 
     def rows(self, most: int | None = None) -> list[Tensor]:
-        """The first `most` whole segments, each (1, N); None: `count` of them."""
+        """Return the first `most` whole segments, each (1, N); None: `count` of them."""
         text = self if most is None else replace(self, count=most)
-        return [row for batch in text for row in batch.split(1)]
+        rows: list[Tensor] = []
+        for batch in text:
+            rows += batch.split(1)
+        return rows
 
     def ids(self) -> Iterator[int]:
         for ids in self.read():
@@ -108,10 +123,19 @@ class Text:
 
 
 def read_file(model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None) -> Text:
-    """The text of a file, by the tokenizer of a model.
+    """Read the text of a file, by the tokenizer of a model.
 
-    segment_length: 128 if not given, or what the model reads at most.
-    Raises InputError for a model without a tokenizer, and for a longer segment than it reads.
+    Args:
+        model: what will read it.
+        path: the file.
+        segment_length: tokens of a segment; None for 128, or what the model reads at most.
+        count: the most segments that are read; None for all.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: the model has no tokenizer, or reads no segment of that length.
     """
     model.require({"tokenizer"}, f"{_KEY} {path}")
     marks: dict[str, int | None] = {}
@@ -131,7 +155,19 @@ def read_file(model: LoadedModel, path: Path, segment_length: int | None = None,
 
 
 def choose_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
-    """Tokens of a segment; `usual` if none are given. InputError for more than the model reads."""
+    """Choose the number of tokens of a segment.
+
+    Args:
+        model: what will read it.
+        segment_length: what is asked for; None for `usual`, or what the model reads at most.
+        usual: the usual number.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: the model reads no segment of that length.
+    """
     longest = model.max_length
     if segment_length is None:
         return min(usual, longest or usual)
@@ -143,7 +179,10 @@ def choose_length(model: LoadedModel, segment_length: int | None, usual: int = S
 
 
 def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """All rows of token ids, each (1, N), of one length N. InputError for other shapes, for several lengths, and for no row."""
+    """Return all rows of token ids, each (1, N), of one length N.
+
+    Raises InputError for other shapes, for several lengths, and for no row.
+    """
     texts: list[Tensor] = []
     for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
         if not isinstance(ids, Tensor):
@@ -161,7 +200,7 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 
 def batch_tokens(model: LoadedModel) -> int:
-    """The most tokens that a model reads in one pass, so that its logits fit into memory."""
+    """Return the most tokens that a model reads in one pass, so that its logits fit into memory."""
     return min(_BATCH_TOKENS, _BATCH_LOGITS // (model.vocab_size or 1))
 
 
@@ -176,7 +215,7 @@ def _encode_sentences(language: Language, path: Path) -> Iterator[Sequence[int]]
 
 
 def _encode_lines(tokenizer: Any, path: Path) -> Iterator[Sequence[int]]:
-    """Ids by a tokenizer of transformers, some lines at a time, without special tokens."""
+    """Yield ids by a tokenizer of transformers, some lines at a time, without special tokens."""
     waiting = ""
     for piece in read_pieces(Section(path), exact=False, key=_KEY):
         for line in io.StringIO(piece.text, newline="\n"):
