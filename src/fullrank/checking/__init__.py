@@ -123,12 +123,12 @@ def check(
     """
     subject = open_subject(model, vocab_size, length, inputs, sequence, step)
     checks = list_checks(subject, quick=quick)
-    wanted = (only,) if isinstance(only, str) else tuple(only)
-    for prefix in wanted:
+    prefixes = (only,) if isinstance(only, str) else tuple(only)
+    for prefix in prefixes:
         if not any(title.startswith(prefix) for title in checks):
             among = f"{' (quick=True)' * quick}; there are: {'; '.join(checks)}"
             raise InputError(f"only: no check's name begins with {prefix!r}{among}")
-    about = {
+    facts = {
         "model": getattr(model, "__name__", type(model).__name__),
         "source": _SOURCES[subject.kind],
         "vocab_size": subject.vocab_size,
@@ -139,13 +139,13 @@ def check(
         "modes": subject.has_modes,
     }
     if subject.sees_future:
-        about["sees_future"] = subject.sees_future
+        facts["sees_future"] = subject.sees_future
     findings = []
     for title, row in checks.items():
-        if title.startswith(wanted or ""):
+        if title.startswith(prefixes or ""):
             findings.append(replace(run_guarded(row, subject), check=title))
             logger.debug(f"{title}: {findings[-1].verdict}")
-    return Report(tuple(findings), {**about, **(description or {})}, shrunk)
+    return Report(tuple(findings), {**facts, **(description or {})}, shrunk)
 
 
 def run_guarded(row: Check, subject: Subject) -> Finding:

@@ -78,12 +78,14 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
     if not run.subject.ours and run.dtype == torch.float64 and shares[worst] > tolerance[0]:
         single, reason = allow(torch.float32)
         with InDouble() as double:
-            again = dict[Comparison, float]()
+            shares_in_double = dict[Comparison, float]()
             with contextlib.suppress(Exception):
                 if shares[worst] <= 10 * single:
-                    again = measure([replace(worst, reading=worst.reading.repeat(), expected=worst.expected.repeat())])
-            if again and double.is_complete:
-                return conclude(run, again, tolerance, looked_at, remark)
+                    shares_in_double = measure(
+                        [replace(worst, reading=worst.reading.repeat(), expected=worst.expected.repeat())]
+                    )
+            if shares_in_double and double.is_complete:
+                return conclude(run, shares_in_double, tolerance, looked_at, remark)
         tolerance = 10 * single, f"ten times {reason}; a model that is not ours may compute parts so"
     return conclude(run, shares, tolerance, looked_at, remark)
 
@@ -199,12 +201,12 @@ def compare_prefixes(run: Run) -> Finding:
     powers = (1 << i for i in reversed(range(size.bit_length())))
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
-    refusals = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
+    suppressed = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
     for rows in (ROWS, 1):
         whole_texts = full if rows == ROWS else run.read(ids[:rows])
         for end in lengths:
             name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
-            with contextlib.suppress(*refusals):
+            with contextlib.suppress(*suppressed):
                 prefix = run.read(ids[:rows, :end].contiguous())
                 expected = whole_texts.with_part(replace(whole_texts.part, end=end))
                 comparisons.append(Comparison(name, prefix, expected))

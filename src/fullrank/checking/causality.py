@@ -206,7 +206,7 @@ def search_by_gradient(run: Run) -> Finding:
         weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
         weighted = trace.logits * weights.to(trace.logits)
         cuts = choose_cuts(subject, 12)
-        after = dict[int, float]()
+        steepest_after = dict[int, float]()
         steepest = 0.0
         for cut in cuts:
             value = weighted[:, :cut].sum()
@@ -215,15 +215,17 @@ def search_by_gradient(run: Run) -> Finding:
                 gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1) for gradient in gradients
             ]
             steepest = max(steepest, *(float(gradient.abs().max()) for gradient in by_row))
-            after[cut] = max(float(gradient[:, cut:].abs().max()) for gradient in by_row)
+            steepest_after[cut] = max(float(gradient[:, cut:].abs().max()) for gradient in by_row)
         if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
-        worst = max(after, key=after.__getitem__)
+        worst = max(steepest_after, key=steepest_after.__getitem__)
         path = run.call.name
         leaks = describe_cut(subject, worst)
         looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
         limit, reason = allow(subject.dtype)
-        finding = judge(looked_at, after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path)
+        finding = judge(
+            looked_at, steepest_after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path
+        )
         if finding.verdict == "passes":
             return finding
         finding = replace(finding, remark=leaks, leaks=leaks)

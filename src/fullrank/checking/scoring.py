@@ -110,16 +110,16 @@ def check_scoring(
     chosen = chosen if len(chosen) > 1 else [base, base[: len(base) // 2]]
     same = score_twice(scorer, chosen)
     order = (SUM, ONCE, LATER, SAME, ADD, RANKS, COUNTS)
-    mend = inapplicable("not tested: the score of a text changes from call to call; mend that first")
-    findings = dict.fromkeys(order, mend) | {SAME: same}
+    not_tested = inapplicable("not tested: the score of a text changes from call to call; mend that first")
+    findings = dict.fromkeys(order, not_tested) | {SAME: same}
     if same.verdict == "passes":
         findings |= sum_over_vocabulary(scorer, base, size, window, calls)
         findings |= {ADD: add_texts(scorer, chosen), RANKS: add_ranks(scorer, chosen)}
         findings[COUNTS] = compare_counts(scorer, chosen)
-    about = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
-    about |= {"vocab_size": size, "length": len(base), "calls": scorer.calls, "first_token_scored": scorer.skipped == 0}
+    facts = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
+    facts |= {"vocab_size": size, "length": len(base), "calls": scorer.calls, "first_token_scored": scorer.skipped == 0}
     named = tuple(replace(findings[name], check=name) for name in order)
-    return Report(named, {**about, **(description or {})}, needed=SUM)
+    return Report(named, {**facts, **(description or {})}, needed=SUM)
 
 
 def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
@@ -190,26 +190,26 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     for batch in samples:
         reading = scorer.read(*batch)
         forms = [scorer.form(text) for text in batch]
-        true = dict[str, int]()
+        true_counts = dict[str, int]()
         if scorer.skipped is not None and not isinstance(batch[0], str):
-            true["tokens"] = sum(len(text) - scorer.skipped for text in batch)
+            true_counts["tokens"] = sum(len(text) - scorer.skipped for text in batch)
         elif reading.each is not None:
-            true["tokens"] = len(reading.each)
+            true_counts["tokens"] = len(reading.each)
         if isinstance(forms[0], str):
-            true |= {
+            true_counts |= {
                 "words": sum(len(form.split()) for form in forms),
                 "bytes": sum(len(form.encode()) for form in forms),
             }
         for key, count in reading.counts.items():
-            (tested if key in true else untested).add(key)
-            if count != true.get(key, count):
-                faults.append(f'"{key}" is {count:g}, and {_TRUE[key].format(true[key])}')
-        per = reading.counts or {"tokens": true.get("tokens", math.nan)}
+            (tested if key in true_counts else untested).add(key)
+            if count != true_counts.get(key, count):
+                faults.append(f'"{key}" is {count:g}, and {_TRUE[key].format(true_counts[key])}')
+        counts = reading.counts or {"tokens": true_counts.get("tokens", math.nan)}
         for key, mean in reading.means.items():
             tested.add(key)
             nats = mean if key == "loss" else math.log(mean)
-            if not any(abs(nats - reading.total / count) <= 1e-3 + scorer.unit for count in per.values() if count):
-                faults.append(f'"{key}" is {mean:.6g}, which is not the total over any count ({", ".join(per)})')
+            if not any(abs(nats - reading.total / count) <= 1e-3 + scorer.unit for count in counts.values() if count):
+                faults.append(f'"{key}" is {mean:.6g}, which is not the total over any count ({", ".join(counts)})')
     not_tested = f"not tested: {', '.join(sorted(untested))}" if untested else ""
     if not tested:
         return inapplicable(

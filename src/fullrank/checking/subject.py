@@ -279,8 +279,8 @@ class Subject:
         arguments = read_arguments(self.model)
         if self.mask_name not in arguments:
             others = [name for name in arguments if "mask" in name]
-            asked = f"; check a function that takes {' or '.join(others)} by that name" if others else ""
-            return f"forward takes no {self.mask_name}{asked}"
+            advice = f"; check a function that takes {' or '.join(others)} by that name" if others else ""
+            return f"forward takes no {self.mask_name}{advice}"
         return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
     def masks(self) -> dict[str, Tensor]:
@@ -579,16 +579,16 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     logits = subject.logits(ids)
     hidden[:, 0] = 0
     other[:, 0] = ids.roll(1, 0)[:, 0]
-    taken = list[MaskForm]()
+    accepted_forms = list[MaskForm]()
     for form in MASKS:
         tried = replace(subject, mask_form=form)
         with contextlib.suppress(Exception):
             with_ones = tried.logits(ids, ones)
-            taken.append(form)
+            accepted_forms.append(form)
             is_hidden = agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:])
             if is_hidden and agree(with_ones, logits):
                 return form
-    return next(iter(taken), None)
+    return next(iter(accepted_forms), None)
 
 
 def find_first_position(subject: Subject) -> int | None:
