@@ -228,8 +228,8 @@ class CausalModel(nn.Module):
             raise InputError(f"{folder}: no run of fine-tuning on a text")
         weights = folder / "checkpoints" / checkpoint
         if not weights.is_dir():
-            there = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*/"))
-            raise InputError(f"{weights}: no such checkpoint; there are {', '.join(there) or 'none yet'}")
+            names = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*/"))
+            raise InputError(f"{weights}: no such checkpoint; there are {', '.join(names) or 'none yet'}")
         check_run(folder, checkpoint)
         with load.quiet(), torch.random.fork_rng(devices=[]):
             if config.train.adapter is None:
@@ -270,14 +270,16 @@ def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
         load.read_part("AutoConfig", config.pretrained, **options)  # is it a model at all?
-        words = load.read_part("AutoTokenizer", config.pretrained, **options)
-    if not getattr(words, "is_fast", False):
+        hf_tokenizer = load.read_part("AutoTokenizer", config.pretrained, **options)
+    if not getattr(hf_tokenizer, "is_fast", False):
         raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
-    marks = (words.bos_token, words.eos_token, words.cls_token, words.sep_token)
-    start = next((mark for mark in marks if mark in words.get_vocab()), None)
+    marks = (hf_tokenizer.bos_token, hf_tokenizer.eos_token, hf_tokenizer.cls_token, hf_tokenizer.sep_token)
+    start = next((mark for mark in marks if mark in hf_tokenizer.get_vocab()), None)
     if start is None:
         raise InputError(f"{key}: its tokenizer has no bos_token and no eos_token, after which a text begins; set one")
-    return words, PretrainedTokenizer(copy.deepcopy(words.backend_tokenizer), start=start, eos=words.eos_token)
+    return hf_tokenizer, PretrainedTokenizer(
+        copy.deepcopy(hf_tokenizer.backend_tokenizer), start=start, eos=hf_tokenizer.eos_token
+    )
 
 
 def load_causal(config: PretrainedConfig) -> Any:
@@ -368,12 +370,12 @@ def holds_injected(config: PretrainedConfig, model_config: Any) -> bool:
     if settings is None:
         return False
     keys = ("mix", "normalize", "cross_head", "layers")
-    there = {key: settings.get(key) for key in keys}
-    if there != config.attention.to_dict() | {"layers": config.layers}:
-        words = " ".join(
-            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(there[key])}" for key in keys
+    injected = {key: settings.get(key) for key in keys}
+    if injected != config.attention.to_dict() | {"layers": config.layers}:
+        settings_to_change = " ".join(
+            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(injected[key])}" for key in keys
         )
         raise InputError(
-            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words}"
+            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {settings_to_change}"
         )
     return True

@@ -329,8 +329,8 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
     Our `LanguageModel` is the attribute `model`. `generate`, `Trainer`, pipelines and `AutoModelForCausalLM` take this class.
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
 
-    A model with memory reads a text segment by segment. Its memory is in `past_key_values`, which goes into the next call. This
-    holds whatever `use_cache` says, as the model without its memory is another one.
+    A model with memory reads a text segment by segment. Its memory is in `past_key_values`, which goes into the next call.
+    Neither `config.use_cache=False` nor `generate(use_cache=False)` turns it off: without memory it is another model.
     """
 
     objective = "causal"
@@ -359,9 +359,9 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             past_key_values: a `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. None: the
                 text begins here.
             labels: (B, N), `input_ids` again, -100 where there is no loss. They are shifted here: the loss is that of each
-                token given those before it.
-            use_cache: return a new cache where none is given. None: in evaluation without labels, `config.use_cache`; a model
-                with memory always returns one in evaluation.
+                token given those before it. None: no loss.
+            use_cache: return a new cache where none is given. None: in evaluation only, always by a model with memory, by
+                others as `config.use_cache` says and without labels.
             logits_to_keep: logits of the last so many tokens, or of these positions; 0: of all.
             num_items_in_batch: what the summed loss is divided by; None: the number of labels.
             output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
@@ -475,7 +475,7 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
             input_ids: tokens (B, N), some of them `<mask>`.
             attention_mask: (B, N), 1 for tokens and 0 for padding on either side; None: nothing is padded. Outputs at padding
                 mean nothing.
-            labels: (B, N), the masked tokens, -100 elsewhere.
+            labels: (B, N), the masked tokens, -100 elsewhere; None: no loss.
             num_items_in_batch: what the summed loss is divided by; None: the number of labels.
             output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
             output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.

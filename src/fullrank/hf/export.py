@@ -101,9 +101,9 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
         save_file(named, new / storage.WEIGHTS, metadata={"format": "pt"})
         (new / storage.WEIGHTS).chmod(0o644)
-        special, missing = ({}, "saved outside a run") if record is None else _write_tokenizer(new, folder)
+        special, why_no_tokenizer = ({}, "saved outside a run") if record is None else _write_tokenizer(new, folder)
         _write_configuration(new, kind, config, special, next(iter(tensors.values())).dtype)
-        code["README.md"] = _make_card(out.name, kind, config, record, checkpoint, missing)
+        code["README.md"] = _make_card(out.name, kind, config, record, checkpoint, why_no_tokenizer)
         for name, content in code.items():
             (new / name).write_text(content, encoding="utf-8")
     return out

@@ -248,26 +248,26 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     Raises InputError where some attention is not on the interface.
     """
     modules = find_weighted_modules(model)
-    had = {name for name, module in modules.items() if "fullrank" in module._modules}
+    with_mixing = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings = settings_of(model) if is_injected(model) else {}
     if not settings or not _changes_weights(settings["mix"], settings["normalize"]):
-        had = set()
-    if had == set(modules):
+        with_mixing = set()
+    if with_mixing == set(modules):
         return model, set()
-    numbers = {number for number, name in enumerate(modules) if name not in had}
+    without_mixing = {number for number, name in enumerate(modules) if name not in with_mixing}
     model = copy.deepcopy(model)
-    if had:
+    if with_mixing:
         for name, module in attention_modules(model).items():
-            if name not in had:
+            if name not in with_mixing:
                 module.fullrank = _build_stages(name, module, "position_independent", "softmax", 0.0)
-        return model, numbers
+        return model, without_mixing
     head = find_mixture_head(model)
     latents = None if head is None else head.fullrank
     plain = remove(model) if settings else model
     inject(plain, mix="position_independent", output=settings.get("output"))
     if head is not None and latents is not None:
         head.fullrank = latents
-    return model, numbers
+    return model, without_mixing
 
 
 def find_weighted_modules(model: Any) -> dict[str, Any]:

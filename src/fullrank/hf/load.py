@@ -61,11 +61,11 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     source = location_of(model_type)
     folder = Path(source)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
-    words = None
+    loaded_tokenizer = None
     with explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
         config = read_part("AutoConfig", source)
         if tokenizer and has_tokenizer:
-            words = read_part("AutoTokenizer", source)
+            loaded_tokenizer = read_part("AutoTokenizer", source)
         auto = (None if causal else _find_saved_class(config)) or transformers.AutoModelForCausalLM
         # the other implementations of experts lack double precision
         model, loading = load_weights(auto, source, config, dtype, experts_implementation="eager")
@@ -73,7 +73,7 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
         raise InputError(f"{source}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if config.is_encoder_decoder and not causal:
         model = model.get_encoder()
-    return Loaded(model.eval(), words)
+    return Loaded(model.eval(), loaded_tokenizer)
 
 
 def location_of(name: str) -> str:
@@ -312,5 +312,5 @@ def explain_errors(what: str, advice: str = "") -> Iterator[None]:
     except FullRankError:
         raise
     except Exception as error:
-        words = one_line(error, 1000)
-        raise InputError(f"{what} that transformers can load ({words[:240]}){advice}") from error
+        message = one_line(error, 1000)
+        raise InputError(f"{what} that transformers can load ({message[:240]}){advice}") from error

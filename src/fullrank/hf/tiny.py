@@ -99,9 +99,9 @@ def _shrink_settings(config: Any) -> dict[str, Any]:
             settings[name] = _RULES["open"][name]
         elif fields[name] is not None:
             settings[name] = _shrink(name, value)
-    groups = "num_key_value_heads"
-    if groups in settings and values[groups] == values.get("num_attention_heads"):
-        settings[groups] = 4
+    key_value_heads = "num_key_value_heads"
+    if key_value_heads in settings and values[key_value_heads] == values.get("num_attention_heads"):
+        settings[key_value_heads] = 4
     if values.get("is_decoder") is False and not config.is_encoder_decoder:
         settings["is_decoder"] = True
     return settings | _cut_layers(config, values) | _RULES["special"].get(config.model_type, {})
