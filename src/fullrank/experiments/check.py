@@ -63,11 +63,11 @@ def check_named(
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
     folder = Path(name).expanduser()
     is_ours = kind in ("run", "saved model")
-    about = {"name": str(folder) if is_ours else name, "kind": kind}
+    facts = {"name": str(folder) if is_ours else name, "kind": kind}
     if (is_ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
-        return check(Translator.load(folder, checkpoint), description=about, **options)
+        return check(Translator.load(folder, checkpoint), description=facts, **options)
     loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
-    return check(loaded.module, loaded.inputs, description=about, **options)
+    return check(loaded.module, loaded.inputs, description=facts, **options)
 
 
 def check_scoring_named(function: str, vocab_size: int | None = None, length: int | None = None) -> Report:
@@ -125,8 +125,8 @@ def check_configuration(
         length = _SENTENCE if translates else run.train.segment_length
         length = min(length, model.max_length or length)
         length = next((n for n in range(length, 2, -1) if n not in sizes), length)
-    about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
-    return check(model, length=length, quick=quick, description=about, shrunk=list_changes(run.model, config))
+    facts = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
+    return check(model, length=length, quick=quick, description=facts, shrunk=list_changes(run.model, config))
 
 
 # -- a configuration made small --------------------------------------------------------------------------------------
