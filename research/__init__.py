@@ -25,6 +25,6 @@ def build(cls: type[T], content: dict[str, Any], where: str) -> T:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON object a line. A file that is missing has none."""
+    """Read a file with a JSON object a line. A file that is missing has none."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]

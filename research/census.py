@@ -39,9 +39,19 @@ VERSIONS = ("transformers", "torch", "fullrank")
 
 
 def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> list[Row]:
-    """Check the classes that the file does not have for the installed versions. Returns the rows of all that were asked for.
+    """Check the classes that the file does not have for the installed versions.
 
-    only: model types, none for all. limit: seconds after which a class is given up.
+    Args:
+        file: JSON lines of the census, a line for each class.
+        only: model types; none for all.
+        jobs: classes that are checked at once.
+        limit: seconds after which a class is given up.
+
+    Returns:
+        The rows of all classes that were asked for.
+
+    Raises:
+        InputError: there is no such model type.
     """
     from fullrank.hf.tiny import list_classes
 
@@ -102,7 +112,16 @@ def check_class(pair: Class) -> Row:
 
 
 def row_of(pair: Class, report: Report, seconds: float) -> Row:
-    """The row of a class that was checked: the failing checks with their layers, and the figures of the first."""
+    """Make the row of a class that was checked: the failing checks with their layers, and the figures of the first.
+
+    Args:
+        pair: model type and class.
+        report: the checks.
+        seconds: processor time that they took.
+
+    Returns:
+        The row.
+    """
     failures = [{"check": failure.check, "layers": list(failure.layers)} for failure in report.failures]
     for finding in report.failures[:1]:
         values = {name: getattr(finding, name, None) for name in FIRST_FAILURE}
@@ -111,21 +130,34 @@ def row_of(pair: Class, report: Report, seconds: float) -> Row:
     leaks = any(name.startswith(LEAKS) for name in figures)
     verdict = "leaks" if leaks else "fails otherwise" if failures else "passes"
     measured = {"parameters": report.description["parameters"], "seconds": round(seconds, 1), "failures": failures}
-    cache = next((one for one in report.findings if one.check.startswith("incremental decoding")), None)
+    cached = (finding for finding in report.findings if finding.check.startswith("incremental decoding"))
+    cache = next(cached, None)
     return make_row(pair, verdict, **measured, cache=f"{cache.verdict} {cache.reason}" if cache else "")
 
 
 def make_row(pair: Class, verdict: str, reason: str = "", **measured: Any) -> Row:
+    """Make a row of the census.
+
+    Args:
+        pair: model type and class.
+        verdict: one of `VERDICTS`.
+        reason: what it rests on, in words.
+        **measured: further columns.
+
+    Returns:
+        The row.
+    """
     empty: Row = {"parameters": None, "seconds": None, "failures": []}
     return {"type": pair[0], "class": pair[1], "verdict": verdict, "reason": reason, **empty, **measured}
 
 
 def describe_error(error: Exception) -> str:
+    """Describe an error on one line."""
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error, 240)}"
 
 
 def explain(row: Mapping[str, Any]) -> str:
-    """What a verdict rests on: the reason, or the first checks that fail with the layer where it enters."""
+    """Explain a verdict: by its reason, or the first checks that fail with the layer where it enters."""
     failures = [(failure["check"], failure["layers"][:1]) for failure in row["failures"]]
     names = [f"{check} ({layer[0]})" if layer else check for check, layer in failures]
     more = [f"and {len(names) - 3} more"] if len(names) > 3 else []
@@ -136,7 +168,7 @@ def explain(row: Mapping[str, Any]) -> str:
 
 
 def make_page(rows: Sequence[Row], notes: Mapping[str, str]) -> Iterator[str]:
-    """The pieces of the page. notes: what was found by hand, by class."""
+    """Yield the pieces of the page. notes: what was found by hand, by class."""
     versions = sorted({f"transformers {row['transformers']}, torch {row['torch']}" for row in rows})
     seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
     counts = Counter(row["verdict"] for row in rows)
@@ -169,7 +201,7 @@ def make_page(rows: Sequence[Row], notes: Mapping[str, str]) -> Iterator[str]:
 
 
 def describe_failure(row: Row, notes: Mapping[str, str]) -> Iterator[str]:
-    """What was found by hand, and the first failure in full, with the lines that show it."""
+    """Yield what was found by hand, and the first failure in full, with the lines that show it."""
     if row["class"] in notes:
         yield f"{code(row['class'])}, by hand: {prose(notes[row['class']])}"
     for failure in row["failures"][:1]:
@@ -181,6 +213,7 @@ def describe_failure(row: Row, notes: Mapping[str, str]) -> Iterator[str]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")

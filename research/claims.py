@@ -82,7 +82,7 @@ class Claim:
         return self.figure.split(".")[1] if self.figure.startswith(("final.", "last.")) else "valid"
 
     def settings_of(self, arm: Mapping[str, Any]) -> list[str]:
-        """The settings of one side as `key=value`."""
+        """List the settings of one side as `key=value`."""
         settings = flatten(lay(merge({}, self.set), arm.get("set") or {}))
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
@@ -159,15 +159,30 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
 
 
 def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = None) -> list[Verdict]:
-    """Judge the claims of one page."""
+    """Judge the claims of one page.
+
+    Args:
+        claims: the claims.
+        rows: rows of the ledger.
+        lines: perplexity of counting 4-grams by the checksums of test text and vocabulary; None without.
+
+    Returns:
+        A verdict for each claim.
+    """
     lines = lines or {}
     comparisons = [None if claim.why else compare(claim, rows) for claim in claims]
-    measured = [one for one in comparisons if one is not None and len(one.seeds) >= FEWEST_SEEDS]
-    learned = [one for one in measured if not (explain_line(one.than, lines) or explain_line(one.better, lines))]
+    measured = []
+    for comparison in comparisons:
+        if comparison is not None and len(comparison.seeds) >= FEWEST_SEEDS:
+            measured.append(comparison)
+    learned = []
+    for comparison in measured:
+        if not (explain_line(comparison.than, lines) or explain_line(comparison.better, lines)):
+            learned.append(comparison)
     estimates = {}
-    for one in measured:
-        pooled = [other for other in learned if other.pool == one.pool]
-        estimates[id(one)] = estimate(one, pooled)
+    for comparison in measured:
+        pooled = [other for other in learned if other.pool == comparison.pool]
+        estimates[id(comparison)] = estimate(comparison, pooled)
     p_values = [value.p_value for value in estimates.values()]
     adjusted = dict(zip(estimates, correct(p_values), strict=True))
     verdicts = []
@@ -201,7 +216,16 @@ def compare(claim: Claim, rows: Sequence[Row]) -> Comparison:
 
 
 def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side:
-    """Find the runs of one side. Of two with one seed the later one counts."""
+    """Find the runs of one side. Of two with one seed the later one counts.
+
+    Args:
+        claim: the claim.
+        arm: row and settings of the side, `claim.than` or `claim.better`.
+        rows: rows of the ledger.
+
+    Returns:
+        Its runs and figures by seed, with the learning rates that were tried.
+    """
     recipe = arm.get("recipe") or claim.recipe
     name = arm.get("row", "plain")
     overrides = claim.settings_of(arm)
@@ -209,11 +233,14 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
     settings = differences(config, recipe, name, claim.scale) or {}
     place = [recipe, name, claim.scale]
     of_row = [row for row in rows if [row["recipe"], row["row"], row["scale"]] == place]
-    runs, figures = {}, {}
+    runs = {}
+    figures = {}
     for row in sorted(of_row, key=lambda row: row["seed"]):
         figure = figure_of(row, claim.figure)
         if row["settings"] == settings and figure is not None:
-            runs[row["seed"]], figures[row["seed"]] = row, figure
+            seed = row["seed"]
+            runs[seed] = row
+            figures[seed] = figure
     usual = resolve_any(recipe, name, claim.scale).config.train.learning_rate
     rate = config.train.learning_rate
     rates = tried_rates(of_row, settings, rate, usual, claim)
@@ -224,7 +251,7 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
 
 
 def figure_of(row: Row, figure: str) -> float | None:
-    """A figure of a run; None if the ledger lacks it.
+    """Return a figure of a run; None if the ledger lacks it.
 
     A column, or `curve.half`, the validation perplexity at half of the training, or `ms_per_step.train`.
     """
@@ -239,35 +266,47 @@ def figure_of(row: Row, figure: str) -> float | None:
 def tried_rates(
     rows: Sequence[Row], settings: Mapping[str, Any], rate: float, usual: float, claim: Claim
 ) -> dict[float, float]:
-    """The mean cost at each learning rate, of rows that differ from `settings` in nothing else.
+    """Compute the mean cost at each learning rate, of rows that differ from `settings` in nothing else.
 
     The cost is the validation perplexity, or the claim's own figure where there is none. Of seeds that a rate has in common
-    with `rate` the mean difference counts, so that a rate is no better for an easy seed. usual: the rate of rows
-    whose settings state none.
+    with `rate` the mean difference counts, so that a rate is no better for an easy seed.
+
+    Args:
+        rows: rows of the ledger.
+        settings: those of the side.
+        rate: learning rate of the side.
+        usual: learning rate of rows whose settings have none.
+        claim: the claim.
+
+    Returns:
+        The cost by learning rate.
     """
     sign = -1 if claim.direction == "higher" else 1
     others = {key: value for key, value in settings.items() if key != RATE}
     tried: dict[float, dict[int, float]] = {}
     for row in rows:
-        stated = row["settings"] or {}
+        settings_of_row = row["settings"] or {}
         figure = figure_of(row, claim.figure)
         cost = row.get("final.valid.perplexity")
         if cost is None and figure is not None:
             cost = sign * figure
-        if cost is not None and {key: value for key, value in stated.items() if key != RATE} == others:
-            tried.setdefault(stated.get(RATE, usual), {})[row["seed"]] = cost
-    own = tried.get(rate, {})
+        if cost is not None and {key: value for key, value in settings_of_row.items() if key != RATE} == others:
+            tried.setdefault(settings_of_row.get(RATE, usual), {})[row["seed"]] = cost
+    at_rate = tried.get(rate, {})
     costs = {}
     for other, by_seed in sorted(tried.items()):
-        common = own.keys() & by_seed.keys()
+        common = at_rate.keys() & by_seed.keys()
         costs[other] = fmean(by_seed.values())
         if common:
-            costs[other] = fmean(own.values()) + fmean(by_seed[seed] - own[seed] for seed in common)
+            costs[other] = fmean(at_rate.values()) + fmean(by_seed[seed] - at_rate[seed] for seed in common)
     return costs
 
 
 def measured_on(row: Row, claim: Claim) -> list[str]:
-    """Text of the split, vocabulary, protocol and signature, for times the processor. Figures compare where these are equal."""
+    """List what figures were measured on: text of the split, vocabulary, protocol and signature, for times the processor.
+
+    Figures compare where these are equal.
+    """
     columns = [f"text.{claim.split}", "vocabulary", f"protocol.{claim.split}", "signature"]
     if claim.figure == "ms_per_step.train":
         columns += ["cpu", "threads", "precision"]
@@ -282,11 +321,13 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
     a, b = comparison.figures
     if comparison.claim.statistic == "deviation":
         return compare_deviations(a, b)
-    own = {side.setting: side.figures for side in (comparison.than, comparison.better)}
-    arms = own | {side.setting: side.figures for one in pooled for side in (one.than, one.better)}
+    compared = {side.setting: side.figures for side in (comparison.than, comparison.better)}
+    arms = dict(compared)
+    for other in pooled:
+        arms |= {side.setting: side.figures for side in (other.than, other.better)}
     alike = select_alike(arms)
-    if not own.keys() <= alike.keys():
-        alike = own
+    if not compared.keys() <= alike.keys():
+        alike = compared
     deviation, freedom = pool_deviation(list(alike.values()))
     difference = fmean(b) - fmean(a)
     error = deviation * math.sqrt(2 / len(a))
@@ -329,7 +370,8 @@ def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[i
     freedoms = {name: len(figures) - 1 for name, figures in arms.items()}
     squares = {name: statistics.pvariance(figures.values()) * len(figures) for name, figures in arms.items()}
     while len(alike) > 2:
-        widest, p_value = "", 1.0
+        widest = ""
+        p_value = 1.0
         for name in alike:
             freedom = sum(freedoms[other] for other in alike) - freedoms[name]
             rest = sum(squares[other] for other in alike) - squares[name]
@@ -337,7 +379,8 @@ def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[i
                 ratio = squares[name] / freedoms[name] * freedom / rest
                 chance = float(stats.f.sf(ratio, freedoms[name], freedom))
                 if chance < p_value:
-                    widest, p_value = name, chance
+                    widest = name
+                    p_value = chance
         if p_value * len(alike) >= SIGNIFICANCE:
             break
         del alike[widest]
@@ -345,7 +388,7 @@ def select_alike(arms: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[i
 
 
 def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:
-    """The deviation of a run and its degrees of freedom, by least squares for a mean of each arm and each seed."""
+    """Pool the deviation of a run and its degrees of freedom, by least squares for a mean of each arm and each seed."""
     seeds = sorted({seed for arm in arms for seed in arm})
     cells = []
     for row, arm in enumerate(arms):
@@ -361,7 +404,7 @@ def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:
 
 
 def correct(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: the k-th smallest of m p-values times m - k + 1, and never below the one before it."""
+    """Correct p-values by Holm: the k-th smallest of m times m - k + 1, and never below the one before it."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     ascending = sorted(range(len(p_values)), key=lambda number: p_values[number])
@@ -376,7 +419,17 @@ def correct(p_values: Sequence[float]) -> list[float]:
 
 
 def decide(comparison: Comparison, value: Estimate, p_value: float, lines: Lines) -> tuple[str, str]:
-    """The word of a verdict and its reason. p_value: corrected."""
+    """Decide the word of a verdict.
+
+    Args:
+        comparison: both sides.
+        value: their difference.
+        p_value: corrected.
+        lines: perplexity of counting 4-grams by the checksums of test text and vocabulary.
+
+    Returns:
+        The word and its reason.
+    """
     claim = comparison.claim
     for side in (comparison.than, comparison.better):
         if early := explain_too_early(side, comparison.seeds, lines):
@@ -403,18 +456,30 @@ def decide(comparison: Comparison, value: Estimate, p_value: float, lines: Lines
 
 
 def explain_too_early(side: Side, seeds: Sequence[int], lines: Lines) -> str:
-    """Why models say little yet: counting 4-grams predicts better, or they were still learning. Else empty."""
+    """Explain why models say little yet: counting 4-grams predicts better, or they were still learning.
+
+    Args:
+        side: the runs.
+        seeds: those that are compared.
+        lines: perplexity of counting 4-grams by the checksums of test text and vocabulary.
+
+    Returns:
+        The reason; empty where there is none.
+    """
     if above := explain_line(side, lines):
         return above
-    gains = [measure_late_gain(side.runs[seed].get("curve") or []) for seed in seeds]
-    known = [gain for gain in gains if gain is not None]
-    if known and fmean(known) > STILL_FALLING:
-        return f"the validation perplexity of {side.row} falls by {fmean(known):.1%} in the last tenth of training"
+    gains = []
+    for seed in seeds:
+        gain = measure_late_gain(side.runs[seed].get("curve") or [])
+        if gain is not None:
+            gains.append(gain)
+    if gains and fmean(gains) > STILL_FALLING:
+        return f"the validation perplexity of {side.row} falls by {fmean(gains):.1%} in the last tenth of training"
     return ""
 
 
 def explain_line(side: Side, lines: Lines) -> str:
-    """The perplexity of a side beside the 4-gram line where it is above that. Else empty."""
+    """Compare the perplexity of a side with the 4-gram line, where it is above that. Else empty."""
     runs = [run for run in side.runs.values() if run.get("final.test.perplexity") is not None]
     line = lines.get(identify_text(runs[0])) if runs else None
     if line is None:
@@ -426,7 +491,7 @@ def explain_line(side: Side, lines: Lines) -> str:
 
 
 def explain_open_rate(side: Side) -> str:
-    """Why the learning rate of a side is not known to be the best one; empty if a lower and a higher one are worse."""
+    """Explain why the learning rate of a side is not known to be the best one; empty if a lower and a higher one are worse."""
     rates = list(side.rates)
     best = min(rates, key=lambda rate: side.rates[rate], default=None)
     is_bracketed = len(rates) >= FEWEST_RATES and best not in (rates[0], rates[-1])

@@ -62,7 +62,7 @@ exclude each other. A pair that does not go together is refused with a message t
 
 
 def list_choices() -> dict[str, dict[str, Any]]:
-    """Every choice by the name of its key, as the keys that it sets."""
+    """List every choice by the name of its key, as the keys that it sets."""
     choices: dict[str, dict[str, Any]] = {}
     for slot, key in SLOTS.items():
         for name in registry.names(slot):
@@ -73,7 +73,7 @@ def list_choices() -> dict[str, dict[str, Any]]:
 
 
 def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
-    """The keys of several choices, None where two set the same one."""
+    """Merge the keys of several choices, None where two set the same one."""
     merged: dict[str, Any] = {}
     for keys in choices:
         for key, value in keys.items():
@@ -84,10 +84,10 @@ def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def build(keys: dict[str, Any]) -> Any:
-    """The model of these keys, without numbers."""
+    """Build the model of these keys, without numbers."""
     raw: dict[str, Any] = {}
-    stated = {key: value for key, value in keys.items() if value is not None}
-    for key, value in {"position": "sinusoidal", **stated}.items():
+    chosen = {key: value for key, value in keys.items() if value is not None}
+    for key, value in {"position": "sinusoidal", **chosen}.items():
         section, _, name = key.rpartition(".")
         inner = raw.setdefault(section, {}) if section else raw
         inner[name] = value
@@ -100,7 +100,7 @@ def build(keys: dict[str, Any]) -> Any:
 
 
 def is_refused(keys: dict[str, Any]) -> bool:
-    """These keys do not go together."""
+    """Return whether these keys do not go together."""
     try:
         with torch.device("meta"):
             build(keys)
@@ -110,21 +110,21 @@ def is_refused(keys: dict[str, Any]) -> bool:
 
 
 def list_refused() -> dict[tuple[str, ...], list[str]]:
-    """The choices that exclude each other: those that are refused beside the same ones, and these."""
+    """List the choices that exclude each other: those that are refused beside the same ones, and these."""
     choices = list_choices()
     groups: dict[tuple[str, ...], list[str]] = {}
-    for one, keys in choices.items():
+    for choice, keys in choices.items():
         refused = []
-        for other, others in choices.items():
-            merged = merge(keys, others)
-            if other != one and merged is not None and is_refused(merged):
+        for other, other_keys in choices.items():
+            merged = merge(keys, other_keys)
+            if other != choice and merged is not None and is_refused(merged):
                 refused.append(other)
-        groups.setdefault(tuple(refused), []).append(one)
+        groups.setdefault(tuple(refused), []).append(choice)
     return groups
 
 
 def join_choices(names: Iterable[str]) -> str:
-    """Names of choices in a cell; `any` where all of a key are there."""
+    """Join names of choices in a cell; `any` where all of a key are there."""
     left = list(names)
     for slot, key in SLOTS.items():
         every = [f"model.{key}: {name}" for name in registry.names(slot) if name not in PLAIN]
@@ -134,6 +134,7 @@ def join_choices(names: Iterable[str]) -> str:
 
 
 def write_page() -> str:
+    """Write the page as Markdown."""
     groups = list_refused()
     refused = "".join(f"| {join_choices(groups[key])} | {join_choices(key)} |\n" for key in groups if key)
     return HEAD + refused

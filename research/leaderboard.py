@@ -23,7 +23,7 @@ Texts = Mapping[tuple[str, str], Mapping[str, str]]  # the lines of ngrams.csv b
 
 
 def find_boards(rows: Sequence[Row]) -> dict[tuple[str, ...], Board]:
-    """Groups of seeds by corpus, measure, protocol, text and vocabulary, the best first. Texts with one group have no board."""
+    """Group seeds by corpus, measure, protocol, text and vocabulary, the best first. Texts with one group have no board."""
     boards: dict[tuple[str, ...], Board] = {}
     for group in group_by_setting(rows):
         measure = next((name for name in MEASURES if name in figures_of(group[0], "test")), "")
@@ -37,12 +37,12 @@ def find_boards(rows: Sequence[Row]) -> dict[tuple[str, ...], Board]:
 
 
 def test_figures(group: Sequence[Row]) -> list[float]:
-    """The test figure of each seed: BLEU where it was measured, else perplexity."""
+    """List the test figure of each seed: BLEU where it was measured, else perplexity."""
     return [next(iter(figures_of(row, "test").values())) for row in group]
 
 
 def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
-    """The pieces of the page."""
+    """Yield the pieces of the page."""
     yield "# Leaderboard"
     yield INTRODUCTION
     for (corpus, measure, words, *text), board in find_boards(rows).items():
@@ -57,7 +57,16 @@ def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
 
 
 def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
-    """A line of a board: the rows of one setting. line: the perplexity of counting 4-grams."""
+    """Make a line of a board.
+
+    Args:
+        place: its place, from 1.
+        group: rows of one setting.
+        line: perplexity of counting 4-grams.
+
+    Returns:
+        The cells by heading.
+    """
     first = group[0]
     is_shipped = group[0]["recipe"] in list_shipped()
     recipe = first["recipe"]
@@ -77,8 +86,9 @@ def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
 
 
 def make_command(group: Sequence[Row]) -> str:
-    """The command that trains these rows again; empty where their settings were not recorded."""
-    first, settings = group[0], group[0]["settings"]
+    """Write the command that trains these rows again; a dash where their settings were not recorded."""
+    first = group[0]
+    settings = first["settings"]
     if settings is None or not first["row"] or not first["scale"]:
         return md.MISSING
     words = ["fullrank", "reproduce", first["recipe"], "--rows", first["row"], "--scale", first["scale"]]

@@ -112,7 +112,7 @@ def write_ledger(path: Path, rows: Iterable[Row]) -> None:
 
 
 def add_runs(path: Path, folders: Iterable[Path]) -> int:
-    """Add the rows of finished runs, in the place of those of the same runs. Returns how many rows are new or changed.
+    """Add the rows of finished runs, in the place of those of the same runs, and return how many rows are new or changed.
 
     Raises InputError for a run from a tree with uncommitted changes.
     """
@@ -141,28 +141,39 @@ def add_runs(path: Path, folders: Iterable[Path]) -> int:
 
 
 def without_empty(row: Row) -> dict[str, Any]:
+    """Return the row without what is None or empty."""
     return {column: value for column, value in row.items() if value not in (None, "")}
 
 
 def figures_of(row: Row, split: str) -> dict[str, float]:
-    """Figures of the best checkpoint on a split, by measure; the one that pages show stands first."""
+    """Return the figures of the best checkpoint on a split, by measure; the one that pages show stands first."""
     figures = {measure: row.get(f"final.{split}.{measure}") for measure in MEASURES}
     return {measure: figure for measure, figure in figures.items() if figure is not None}
 
 
 def identity_of(row: Row) -> str:
-    """What was trained, as text: the row of a recipe at a scale, with its settings and seed."""
+    """Describe what was trained, as text: the row of a recipe at a scale, with its settings and seed."""
     trained = setting_of(row["recipe"], row.get("row"), row.get("scale"), row.get("settings"))
     return f"{trained} seed {row.get('seed')}"
 
 
 def setting_of(recipe: str, row: str | None, scale: str | None, settings: Mapping[str, Any] | None) -> str:
-    """The row of a recipe at a scale with its settings, as text; runs with one text differ in their seed alone."""
+    """Write a setting as text; runs with one text differ in their seed alone.
+
+    Args:
+        recipe: name of the recipe.
+        row: row of the recipe; None without.
+        scale: scale of the recipe; None without.
+        settings: what differs from that row; None if unknown.
+
+    Returns:
+        JSON.
+    """
     return json.dumps([recipe, row, scale, settings], sort_keys=True)
 
 
 def identify_text(row: Row) -> tuple[str, str]:
-    """The checksums of the test text and of the vocabulary."""
+    """Return the checksums of the test text and of the vocabulary."""
     return row.get("text.test") or "", row.get("vocabulary") or ""
 
 
@@ -204,7 +215,7 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 
 def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that result.json states. texts: checksums of the run's texts, by split."""
+    """Read the columns that result.json states. texts: checksums of the run's texts, by split."""
     corpus = result.get("corpus") or {}
     machine = result["environment"]
     checksums = result.get("sha256") or corpus.get("sha256") or texts
@@ -240,7 +251,7 @@ def join(value: Any) -> Any:
 
 
 def columns_of_spectrum(file: Path) -> dict[str, Any]:
-    """Effective rank of attention weights, mean over layers and heads, if `fullrank analyze spectrum` measured it."""
+    """Read the effective rank of attention weights, mean over layers and heads, if `fullrank analyze spectrum` measured it."""
     if not file.is_file():
         return {}
     spectrum = read_json(file)
@@ -263,16 +274,26 @@ def columns_of_spectrum(file: Path) -> dict[str, Any]:
 def differences(
     config: RunConfig | FinetuneConfig, recipe: str, row: str | None, scale: str | None
 ) -> dict[str, Any] | None:
-    """Settings in which a configuration differs from a recipe's row at a scale. None: there is no such recipe."""
+    """Find the settings in which a configuration differs from a recipe's row at a scale.
+
+    Args:
+        config: the configuration.
+        recipe: name of the recipe.
+        row: row of the recipe; None for the first one.
+        scale: scale of the recipe; None for `paper`.
+
+    Returns:
+        The values by dotted key; None: there is no such recipe.
+    """
     try:
-        stated = flatten(resolve_any(recipe, row, scale).config.to_dict())
+        settings_of_recipe = flatten(resolve_any(recipe, row, scale).config.to_dict())
     except FullRankError:
         return None
     settings = flatten(config.to_dict())
     changed = {}
-    for name in {**settings, **stated}:
+    for name in {**settings, **settings_of_recipe}:
         value = settings.get(name)
-        usual = stated.get(name)
+        usual = settings_of_recipe.get(name)
         is_of_text = name.endswith(SIZES_OF_THE_TEXT) and usual is None
         if value != usual and name not in CIRCUMSTANCES and not is_of_text:
             changed[name] = Path(str(value)).name if name == "model.pretrained" else value
@@ -280,5 +301,5 @@ def differences(
 
 
 def short_name(recipe: str) -> str:
-    """The name of a recipe, of a file without its folder."""
+    """Shorten the name of a recipe: of a file it has no folder."""
     return Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe

@@ -13,7 +13,7 @@ MISSING = "–"
 
 
 def make_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """A table whose headings are the keys of the first row."""
+    """Make a table whose headings are the keys of the first row."""
     if not rows:
         return "None yet."
     headings = list(rows[0])
@@ -25,12 +25,12 @@ def make_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code; nothing for an empty text."""
+    """Write text as code; nothing for an empty text."""
     return f"`{text}`" if text else ""
 
 
 def prose(text: Any) -> str:
-    """Text on one line, whose `<` outside of code begins no HTML. Tokens such as <eos> become code."""
+    """Write text on one line, whose `<` outside of code begins no HTML. Tokens such as <eos> become code."""
     pieces = re.split(r"(`[^`]*`)", " ".join(str(text).split()))
     for place in range(0, len(pieces), 2):
         marked = re.sub(r"<(eos|sos|unk)>", r"`<\1>`", pieces[place])
@@ -39,17 +39,17 @@ def prose(text: Any) -> str:
 
 
 def make_anchor(heading: str) -> str:
-    """The name by which GitHub links to a heading."""
+    """Make the name by which GitHub links to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def readable(key: str) -> str:
-    """A key as words."""
+    """Write a key as words."""
     return key.replace("_", " ")
 
 
 def show(value: Any) -> str:
-    """A number with four significant digits, any other value as it is, None as an empty text."""
+    """Show a number with four significant digits, any other value as it is, None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -60,13 +60,13 @@ def show(value: Any) -> str:
 
 
 def show_count(values: Iterable[float | None]) -> str:
-    """The mean of counts, as a whole number."""
-    known = [value for value in values if value is not None]
-    return f"{statistics.fmean(known):,.0f}" if known else MISSING
+    """Show the mean of counts, as a whole number."""
+    counts = [value for value in values if value is not None]
+    return f"{statistics.fmean(counts):,.0f}" if counts else MISSING
 
 
 def show_spread(values: Sequence[float], show: Callable[[float], str] = show) -> str:
-    """Mean ± standard deviation over seeds; the mean alone for one seed."""
+    """Show mean ± standard deviation over seeds; the mean alone for one seed."""
     if not values:
         return MISSING
     mean = show(statistics.fmean(values))
@@ -74,7 +74,7 @@ def show_spread(values: Sequence[float], show: Callable[[float], str] = show) ->
 
 
 def show_seeds(seeds: Iterable[int]) -> str:
-    """'1–5, 7': three and more neighbouring seeds as a range."""
+    """Show seeds as in '1–5, 7': three and more neighbouring seeds as a range."""
     words = []
     for _, part in groupby(enumerate(sorted(set(seeds))), key=lambda place: place[1] - place[0]):
         neighbours = [seed for _, seed in part]
@@ -86,7 +86,16 @@ def show_seeds(seeds: Iterable[int]) -> str:
 
 
 def show_difference(difference: float, interval: tuple[float, float] | None, unit: str = "") -> str:
-    """'−10.00 [−12.48 to −7.52]', with as many decimals as show on which side of zero the interval lies."""
+    """Show a difference as in '−10.00 [−12.48 to −7.52]'.
+
+    Args:
+        difference: the difference.
+        interval: its 95 % interval; None without.
+        unit: stands behind the difference.
+
+    Returns:
+        The text, with as many decimals as show on which side of zero the interval lies.
+    """
     low, high = interval or (difference, difference)
     is_decided = interval is None or low > 0 or high < 0
     sizes = [abs(value) for value in (difference, *(interval or ())) if value]
@@ -97,6 +106,6 @@ def show_difference(difference: float, interval: tuple[float, float] | None, uni
 
 
 def show_signed(value: float, decimals: int) -> str:
-    """A number with its sign, and without one where it rounds to zero."""
+    """Show a number with its sign, and without one where it rounds to zero."""
     size = f"{abs(value):.{decimals}f}"
     return size if float(size) == 0 else f"{'−' if value < 0 else '+'}{size}"

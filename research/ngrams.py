@@ -31,7 +31,9 @@ LARGEST_COUNT = 3  # counts above it have its discount
 
 
 def discount_by_count(counts: np.ndarray) -> np.ndarray:
-    """The discounts of Chen and Goodman (1999): D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more.
+    """Compute the discounts of Chen and Goodman (1999).
+
+        D_k = k - (k + 1) Y n_{k+1} / n_k    for the counts 1, 2, and 3 or more
 
     Y is that of `discount_evenly`, and D_k where it is not positive, so that every word keeps a probability.
     """
@@ -46,11 +48,12 @@ def discount_by_count(counts: np.ndarray) -> np.ndarray:
 
 
 def read_lines(path: Path) -> dict[tuple[str, str], float]:
-    """The perplexity of the 4-gram model by the checksums of test text and vocabulary. A file that is missing has none."""
+    """Read the perplexity of the 4-gram model by the checksums of test text and vocabulary. A missing file has none."""
     return {key: float(values[LINE]) for key, values in read_values(path).items()}
 
 
 def read_values(path: Path) -> dict[tuple[str, str], Mapping[str, str]]:
+    """Read the rows of the file by the checksums of test text and vocabulary."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -77,6 +80,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--from", dest="corpora", type=Path, required=True, help="a folder that holds corpora in subfolders"

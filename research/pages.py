@@ -43,7 +43,8 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
     rows = book.read_ledger(ledger)
     lines = ngrams.read_lines(research / "ngrams.csv")
     pages: dict[str, Iterator[str] | list[str]] = {}
-    index, papers = [], []
+    index = []
+    papers = []
     cited: dict[str, tuple[str, Verdict]] = {}
     for path in sorted((research / "claims").glob("*.yaml")):
         title, claims = read_claims(path)
@@ -90,9 +91,18 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
 
 
 def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bool = False) -> list[str]:
-    """Write pages that changed. Returns their names.
+    """Write pages that changed.
 
-    check: write nothing, and raise InputError if a page would change.
+    Args:
+        results: folder of the pages and of the ledger.
+        research: folder of claims, plans and measured figures.
+        check: write nothing.
+
+    Returns:
+        Their names.
+
+    Raises:
+        InputError: a page would change, and `check` is set.
     """
     pages = make_pages(results / "ledger.csv", research)
     changed = []
@@ -113,7 +123,7 @@ def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bo
 
 
 def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A table of all verdicts, then what each rests on."""
+    """Yield a table of all verdicts, then what each rests on."""
     yield "## Claims"
     names = list_names(verdicts)
     table = []
@@ -135,7 +145,19 @@ def find_claim_rows(text: str) -> dict[tuple[str, str], str]:
 
 
 def renew_claim_rows(text: str, current: Mapping[tuple[str, str], str], page: str) -> str:
-    """A page of docs with the rows of claims that it quotes as they are now. Raises InputError for a claim that is no more."""
+    """Renew the rows of claims that a page of docs quotes.
+
+    Args:
+        text: the page.
+        current: rows as they are now, by the claim's table in the paper and its words.
+        page: name of the page.
+
+    Returns:
+        The page with the current rows.
+
+    Raises:
+        InputError: it quotes a claim that is no more.
+    """
     for claim, row in find_claim_rows(text).items():
         if claim not in current:
             raise InputError(f"docs/mechanisms/{page}: quotes a claim that research/claims has not: {', '.join(claim)}")
@@ -144,11 +166,24 @@ def renew_claim_rows(text: str, current: Mapping[tuple[str, str], str], page: st
 
 
 def list_names(verdicts: Sequence[Verdict]) -> list[str]:
+    """List the names of verdicts: a number and the claim's table in the paper."""
     return [f"{place}. {md.prose(verdict.claim.table)}" for place, verdict in enumerate(verdicts, start=1)]
 
 
 def link_claims(page: str, verdicts: Sequence[Verdict], known: Collection[str]) -> dict[str, tuple[str, Verdict]]:
-    """Verdicts with their links from docs, by the key of the claim. Raises InputError for a key that another claim has."""
+    """Link verdicts from docs, by the key of their claim.
+
+    Args:
+        page: name of the paper.
+        verdicts: those of its claims.
+        known: keys of claims of other papers.
+
+    Returns:
+        Link and verdict by key.
+
+    Raises:
+        InputError: another claim has the key.
+    """
     links: dict[str, tuple[str, Verdict]] = {}
     for name, verdict in zip(list_names(verdicts), verdicts, strict=True):
         key = verdict.claim.key
@@ -160,8 +195,10 @@ def link_claims(page: str, verdicts: Sequence[Verdict], known: Collection[str]) 
 
 
 def describe_verdict(verdict: Verdict) -> Iterator[str]:
-    """What a verdict rests on: the difference, both sides, texts and protocols, commands."""
-    claim, comparison, estimate = verdict.claim, verdict.comparison, verdict.estimate
+    """Yield what a verdict rests on: the difference, both sides, texts and protocols, commands."""
+    claim = verdict.claim
+    comparison = verdict.comparison
+    estimate = verdict.estimate
     yield f"**{verdict.word}**: {md.prose(verdict.reason)}"
     if claim.remark:
         yield md.prose(claim.remark)
@@ -186,7 +223,7 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
 
 
 def describe_side(side: Side) -> str:
-    """The figures of the runs of one side."""
+    """Describe the figures of the runs of one side."""
     if not side.runs:
         return f"{md.code(side.row)}: not trained yet with these settings"
     figures = list(side.figures.values())
@@ -200,16 +237,19 @@ def describe_side(side: Side) -> str:
 
 
 def describe_runs(rows: Sequence[Row]) -> Iterator[str]:
-    """A table of runs that differ only in their seed, then the protocols of their figures."""
-    words = [row[f"protocol.{split}"] for row in rows for split in SPLITS if figures_of(row, split)]
-    protocols = list(dict.fromkeys(words))
+    """Yield a table of runs that differ only in their seed, then the protocols of their figures."""
+    measured = []
+    for row in rows:
+        measured += [row[f"protocol.{split}"] for split in SPLITS if figures_of(row, split)]
+    protocols = list(dict.fromkeys(measured))
     yield md.make_table([describe_group(group, protocols) for group in book.group_by_setting(rows)])
     yield "\n".join(f"{place}. {md.prose(words)}" for place, words in enumerate(protocols, start=1))
 
 
 def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
-    """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
-    first, settings = group[0], group[0]["settings"]
+    """Describe runs that differ only in their seed by a line of the table. A figure has the number of its protocol."""
+    first = group[0]
+    settings = first["settings"]
     changed = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
     changed = "not recorded" if settings is None else md.prose(changed)
     measured = []
@@ -238,7 +278,7 @@ def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, 
 
 
 def describe_benchmarks(research: Path) -> Iterator[str]:
-    """Tables of the JSON files in measured/, as benchmarks.yaml says."""
+    """Yield tables of the JSON files in measured/, as benchmarks.yaml says."""
     yield "# Benchmarks"
     for name, entry in read_yaml(research / "benchmarks.yaml").items():
         content = read_json(research / "measured" / name)
@@ -253,20 +293,29 @@ def describe_benchmarks(research: Path) -> Iterator[str]:
                 shown.append({md.readable(column): md.prose(md.show(row.get(column))) for column in columns})
             yield md.make_table(shown)
         machine = {**(content.get("environment") or {}), "protocol": content.get("protocol")}
-        known = [key for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)]
-        yield md.prose("; ".join(f"{key} {machine[key]}" for key in known))
+        keys = [key for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)]
+        yield md.prose("; ".join(f"{key} {machine[key]}" for key in keys))
 
 
 def rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The rows at a path such as results/<setting>/candidates/*, each with its own keys and those around it.
+    """Yield the rows at a path such as results/<setting>/candidates/*.
 
     A star is every item of a list, <setting> every key, which the rows then have as `setting`.
+
+    Args:
+        path: steps of the path.
+        value: content of a JSON file.
+        around: keys of the mappings around it.
+
+    Yields:
+        A row with its own keys and those around it.
     """
     around = {**around, **(flatten(value) if isinstance(value, Mapping) else {"value": value})}
     if not path:
         yield around
         return
-    step, rest = path[0], path[1:]
+    step = path[0]
+    rest = path[1:]
     if step == "*" and isinstance(value, list):
         for item in value:
             yield from rows_at(rest, item, around)
@@ -278,6 +327,7 @@ def rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Itera
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--add", nargs="+", type=Path, default=[], metavar="RUNS", help="run folders, or folders of them"
@@ -286,7 +336,9 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.add:
-            runs = [run for folder in options.add for run in find_runs(folder) if (run / "result.json").exists()]
+            runs = []
+            for folder in options.add:
+                runs += [run for run in find_runs(folder) if (run / "result.json").exists()]
             print(f"{book.add_runs(LEDGER, runs)} of {len(runs)} runs are new or changed in {LEDGER}")
         changed = write_pages(check=options.check)
     except FullRankError as error:

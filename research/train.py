@@ -88,8 +88,17 @@ def read_plan(path: Path) -> list[Entry]:
 def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, ledger: Sequence[Row]) -> list[Training]:
     """List the trainings in the order of the plan: of a recipe all rows of a seed, then the next seed.
 
-    corpora: a folder with a subfolder for each corpus. out: the folder of the run folders.
-    Raises InputError for whatever cannot be trained, before anything is.
+    Args:
+        entries: those of the plan.
+        corpora: folder with a subfolder for each corpus; None: they are downloaded.
+        out: folder of the run folders.
+        ledger: rows of the trainings that are recorded.
+
+    Returns:
+        The trainings.
+
+    Raises:
+        InputError: something cannot be trained; nothing is begun.
     """
     recorded = {identity_of(row) for row in ledger}
     trainings: dict[Path, Training] = {}
@@ -104,6 +113,23 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
 def plan_training(
     entry: Entry, recipe: str, row: str | None, seed: int, corpora: Path | None, out: Path, recorded: set[str]
 ) -> Training:
+    """Plan the training of one row with one seed.
+
+    Args:
+        entry: entry of the plan.
+        recipe: name of the recipe.
+        row: row of the recipe; None without.
+        seed: seed of the training.
+        corpora: folder with a subfolder for each corpus; None: they are downloaded.
+        out: folder of the run folders.
+        recorded: identities of the trainings in the ledger.
+
+    Returns:
+        The training.
+
+    Raises:
+        InputError: it cannot be trained.
+    """
     settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
     words = [*settings, f"train.seed={seed}", "train.threads=1"]
     resolved = resolve_any(recipe, row, entry.scale, words)
@@ -122,7 +148,16 @@ def plan_training(
 
 
 def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
-    """The usual folder with settings in its name: `b-small-learning_rate=0.002-seed1`, or a checksum of many settings."""
+    """Name the folder of a run by its settings: `b-small-learning_rate=0.002-seed1`, or a checksum of many settings.
+
+    Args:
+        usual: the usual folder.
+        settings: those of the plan.
+        seed: seed of the training.
+
+    Returns:
+        The folder.
+    """
     words = "".join(f"{name.rpartition('.')[2]}={value}-" for name, value in settings.items())
     if len(words) > LONGEST_SETTINGS:
         words = f"{zlib.crc32(words.encode()):08x}-"
@@ -132,7 +167,10 @@ def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
 
 
 def reads_corpus(config: Any) -> bool:
-    """Whether a run reads a corpus of a folder, and neither an invented text nor files that its configuration names."""
+    """Return whether a run reads a corpus of a folder.
+
+    It does not if it reads an invented text, or files that its configuration names.
+    """
     if isinstance(config, FinetuneConfig):
         return not config.data.invented
     return config.data.name not in ("text", "parallel")
@@ -145,7 +183,7 @@ def lower_priority(process: int) -> None:
 
 
 def train(training: Training, ledger: Path) -> str:
-    """Train in a process of its own, and add the run to the ledger. Returns `finished`, `failed` or `stopped`."""
+    """Train in a process of its own, add the run to the ledger, and return `finished`, `failed` or `stopped`."""
     process = subprocess.Popen(
         training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, env={**os.environ, **ONE_THREAD},
@@ -172,7 +210,7 @@ def train(training: Training, ledger: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """True if a process trains in `folder`."""
+    """Return whether a process trains in `folder`."""
     if not (folder / ".lock").is_file():
         return False
     try:
@@ -183,6 +221,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path, help="tables, rows, seeds and settings to be trained")
     parser.add_argument("--from", dest="corpora", type=Path, help="a folder that holds corpora in subfolders")

@@ -20,7 +20,9 @@ from research import markdown as md
 from research.claims import VERDICTS, Claim, Verdict
 from research.ledger import identify_text
 
-PAGE, QUOTES = "../which.md", "../../src/fullrank/experiments/which.json"  # beside docs/results
+# beside docs/results
+PAGE = "../which.md"
+QUOTES = "../../src/fullrank/experiments/which.json"
 QUOTED = ("mechanism", "measured", "verdict", "runs")
 YES, NO, SAME = DECIDED = VERDICTS[:3]
 UNMEASURED = "fewer than three seeds"
@@ -38,7 +40,7 @@ class Situation:
 
 
 def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict[str, str]:
-    """The page without its head, and what `fullrank diagnose` quotes. cited: link and verdict by the key of a claim."""
+    """Make the page without its head, and what `fullrank diagnose` quotes. cited: link and verdict by the key of a claim."""
     path = research / "which.yaml"
     texts = ngrams.read_values(research / "ngrams.csv")
     summary: list[dict[str, str]] = []
@@ -62,7 +64,7 @@ def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict
 
 
 def introduce(options: Sequence[Option]) -> Iterator[str]:
-    """The introduction of the page: the decided comparisons, and what they hold for."""
+    """Yield the introduction of the page: the decided comparisons, and what they hold for."""
     counts = Counter(option["verdict"] for option in options)
     decided = sum(counts[word] for word in DECIDED)
     yield (
@@ -86,7 +88,7 @@ def introduce(options: Sequence[Option]) -> Iterator[str]:
 
 
 def summarize(situation: Situation, options: Sequence[Option]) -> dict[str, str]:
-    """A situation as a line of the table at the head of the page."""
+    """Summarize a situation as a line of the table at the head of the page."""
     undecided = dict.fromkeys(option["unsure"] for option in options if option["verdict"] not in DECIDED)
     if undecided and not situation.deciding:
         raise InputError(f"which.yaml: {situation.have}: not all is decided; name trainings that would, `deciding`")
@@ -100,7 +102,7 @@ def summarize(situation: Situation, options: Sequence[Option]) -> dict[str, str]
 
 
 def describe_situation(situation: Situation, options: Sequence[Option]) -> Iterator[str]:
-    """The section of a situation: its comparisons, the runs behind them, and the commands that would decide the rest."""
+    """Yield the section of a situation: its comparisons, the runs behind them, and the commands that would decide the rest."""
     have = md.prose(situation.have)
     yield f"## {have[0].upper()}{have[1:]}"
     yield md.make_table(
@@ -115,10 +117,22 @@ def describe_situation(situation: Situation, options: Sequence[Option]) -> Itera
 
 
 def name_options(options: Sequence[Option], verdict: str) -> str:
+    """Name the mechanisms whose comparison has this verdict, one a line of a cell."""
     return "<br>".join(option["mechanism"] for option in options if option["verdict"] == verdict)
 
 
 def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> Option:
+    """Describe a mechanism and what was measured of it.
+
+    Args:
+        words: the mechanism.
+        link: link to the verdict.
+        verdict: that of the claim about it.
+        texts: rows of ngrams.csv by checksums of test text and vocabulary.
+
+    Returns:
+        All in words, by what it says.
+    """
     mechanism = md.prose(words)
     measured = UNMEASURED
     unsure = UNMEASURED
@@ -140,11 +154,12 @@ def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any,
 
 
 def quote(option: Option) -> Option:
+    """Return what `fullrank diagnose` quotes, as plain text."""
     return {key: option[key].replace("`", "") for key in QUOTED}
 
 
 def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> str:
-    """Recipe, size, text, 4-gram line, figure and seeds of the runs that a claim compares with."""
+    """Describe the runs that a claim compares with: recipe, size, text, 4-gram line, figure and seeds."""
     recipe = md.code(verdict.claim.recipe)
     comparison = verdict.comparison
     if comparison is None or not comparison.than.runs:
@@ -167,11 +182,13 @@ def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> s
 
 
 def name_figure(claim: Claim) -> str:
+    """Name the figure of a claim in words."""
     figure = md.readable(claim.figure.removeprefix("final.").replace(".", " "))
     return f"deviation over seeds of {figure}" if claim.statistic == "deviation" else figure
 
 
 def describe_difference(verdict: Verdict) -> str:
+    """Show the difference of a verdict with its interval; a dash without one."""
     if verdict.estimate is None:
         return md.MISSING
     unit = " %" if verdict.claim.statistic == "deviation" else ""
