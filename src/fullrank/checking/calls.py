@@ -27,7 +27,8 @@ IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
-FEW = 3  # positions from which on tokens are changed, as are those below
+# numbers of positions from which on tokens are changed
+FEW = 3
 SOME = 6
 MANY = 21
 ALL = 10_000
