@@ -77,7 +77,8 @@ def inject(
         The same model.
 
     Raises:
-        InputError: the model cannot be injected into, or has been already, or there is nothing to inject.
+        InputError: the model cannot be injected into, has been already, or has no such layers or classes; or there is nothing
+            to inject.
         ConfigError: `mix`, `normalize`, `cross_head` or `output` has a value that no configuration takes.
     """
     mixture = None if output is None else mixture_settings(output)
@@ -332,9 +333,9 @@ def parameter_groups(
 
     Args:
         model: the injected model.
-        learning_rate: of the model's own parameters.
+        learning_rate: of all parameters but those of mixing.
         mixing_learning_rate: of the mixing parameters; None: `learning_rate`.
-        weight_decay: of the model's own matrices.
+        weight_decay: of all matrices but those of mixing.
 
     Returns:
         Groups as `torch.optim` takes them, without empty ones.
