@@ -98,9 +98,9 @@ def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bo
     if opening:
         first = rows[:, :1]
         read = torch.cat((first, read[:, 1:]), dim=1)
-    numbers = read.shape[1] * (model.vocab_size or _LARGE)  # logits of a row
+    row_logits = read.shape[1] * (model.vocab_size or _LARGE)
     means = []
-    for ids in read.split(max(1, _LOGITS // numbers)):
+    for ids in read.split(max(1, _LOGITS // row_logits)):
         inputs = ids[:, :-1]
         targets = ids[:, 1:]
         nll = model.nll(inputs, targets)

@@ -123,13 +123,13 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            place = {
+            of_pair = {
                 **of_layer,
                 "from head": source,
                 "to head": target,
                 "last": last,
             }
-            yield Record(place, "mixing", value)
+            yield Record(of_pair, "mixing", value)
 
 
 def find_checkpoints(folder: Path) -> dict[int, str]:

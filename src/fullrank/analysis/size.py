@@ -88,23 +88,23 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
         stacks = [run.model]
     width = run.model.hidden_size
     layers = sum(stack.num_hidden_layers for stack in stacks)
-    numbers = 0
+    elements = 0
     for stack in stacks:
         inner_width = cast(int, stack.intermediate_size)
         shared = stack.num_attention_heads - (stack.num_key_value_heads or stack.num_attention_heads)
         gated = stack.hidden_act == "swiglu"
         of_layer = 8 * width - 2 * shared * cast(int, stack.head_dim) + (2 + gated) * inner_width
-        numbers += stack.num_hidden_layers * of_layer
+        elements += stack.num_hidden_layers * of_layer
     if run.translates:
-        numbers += stacks[-1].num_hidden_layers * 6 * width
+        elements += stacks[-1].num_hidden_layers * 6 * width
     if run.train.activation_checkpointing:
-        numbers = layers * width + numbers // layers
-    number_bytes = 2 if run.train.precision == "bf16" else 4
+        elements = layers * width + elements // layers
+    element_bytes = 2 if run.train.precision == "bf16" else 4
     memory = {
         "parameters": 4 * parameters,
         "gradients": 4 * parameters,
         "optimizer": round(4 * optimizer_states(run.train) * parameters),
-        "activations": number_bytes * tokens * numbers,
+        "activations": element_bytes * tokens * elements,
     }
     return {**memory, "total": sum(memory.values())}
 
@@ -266,16 +266,16 @@ def _count_notes(layer: Attention) -> int:
 
 def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
     """Count the bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
-    token_numbers = text_numbers = 0
+    token_elements = text_elements = 0
     for layer in layers:
-        numbers = layer.project.num_heads // layer.project.groups * layer.project.head_dim
+        layer_elements = layer.project.num_heads // layer.project.groups * layer.project.head_dim
         attend = layer.attend
         if isinstance(attend, MultiLinear) and attend.decayed is not None:
-            text_numbers += 2 * attend.decayed.weight.shape[0] * numbers
+            text_elements += 2 * attend.decayed.weight.shape[0] * layer_elements
         elif not attend.sees_future:
-            token_numbers += (1 + layer.project.reads_keys) * numbers * layer.project.mix_qkv.pseudo_heads
-            token_numbers += _count_notes(layer)
-    return {"cache_per_token_fp32": 4 * token_numbers, "state_per_text_fp32": 4 * text_numbers}
+            token_elements += (1 + layer.project.reads_keys) * layer_elements * layer.project.mix_qkv.pseudo_heads
+            token_elements += _count_notes(layer)
+    return {"cache_per_token_fp32": 4 * token_elements, "state_per_text_fp32": 4 * text_elements}
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------------------------
@@ -396,11 +396,13 @@ def _count_keys_and_values(project: Projection) -> int:
 
 def _count_memory(model: LanguageModel, length: int) -> float:
     """Count the FLOPs per token of a training step for keys and values of the memory, projected again for every segment."""
-    numbers = 0
+    multiply_adds = 0
     for module in model.modules():
         if isinstance(module, Projection):
-            numbers += _count_keys_and_values(module)
+            multiply_adds += _count_keys_and_values(module)
     for config in model.config.attentions:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
-            numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values
-    return 2 * numbers * model.memory_length / length
+            multiply_adds += (
+                2 * config.decays * config.rank
+            )  # and made into sums: S R multiply-adds for keys and for values
+    return 2 * multiply_adds * model.memory_length / length

@@ -66,8 +66,8 @@ class AttentionSpectrum:
                         yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
                 curve = values.curves.mean(0)
                 for k, share in enumerate(curve, start=1):
-                    place = {**labels, "share": k / len(curve)}
-                    yield Record(place, "cumulative share", share, protocol=self.weights)
+                    of_share = {**labels, "share": k / len(curve)}
+                    yield Record(of_share, "cumulative share", share, protocol=self.weights)
 
 
 def summarize_values(s: np.ndarray) -> Spectrum:
@@ -98,9 +98,9 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
             weights = {"before": layer.weights}
             if number not in attention.plain and layer.mixing is not None:
                 weights["after"] = layer.mixed
-            for place, matrices in weights.items():
+            for when, matrices in weights.items():
                 of_text = torch.linalg.svdvals(matrices.double()).cpu().numpy()
-                values.setdefault((number, place), []).append(of_text)
+                values.setdefault((number, when), []).append(of_text)
     spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
     layers = []
     for number in dict.fromkeys(number for number, _ in spectra):

@@ -292,8 +292,8 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     repeats: Counter[tuple[str, int | None]] = Counter()
     for run in runs:
         settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-        place = [run.get(key) for key in ("scale", "recipe", "row")]
-        training = str([sorted(settings.items()), place, identify_text(run)])
+        origin = [run.get(key) for key in ("scale", "recipe", "row")]
+        training = str([sorted(settings.items()), origin, identify_text(run)])
         number = repeats[training, run.seed]
         rows.setdefault((training, number), []).append(run)
         repeats[training, run.seed] += 1
@@ -412,12 +412,12 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
     splits = sorted(measured, key=lambda split: _ORDER.get(split, 2))
     for checkpoint in ("before", "final", "last"):
         for split in splits:
-            place = {**labels, "split": split, "checkpoint": checkpoint}
+            of_split = {**labels, "split": split, "checkpoint": checkpoint}
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
-                    yield Record(place, measure.key, value, measure.unit, protocol=protocol)
+                    yield Record(of_split, measure.key, value, measure.unit, protocol=protocol)
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -457,18 +457,18 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     if total is not None and base_total is not None:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
-        place = {**row.labels, "split": split}
+        of_split = {**row.labels, "split": split}
         for model in COUNTING:
             counted = read_counted(run, split, model)
             if counted is not None:
-                yield Record({**place, "checkpoint": "final"}, f"perplexity_{model}", counted)
+                yield Record({**of_split, "checkpoint": "final"}, f"perplexity_{model}", counted)
         for measure in group.measures:
             mean, deviation, source = measure.find_paper(run, split) or (None, None, "")
             note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
             if mean is not None:
-                yield Record(place, f"{measure.key}_paper", mean, protocol=source, note=note)
+                yield Record(of_split, f"{measure.key}_paper", mean, protocol=source, note=note)
             if deviation is not None:
-                yield Record(place, f"{measure.key}_paper_deviation", deviation)
+                yield Record(of_split, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
             difference = compare_rows(row, base, measure, split) if base else None
             if base and difference:

@@ -147,8 +147,8 @@ class Run:
 
     @property
     def ms_per_step(self) -> dict[str, float]:
-        numbers = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
-        return {phase: value for phase, value in numbers.items() if value is not None}
+        milliseconds = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
+        return {phase: value for phase, value in milliseconds.items() if value is not None}
 
     def read_curve(self, split: str, read: Reader) -> dict[float, float]:
         """Read the values of the lines of a split by their steps; the last one where a step has several."""

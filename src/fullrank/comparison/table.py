@@ -179,8 +179,8 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
                 blocks = min(len(points), _POINTS)
                 for block in np.array_split(points, blocks):
                     x, y = block.mean(axis=0)
-                    place = {"row": row.curve_name, "seed": run.seed, "x": x}
-                    records.append(Record(place, "value", y))
+                    point = {"row": row.curve_name, "seed": run.seed, "x": x}
+                    records.append(Record(point, "value", y))
     return records
 
 

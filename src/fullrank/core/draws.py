@@ -42,17 +42,17 @@ class Draws:
         """
         call = self._take_call()
         count = math.prod(shape)
-        places, tokens = self.selected or (None, 0)
+        positions, tokens = self.selected or (None, 0)
         if count == 0:  # no token was selected
             bits = torch.empty(0, dtype=torch.int16)
         elif shared:
             bits = self._bits(call, 0, 1, count)
-        elif places is None:
+        elif positions is None:
             bits = self._bits(call, self.first, self.rows, count // self.rows)
         else:
-            width = count // len(places)
+            width = count // len(positions)
             of_rows = self._bits(call, self.first, self.rows, tokens // self.rows * width)
-            bits = of_rows.reshape(tokens, width)[places]
+            bits = of_rows.reshape(tokens, width)[positions]
         return self._uniform(call), bits.reshape(shape)
 
     def seed(self) -> tuple[int, int]:
@@ -108,11 +108,11 @@ def calls() -> int:
 
 
 @contextmanager
-def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
+def select_tokens(positions: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
     """Run the block with tensors that hold selected tokens alone.
 
     Args:
-        places: positions (T,) of the selected tokens.
+        positions: (T,), those of the selected tokens.
         tokens: the number of tokens that they are selected from.
         call: the number of the first call inside; None goes on counting. Where parts of the tokens are computed one after the
             other, each begins with what `calls` was before the first of them.
@@ -121,7 +121,7 @@ def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Itera
         yield
         return
     before = current.selected
-    current.selected = (places, tokens) if before is None else (before[0][places], before[1])
+    current.selected = (positions, tokens) if before is None else (before[0][positions], before[1])
     current.call = current.call if call is None else call
     try:
         yield

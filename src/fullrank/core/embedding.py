@@ -285,12 +285,12 @@ def encode_distances(
     return sines_then_cosines(distances, width, like)
 
 
-def encode_places(longest: int, count: int, width: int, like: Tensor) -> Tensor:
+def encode_positions(longest: int, count: int, width: int, like: Tensor) -> Tensor:
     """Compute the position term of multi-linear attention, sinusoids PE(longest - 1 - j) for j < count.
 
     Args:
         longest: greatest number of tokens P.
-        count: number of places.
+        count: number of positions.
         width: E.
         like: tensor whose dtype and device the result has.
 
@@ -298,8 +298,8 @@ def encode_places(longest: int, count: int, width: int, like: Tensor) -> Tensor:
         Sinusoids (count, E).
     """
     last = longest - 1
-    places = torch.arange(last, last - count, -1, device=like.device)
-    return sines_then_cosines(places, width, like)
+    positions = torch.arange(last, last - count, -1, device=like.device)
+    return sines_then_cosines(positions, width, like)
 
 
 def serves(table: Tensor | None, layout: Layout) -> bool:
@@ -456,8 +456,8 @@ class Relative(Position):
 
     Holds what all layers have in common: the sinusoids of distances, and u and v (`biases`, None where each layer has its
     own). Sinusoids are dropped out like embeddings, one draw for all layers, as in Transformer-XL.
-    Multi-linear attention reads sinusoids of places, (P, E), instead of distances. A cache gets a table of more distances than
-    needed, so that it is not made again for every token.
+    Multi-linear attention reads sinusoids of positions, (P, E), instead of distances. A cache gets a table of more distances
+    than needed, so that it is not made again for every token.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -466,12 +466,12 @@ class Relative(Position):
         self.size = config.hidden_size
         self.clamp_length = options.get("clamp_length")
         self.as_published = options.get("as_published") is True
-        self.places: int | None = None  # of the position term of multi-linear attention
+        self.num_positions: int | None = None  # of the position term of multi-linear attention
         assert config.head_dim is not None
         heads = config.num_attention_heads
         width = config.head_dim
         if isinstance(config.attention, MultiLinearConfig):
-            self.places = config.max_position_embeddings
+            self.num_positions = config.max_position_embeddings
             heads = 1
             width = config.attention.rank
         shared = options.get("shared_biases", True) and not options.get("shared_projection", False)
@@ -482,8 +482,8 @@ class Relative(Position):
         if self.as_published:
             layout = released.FromLast.from_layout(layout)
         encodings = None
-        if self.places is not None:
-            encodings = encode_places(self.places, self.places, self.size, like)
+        if self.num_positions is not None:
+            encodings = encode_positions(self.num_positions, self.num_positions, self.size, like)
         elif not serves(distance_keys, layout):
             rows = None
             if cached and layout.from_zero:

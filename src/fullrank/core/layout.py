@@ -305,10 +305,10 @@ def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before:
     begins = input_ids == token
     if mask is not None:
         begins = begins & mask[:, mask.shape[1] - input_ids.shape[1] :]
-    numbers = begins.cumsum(1)
+    documents = begins.cumsum(1)
     if before is None:
-        return numbers
-    return torch.cat((before, before[:, -1:] + numbers), dim=1)
+        return documents
+    return torch.cat((before, before[:, -1:] + documents), dim=1)
 
 
 class State:

@@ -160,8 +160,8 @@ class Composition(nn.Module):
         of_diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
         diagonal = torch.tanh(of_diagonal)
         rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
-        numbers = rows.flatten(2)
-        return numbers[:, None]
+        notes = rows.flatten(2)
+        return notes[:, None]
 
     def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
         """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""

@@ -13,7 +13,7 @@ from . import engine
 from .attention import Attention
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
-from .embedding import RelativeBiases, encode_places
+from .embedding import RelativeBiases, encode_positions
 from .engine import Pairs, Tokens
 from .errors import ConfigError, InputError
 from .layout import Layout, measure_distances
@@ -139,8 +139,8 @@ class DecayedMap(nn.Module):
         fraction = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
         scale = _LONGEST ** (0.999 * fraction + 0.001)  # above 1: a decay of 0 could not learn
         start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
-        numbers = torch.arange(count)
-        alternating = torch.cat((numbers[0::2], numbers[1::2]))
+        indices = torch.arange(count)
+        alternating = torch.cat((indices[0::2], indices[1::2]))
         self.key_decay = nn.Parameter(start)
         self.value_decay = nn.Parameter(start[alternating].clone())
         self.weight = nn.Parameter(torch.empty(count, size.head_dim, size.hidden_size))
@@ -279,7 +279,7 @@ class MultiLinear(Attend):
         if self.score is not None:
             encodings = layout.encodings
             if encodings is None:
-                encodings = encode_places(self.size.max_length, length, self.size.hidden_size, keys)
+                encodings = encode_positions(self.size.max_length, length, self.size.hidden_size, keys)
             query, keys, values, core = self.score.factors(query, keys, values, core, encodings)
         if mask is not None:
             keys = _hide(keys, mask)
@@ -322,8 +322,8 @@ def _hide(tokens: Tensor, mask: Tensor) -> Tensor:
 def _put(tokens: Tensor, index: Tensor, mask: Tensor, length: int) -> Tensor:
     """Put tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere it is 0."""
     empty = tokens.new_zeros(tokens.shape[0], length, tokens.shape[2])
-    places = index[..., None].expand(-1, -1, tokens.shape[2])
-    return empty.scatter_add(1, places, _hide(tokens, mask))
+    indices = index[..., None].expand(-1, -1, tokens.shape[2])
+    return empty.scatter_add(1, indices, _hide(tokens, mask))
 
 
 class MultiLinearAttention(Attention):
