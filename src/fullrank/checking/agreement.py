@@ -287,13 +287,13 @@ def look_into_document(run: Run, call: Call) -> Finding:
     subject = run.subject
     half = run.subject.length // 2
     text = subject.ids[:1]
-    numbers = torch.arange(subject.length, device=text.device)[None]
+    positions = torch.arange(subject.length, device=text.device)[None]
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     try:
         with running(subject, call) as run:
-            packed = replace(run, places=torch.where(numbers < half, numbers, numbers - half))
+            packed = replace(run, document_positions=torch.where(positions < half, positions, positions - half))
             part = Part(1, subject.length, half)
-            readings = [packed.read(ids, part) for ids in (subject.change(text, numbers < half), text)]
+            readings = [packed.read(ids, part) for ids in (subject.change(text, positions < half), text)]
             return compare(packed, [Comparison("the second document sees the first", *readings)], looked_at)
     except Exception as error:
         return inapplicable(str(error))

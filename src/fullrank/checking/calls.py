@@ -166,14 +166,14 @@ def attend_by(model: Any, name: str) -> Iterator[None]:
 class Run:
     """A model run by a call: it takes ids (B, N), and gives logits (B, N, V), 0 at padding.
 
-    Rows take turns with the padding of three rows. Random numbers begin at the same seed in each call. `places` are the
-    positions of tokens in their document, where they are given.
+    Rows take turns with the padding of three rows. Random numbers begin at the same seed in each call.
+    `document_positions` (1, N) are those of tokens in their document, where a row has several.
     """
 
     subject: Subject
     call: Call
     model: Any
-    places: Tensor | None = None
+    document_positions: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -218,12 +218,12 @@ class Run:
     def read_rows(self, ids: Tensor) -> Tensor:
         subject = self.subject
         options = dict[str, Tensor]()
-        places = self.places
+        positions = self.document_positions
         mask = subject.masks()[self.call.mask] if self.call.mask else None
         if mask is not None and not bool(mask.all()):
-            places = (mask.cumsum(1) - 1).clamp_min(0)
-        if places is not None and subject.first_position is not None:  # which it does not count itself
-            options["position_ids"] = places + subject.first_position
+            positions = (mask.cumsum(1) - 1).clamp_min(0)
+        if positions is not None and subject.first_position is not None:  # which it does not count itself
+            options["position_ids"] = positions + subject.first_position
         logits = subject.logits(ids, mask, model=self.model, **options).detach()
         if mask is None:
             return logits
@@ -343,8 +343,8 @@ class CacheStep:
         cache, seen = state or (None, 0)
         options: dict[str, Any] = {self.name: cache, "use_cache": True}
         if subject.first_position is not None:  # as `generate` gives them
-            places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
-            options["position_ids"] = places.expand(len(ids), -1)
+            positions = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
+            options["position_ids"] = positions.expand(len(ids), -1)
         out = subject.call(ids, model=model, **options)
         return subject.select(logits_in(out)), (find_cache(out, self.name), seen + ids.shape[1])
 

@@ -186,9 +186,9 @@ class Subject:
         ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
         valid_ids = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
         special = self.replace_padding(torch.tensor(valid_ids, device=text.device)).unique()
-        numbers = torch.arange(self.length, device=text.device)
-        mixed = torch.where(numbers % 2 == 0, special[numbers // 2 % len(special)], text)
-        texts = [mixed, text[numbers // 3], text[numbers % 2], text[numbers * 0]]
+        positions = torch.arange(self.length, device=text.device)
+        mixed = torch.where(positions % 2 == 0, special[positions // 2 % len(special)], text)
+        texts = [mixed, text[positions // 3], text[positions % 2], text[positions * 0]]
         texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special]
         return replace(self, texts=torch.stack(texts))
 
@@ -597,7 +597,7 @@ def find_first_position(subject: Subject) -> int | None:
         return None
     logits = subject.logits(subject.ids)
     for first in range(4):  # RoBERTa counts from padding on
-        places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
-        if equals(functools.partial(subject.logits, subject.ids, position_ids=places), logits):
+        positions = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
+        if equals(functools.partial(subject.logits, subject.ids, position_ids=positions), logits):
             return first
     return None
