@@ -38,8 +38,11 @@ TWO_SEQUENCES = "it reads two sequences; give its encoder, or a model of one seq
 class AttentionLayers:
     """The attention of a model whose heads can be seen, layer by layer, in the order in which they run.
 
-    module: computes the stages. stages: what holds the `mix` of each layer. plain: numbers of layers of transformers into
-    which nothing was injected. weights: how they are computed, in words.
+    Attributes:
+        module: computes the stages.
+        stages: what holds the `mix` of each layer.
+        plain: numbers of layers of transformers into which nothing was injected.
+        weights: how they are computed, in words.
     """
 
     module: Any
@@ -51,14 +54,23 @@ class AttentionLayers:
 class LoadedModel:
     """A model with all that is needed to read text with it.
 
-    name: as it was given; of a module its class. source: "run", "saved model", "Hugging Face", "module" or "function".
-    folder: of a run or a saved model. module: as it was given; None for a function. fullrank_model: the model of ours that
-    reads, also inside an exported one; None for any other model. tokenizer: of fullrank or of transformers.
-    max_length: the most tokens that it reads; None: any number. vocab_size: None where it does not say it.
-    predicts: "next tokens", "masked tokens", or None without a vocabulary layer. mask_id: the id of <mask>. marks: ids that
-    are no words. inputs: what the model is called with where token ids do not do. has: those of `CAPABILITIES` that it has.
-    lacks: the others, each with the reason.
     Methods read in evaluation mode without gradients, on the device of the model. One that the model lacks raises InputError.
+
+    Attributes:
+        name: the name by which it was opened, or the class of a module.
+        source: "run", "saved model", "Hugging Face", "module" or "function".
+        folder: that of a run or a saved model.
+        module: the module; None for a function.
+        fullrank_model: the model of ours that reads, also inside an exported one; None for any other model.
+        tokenizer: one of fullrank or of transformers.
+        max_length: the most tokens that it reads; None: any number.
+        vocab_size: entries of the vocabulary; None where the model does not say it.
+        predicts: "next tokens", "masked tokens", or None without a vocabulary layer.
+        mask_id: id of <mask>.
+        marks: ids that are no words.
+        inputs: what the model is called with where token ids are not enough.
+        has: those of `CAPABILITIES` that it has.
+        lacks: the others, each with the reason.
     """
 
     predicts: str | None = "next tokens"
@@ -84,11 +96,11 @@ class LoadedModel:
         """Note where the model comes from.
 
         Args:
-            name: that of the model.
+            name: name of the model.
             source: kind of its origin, such as `module`.
             folder: the run or the saved model; None without.
             tokenizer: the one that came with it; None without.
-            inputs: example inputs; None without.
+            inputs: what the model is called with where token ids are not enough; None: they are.
 
         Returns:
             The model itself.
@@ -508,12 +520,14 @@ def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
     """
     make = import_function(name.removeprefix("python:"), "python:")
     try:
-        made = make if isinstance(make, nn.Module) else make()
+        module = make if isinstance(make, nn.Module) else make()
     except Exception as error:
         raise InputError(
             f"{name}: the function failed ({type(error).__name__}: {one_line(error)}); it makes the model, without arguments"
         ) from error
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    inputs = None
+    if isinstance(module, tuple) and len(module) == 2:
+        module, inputs = module
     if not isinstance(module, nn.Module):
         raise InputError(f"{name}: the function must return a torch module, given {type(module).__name__}")
     return module.eval(), inputs

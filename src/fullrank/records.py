@@ -29,8 +29,14 @@ Function = TypeVar("Function", bound=Callable[..., Iterable["Record"]])
 class Record:
     """One measured number.
 
-    labels: what it is a number of (row, seed, split, layer, head, position). measure: its name. unit: nats, tokens, ...
-    interval: the ends of its 95 % interval. protocol: how it was measured. note: a sentence for the reader.
+    Attributes:
+        labels: what it is a number of (row, seed, split, layer, head, position).
+        measure: its name.
+        value: the number; None where there is none.
+        unit: nats, tokens, ...
+        interval: ends of its 95 % interval.
+        protocol: how it was measured.
+        note: a sentence for the reader.
     """
 
     labels: Mapping[str, Label]
@@ -86,11 +92,18 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: records of one measure, and of the labels in `where`.
+    """A column of a table: records of one measure.
 
-    heading: its measure where empty. format: of its values (`.2f`, `,d`, `+.3f`). deviation: the measure that stands behind
-    `±`. best: the lowest or highest value is emphasised. interval: whether the interval of a value stands below it.
-    group: stands above neighbouring columns that share it. page_only: the terminal leaves it out.
+    Attributes:
+        measure: the measure.
+        heading: empty for the measure.
+        where: labels that a record must have.
+        format: of its values (`.2f`, `,d`, `+.3f`).
+        deviation: the measure that stands behind `±`.
+        best: emphasise the lowest or highest value.
+        interval: show the interval of a value below it.
+        group: stands above neighbouring columns that share it.
+        page_only: the terminal leaves it out.
     """
 
     measure: str
@@ -108,9 +121,14 @@ class Column:
 class Table:
     """A table of records: a line for each value of the labels `rows`, a column for each measure.
 
-    columns: a label, each value of which becomes a column; or the columns themselves; None: one for each measure.
-    format: of all values, where a column says nothing. measure: with a label as columns, the measure shown in them.
     A record stands in declared columns if every label of it is a row or chosen by the column; else further labels become rows.
+
+    Attributes:
+        rows: one label, or several.
+        columns: a label, each value of which becomes a column; or the columns themselves; None: one for each measure.
+        title: stands above it.
+        format: of all values, where a column says nothing.
+        measure: with a label as columns, the measure shown in them.
     """
 
     rows: str | tuple[str, ...]
@@ -122,10 +140,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of y over the label x, one for each value of `series` (labels; None: all labels but x and band).
+    """Lines of y over the label x.
 
-    y: `value`, or a measure. where: labels that a record must have. band: a label over which lines are averaged, in a band of
-    ± one deviation. marks: (`x` or `y`, measure): its values are dashed lines from edge to edge.
+    Attributes:
+        x: a label.
+        y: `value`, or a measure.
+        where: labels that a record must have.
+        series: labels, with a line for each of their values; None: all labels but x and band.
+        band: a label over which lines are averaged, in a band of ± one deviation.
+        title: stands above the plot.
+        subtitle: a sentence about it.
+        x_title: empty for the label.
+        y_title: empty for the measure.
+        y_scale: `linear` or `log`.
+        from_zero: let the y axis begin at zero.
+        marks: (`x` or `y`, measure): its values are dashed lines from edge to edge.
     """
 
     x: str

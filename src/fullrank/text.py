@@ -30,12 +30,20 @@ _CHARACTERS = 1 << 14  # that a tokenizer of transformers is given at a time
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids in segments. Iterating yields whole segments (B, N) int64, several at a time; the incomplete rest is left out.
+    """Token ids in segments.
 
-    name: in words. read: begins to read the text, some ids at a time. segment_length: N. count: most segments, None: all.
-    start_id: stands before the first token of the text. bos_id, eos_id: open and close every segment.
-    batch_tokens: most tokens of a batch.
-    Iterating raises InputError for a text shorter than a segment.
+    Iterating yields whole segments (B, N) int64, several at a time; the incomplete rest is left out. It raises InputError for a
+    text shorter than a segment.
+
+    Attributes:
+        name: that of the text, for errors.
+        read: begins to read the text, some ids at a time.
+        segment_length: N.
+        count: the most segments; None: all.
+        start_id: stands before the first token of the text.
+        bos_id: opens every segment.
+        eos_id: closes every segment.
+        batch_tokens: the most tokens of a batch.
     """
 
     name: str

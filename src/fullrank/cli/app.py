@@ -146,13 +146,13 @@ def show_report(
 
     Args:
         folders: the runs.
-        page: where it is written.
+        page: where the report is written.
         json: print its content as JSON instead.
         title: title of the page; None for the number of runs and their text.
         table: the table of several recipes that the runs belong to; None without.
 
     Raises:
-        InputError: a folder is no finished run, or `page` is another file.
+        InputError: a folder is no run, or `page` is another file.
         RunError: the page cannot be written.
     """
     from fullrank.comparison.page import write_report

@@ -79,9 +79,10 @@ def evaluate(
         raise InputError(
             f"--text: one text for a language model, given {run}, which translates sentences; leave it out"
         )
-    wrong, what = (protocol, "translates sentences") if config.translates else (search, "translates nothing")
-    if names := ", ".join(map(name_option, drop_missing(wrong))):
-        raise InputError(f"{names}: {run} {what}, and has no such setting; leave it out")
+    useless = protocol if config.translates else search
+    if names := ", ".join(map(name_option, drop_missing(useless))):
+        does = "translates sentences" if config.translates else "translates nothing"
+        raise InputError(f"{names}: {run} {does}, and has no such setting; leave it out")
     settings = drop_missing(protocol) | drop_missing(search)
     figures = measure(run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel)
     first = choose([read_run(run)]).key

@@ -106,8 +106,9 @@ class Shared:
 
 @dataclass(frozen=True)
 class Batch(Shared):
-    """inputs (B, N) int64, targets (B, T) int64, weights (B, T) float32: 1 counts, 0 is padding; None: all count.
+    """A batch of running text.
 
+    inputs (B, N) int64, targets (B, T) int64, weights (B, T) float32: 1 counts, 0 is padding; None: all count.
     Targets are those of the last T inputs; N is T, except where text before a segment is read again.
     """
 
@@ -256,8 +257,9 @@ class Streams:
 
 @dataclass(frozen=True)
 class MaskedBatch(Shared):
-    """inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
+    """A batch of text of which some tokens are masked, to be predicted.
 
+    inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
     attention_mask (B, N) float32: 0 where there is padding, on the right; None: nowhere.
     """
 

@@ -147,7 +147,8 @@ def cut_sentences(text: str) -> Iterator[str]:
     """Unwrap paragraphs and cut them after sentences; list items and examples stay lines; lines without a letter go."""
     paragraphs: list[list[str]] = []
     indent = 0
-    is_hanging = is_example = False  # the paragraph is a list item of one line so far; the last line was an example
+    is_hanging = False  # the paragraph is a list item of one line so far
+    is_example = False  # the last line was an example
     for line in inspect.cleandoc(text).split("\n"):
         words = line.split()
         line_indent = len(line) - len(line.lstrip())

@@ -159,7 +159,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ExampleBatch(Shared):
-    """Inputs (B, N) by name; indices (B,): the numbers of their examples, each of which has one loss."""
+    """A batch of examples: inputs (B, N) by name; indices (B,): the numbers of the examples, each of which has one loss."""
 
     inputs: dict[str, Tensor]
     indices: Tensor

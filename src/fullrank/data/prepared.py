@@ -39,12 +39,18 @@ _COUNTED_AT_ONCE = 1 << 22
 class Corpus:
     """A prepared corpus on disk: a text with its `tokenizer`, or sentence pairs with their languages `source` and `target`.
 
-    splits: counts. Of a text `tokens` (with `<eos>`), `words` (between white space, plus one for each line end, as published
-    counts are), `characters` and `bytes`; of sentences `pairs`, and of each side `source_tokens` (with one `<eos>` a sentence),
-    `source_words`, and `source_unknown`, tokens that the vocabulary lacks. checksums: the sha256 of each file, by split.
-    `label` names it in reports: a corpus whose counts differ from the published ones is "<name> (slice)".
-    `details`: source files with their sha256, settings, notes on how splits were made, Python version for `builtin`; of
-    sentences, what cleaning left out.
+    Attributes:
+        folder: the folder in the cache.
+        name: name of the corpus, `data.name`.
+        label: its name in reports. A corpus whose counts differ from the published ones is "<name> (slice)".
+        is_slice: whether its counts differ from the published ones.
+        splits: counts of each split. Of a text `tokens` (with `<eos>`), `words` (between white space, plus one for each line
+            end, as published counts are), `characters` and `bytes`; of sentences `pairs`, and of each side `source_tokens`
+            (with one `<eos>` a sentence), `source_words`, and `source_unknown`, tokens that the vocabulary lacks.
+        checksums: sha256 of each file, by split.
+        details: source files with their sha256, settings, notes on how splits were made, Python version for `builtin`; of
+            sentences, what cleaning left out.
+        tokenizers: the tokenizer of each column.
     """
 
     folder: Path

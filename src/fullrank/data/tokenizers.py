@@ -176,7 +176,8 @@ class PretrainedTokenizer(Tokenizer):
         ids = backend.get_vocab(with_added_tokens=True)
         self.start_id = ids[start]
         self.eos_id = None if eos is None else ids[eos]
-        self.unk_id = self.sos_id = None
+        self.unk_id = None
+        self.sos_id = None
         names = {number: entry for entry, number in ids.items()}
         self.entries = [names.get(number, "") for number in range(max(names) + 1)]
         self.fingerprint = self._compute_fingerprint()

@@ -411,13 +411,16 @@ def inverse_sqrt(step: int, total: int, options: TrainConfig) -> float:
 
 @register("schedule", "plateau")
 class Plateau(Schedule):
-    """rate = lr / k^n, not below `min_learning_rate`, with k = `plateau_factor`.
+    """Schedule that lowers the rate when evaluations stop improving.
+
+        rate = lr / k^n,    not below `min_learning_rate`, with k = `plateau_factor`
 
     n grows by one after more than `plateau_patience` evaluations in a row that do not improve on the best so far.
     """
 
     best: float | None = None
-    waited = divisions = 0
+    waited = 0
+    divisions = 0
 
     def rate_after_warmup(self, step: int) -> float:
         divided = self.options.learning_rate / self.options.plateau_factor**self.divisions

@@ -31,11 +31,16 @@ Carry = Mapping[str, Tensor]
 class Loss:
     """The loss of one batch.
 
-    value: scalar to differentiate, the mean over tokens plus penalties. nll: sum over tokens, in nats, without smoothing or
-    penalties. tokens: the number of tokens in the mean. read: tokens that were read, where they are more (masked models).
     Where several processes share the batch, `nll` is of the rows of this one, `tokens` and `read` are of all, and the mean of
-    `value` over the processes is the loss of the whole batch. A tensor of the carry with two dimensions or more has the rows
-    of this process first; any other is the same in all.
+    `value` over the processes is the loss of the whole batch.
+
+    Attributes:
+        value: scalar to differentiate, the mean over tokens plus penalties.
+        nll: sum over tokens, in nats, without smoothing or penalties.
+        tokens: the number of tokens in the mean.
+        carry: what the next batch continues from. A tensor with two dimensions or more has the rows of this process first; any
+            other is the same in all processes.
+        read: tokens that were read, where they are more (masked models).
     """
 
     value: Tensor
@@ -82,7 +87,10 @@ class Batches(Protocol[Batch_co]):
 class TrainingPosition:
     """The position of a forward pass in training.
 
-    step: the update it is part of, from 1. part: which of that update's batches, from 0. accumulation: batches of an update.
+    Attributes:
+        step: the update it is part of, from 1.
+        part: which of that update's batches it reads, from 0.
+        accumulation: batches of an update.
     """
 
     step: int
