@@ -404,7 +404,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
         Pieces of about a megabyte.
 
     Raises:
-        InputError: the file is missing, a folder, or empty, or it is not UTF-8 where that is asked for.
+        InputError: the file is missing, a folder, or empty, or it is not UTF-8 and `exact` is False.
     """
     with open_text(section.path, key) as file:
         start = section.start

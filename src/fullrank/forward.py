@@ -129,7 +129,7 @@ def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, n
 
 @contextmanager
 def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Iterator[None]:
-    """Run the block with copies in place of the originals: each module has the attributes of its copy."""
+    """Run the block with calls of the originals going to their copies: each module has the attributes of its copy."""
     pairs = list[tuple[nn.Module, dict[str, Any]]]()
     for original, copied in zip(originals, copies, strict=True):
         pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)

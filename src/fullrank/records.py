@@ -264,7 +264,7 @@ def measurement(
         name: NAME.
         needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
         table: how its records are shown; several are shown one after another.
-        plot: how its records are drawn, likewise.
+        plot: how its records are drawn; several are drawn one after another.
         texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
         compare: of several models, further records of each beside the first: called with the records of both. None: none.
 
