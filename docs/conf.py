@@ -15,12 +15,15 @@ from sphinx.writers.html5 import HTML5Translator
 
 from fullrank.config.schema import json_schema
 
-project, author, copyright = "fullrank", "The fullrank authors", "The fullrank authors"
+project = "fullrank"
+author = copyright = "The fullrank authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results/claims"]
-html_theme, html_title = "furo", "fullrank"
-html_static_path, html_css_files = ["book"], ["book.css"]
-html_copy_source, html_show_sourcelink = False, False
+html_theme = "furo"
+html_title = "fullrank"
+html_static_path = ["book"]
+html_css_files = ["book.css"]
+html_copy_source = html_show_sourcelink = False
 html_math_renderer = "mathml"
 highlight_language = "text"
 default_role = "code"
@@ -29,13 +32,16 @@ myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # a page of results begins with a comment
 
-autodoc_member_order, autodoc_class_signature, autodoc_inherit_docstrings = "bysource", "mixed", False
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_inherit_docstrings = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 add_module_names = False
 python_maximum_signature_line_length = 100
 
-linkcheck_timeout, linkcheck_retries = 20, 2
+linkcheck_timeout = 20
+linkcheck_retries = 2
 
 
 def mathml(self: HTML5Translator, node: nodes.math | nodes.math_block) -> None:

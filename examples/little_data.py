@@ -131,7 +131,8 @@ class Distillation(TrainingPart):
         """Name, folder and checksum of the teacher; InputError unless it is finished and read this text."""
         folder = Path(settings["run"]).expanduser().resolve()
         open_causal(folder)
-        teacher, prefix = read_identity(folder), f"train.parts.distill.run: {folder}"
+        teacher = read_identity(folder)
+        prefix = f"train.parts.distill.run: {folder}"
         if read_result(folder) is None:
             raise InputError(f"{prefix} is not finished; train the teacher to its end first")
         if teacher.get("vocabulary") != identity.get("vocabulary"):
@@ -143,23 +144,28 @@ class Distillation(TrainingPart):
     def __init__(
         self, model: LanguageModel, options: TrainConfig, identity: Mapping[str, Any], **settings: Any
     ) -> None:
-        self.settings, self.student = self.Config(**settings), model
+        self.settings = self.Config(**settings)
+        self.student = model
         teacher = identity["parts"]["distill"]
         run = teacher["folder"]
         self.model = LanguageModel.load(run).to(next(model.parameters()).device).requires_grad_(False)
-        entries, given, longest = model.config.vocab_size, self.model.config.vocab_size, self.model.max_length
-        streams = options.order == "contiguous" and not options.context
-        for wrong, words in (
-            (teacher["sha256"] != sha256_of(find(Path(run), "best")[0]), "was changed after this training began"),
-            (given != entries, f"its model.vocab_size is {given}, this one's {entries}"),
-            (longest is not None and options.context + options.segment_length > longest,
-             f"has {longest} positions, train.context and train.segment_length ask for more"),
-            (self.model.memory_length and not streams,
-             "has a memory, so train.order has to be contiguous, without train.context"),
-            (options.sharding == "fsdp", "teaches whole models; set train.sharding to ddp"),
-        ):  # fmt: skip
-            if wrong:
-                raise InputError(f"train.parts.distill.run: {run} {words}; give another teacher")
+        vocab_size = model.config.vocab_size
+        vocab_size_of_teacher = self.model.config.vocab_size
+        longest = self.model.max_length
+        is_stream = options.order == "contiguous" and not options.context
+        fault = ""
+        if teacher["sha256"] != sha256_of(find(Path(run), "best")[0]):
+            fault = "was changed after this training began"
+        elif vocab_size_of_teacher != vocab_size:
+            fault = f"its model.vocab_size is {vocab_size_of_teacher}, this one's {vocab_size}"
+        elif longest is not None and options.context + options.segment_length > longest:
+            fault = f"has {longest} positions, train.context and train.segment_length ask for more"
+        elif self.model.memory_length and not is_stream:
+            fault = "has a memory, so train.order has to be contiguous, without train.context"
+        elif options.sharding == "fsdp":
+            fault = "teaches whole models; set train.sharding to ddp"
+        if fault:
+            raise InputError(f"train.parts.distill.run: {run} {fault}; give another teacher")
 
     @torch.no_grad()
     def read(self, batch: Batch, carry: Carry) -> Carry:
@@ -169,17 +175,22 @@ class Distillation(TrainingPart):
 
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         scale = scale_tokens(hidden, batch.targets != IGNORED, batch.weights)
-        states, taught, tokens = hidden.flatten(0, 1), self.hidden.flatten(0, 1), len(scale)
-        places, call, total = torch.arange(tokens), draws.calls(), scale.new_zeros(())
-        for start in range(0, tokens, self.CHUNK):
-            part = slice(start, start + self.CHUNK)
-            with draws.select_tokens(places[part], tokens, call):
-                total = total + draws.checkpoint_function(self._cross_entropy, states[part], taught[part], scale[part])
+        states = hidden.flatten(0, 1)
+        teacher_states = self.hidden.flatten(0, 1)
+        positions = torch.arange(len(scale))
+        call = draws.calls()
+        total = scale.new_zeros(())
+        for chunk in positions.split(self.CHUNK):
+            part = slice(int(chunk[0]), int(chunk[-1]) + 1)
+            with draws.select_tokens(chunk, len(scale), call):
+                total = total + draws.checkpoint_function(
+                    self._cross_entropy, states[part], teacher_states[part], scale[part]
+                )
         return (1 - self.settings.weight) * loss + self.settings.weight * total
 
-    def _cross_entropy(self, states: Tensor, taught: Tensor, scale: Tensor) -> Tensor:
+    def _cross_entropy(self, states: Tensor, teacher_states: Tensor, scale: Tensor) -> Tensor:
         with torch.no_grad():
-            q = self._soften(self.model.output.log_prob(taught)).exp()
+            q = self._soften(self.model.output.log_prob(teacher_states)).exp()
         entropies = -(q * self._soften(log_probabilities(self.student.output.components(states)))).sum(1)
         return self.settings.temperature**2 * (entropies * scale).sum()
 
@@ -212,7 +223,8 @@ class PastDecode(TrainingModule):
             raise InputError(
                 "train.parts.past_decode: reads a tied vocabulary layer of softmaxes; set model.output.tied: true"
             )
-        self.outputs, self.coefficient = (output,), coefficient  # in a tuple: no module of this one
+        self.outputs = (output,)  # in a tuple: no module of this one
+        self.coefficient = coefficient
         matrix = output.matrix
         entries, width = matrix.shape
         self.weight = nn.Parameter(matrix.new_empty(width, width).uniform_(-(width**-0.5), width**-0.5))
@@ -220,7 +232,8 @@ class PastDecode(TrainingModule):
         self.bias = nn.Parameter(matrix.new_zeros(entries))
 
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        (output,), read = self.outputs, batch.inputs[:, -batch.targets.shape[1] :]
+        (output,) = self.outputs
+        read = batch.inputs[:, -batch.targets.shape[1] :]
         expected = output.log_prob(hidden).exp() @ output.matrix  # (B, T, E)
         state = torch.tanh(F.linear(expected, self.weight, self.shift))
         scores = F.linear(state, output.matrix, self.bias)  # (B, T, V)
@@ -257,7 +270,8 @@ class InputMask(TrainingModule):
         device = next(model.parameters()).device
         with torch.no_grad():
             vectors = model.embedding(torch.arange(min(model.config.vocab_size, 1000), device=device))
-        self.vector, self.probability = nn.Parameter(torch.randn_like(vectors[0]) * vectors.std()), probability
+        self.vector = nn.Parameter(torch.randn_like(vectors[0]) * vectors.std())
+        self.probability = probability
         model.embedding.register_forward_hook(self.replace)
 
     def replace(self, embedding: nn.Module, _: Any, vectors: Tensor) -> Tensor:
@@ -291,11 +305,13 @@ def measure_dynamic(
 
 
 def score_segments(model: LanguageModel, text: fr.Text, rate: float, decay: float) -> Tensor:
-    """The nll (T,) of each token of a text after those before it; with a rate, the model learns what it has scored."""
+    """Compute the nll (T,) of each token of a text after those before it; with a rate, the model learns what it has scored."""
     ids = torch.tensor([] if text.start_id is None else [text.start_id])
     ids = torch.cat((ids, torch.tensor(list(text.ids())))).long()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trained, scores, memory = [parameter.detach().clone() for parameter in parameters], [], None
+    trained = [parameter.detach().clone() for parameter in parameters]
+    scores = []
+    memory = None
     try:
         for start in range(0, len(ids) - 1, text.segment_length):
             piece = ids[None, start : start + text.segment_length + 1]

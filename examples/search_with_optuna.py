@@ -39,7 +39,8 @@ def search(config: str, steps: int, trials: int, out: Path) -> optuna.Trial:
     def objective(trial: optuna.Trial) -> float:
         settings = suggest_settings(trial)
         trial.set_user_attr("settings", settings)
-        run, folder = resolve(config, overrides=[*equal_terms, *settings]), out / f"trial-{trial.number}"
+        run = resolve(config, overrides=[*equal_terms, *settings])
+        folder = out / f"trial-{trial.number}"
         for step in (quarter, 2 * quarter, steps):
             train(run, folder, until=step, quiet=True)  # goes on where it paused
             trial.report(validation_nll(folder), step)

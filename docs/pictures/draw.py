@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fullrank.core.skip_retain import SkipRetain
 
 HERE = Path(__file__).parent
@@ -27,7 +29,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 def picture(width: int, height: int, label: str, *parts: str) -> str:
-    """An SVG with a white ground, legible on a dark page, too."""
+    """Frame parts as an SVG with a white ground, legible on a dark page, too."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">\n'
         f'<style>{STYLE}</style><defs>{HEAD}</defs>\n<rect class="w" width="{width}" height="{height}"/>\n'
@@ -52,7 +54,7 @@ def line(x: float, y: float, to_x: float, to_y: float, kind: str = "a") -> str:
 
 
 def grid(x: float, y: float, matrix: Matrix, cell: float = 13) -> str:
-    """A matrix: blue above zero, orange below, white at zero."""
+    """Draw a matrix: blue above zero, orange below, white at zero."""
     squares = [
         f'<rect x="{x + j * cell:g}" y="{y + i * cell:g}" width="{cell:g}" height="{cell:g}" '
         f'fill="{"#2563eb" if value >= 0 else "#ea580c"}" fill-opacity="{min(abs(value), 1):.2f}"/>'
@@ -69,17 +71,28 @@ def softmax(scores: Sequence[float]) -> list[float]:
     return [math.exp(score) / total for score in scores]
 
 
+def make_head(signal: Sequence[float]) -> Matrix:
+    """Make a causal head whose scores have rank one: 2 s_i s_j."""
+    rows = []
+    for i, query in enumerate(signal):
+        scores = [2 * query * key for key in signal[: i + 1]]
+        rows.append(softmax(scores) + [0.0] * (len(signal) - i - 1))
+    return rows
+
+
+def mix_heads(heads: Sequence[Matrix], mixing: Matrix, i: int) -> Matrix:
+    """Mix heads to head i: sum_j M_ji P_j."""
+    mixed = sum(row[i] * np.array(head) for row, head in zip(mixing, heads, strict=True))
+    return mixed.tolist()
+
+
 def mixhead() -> str:
-    """Three causal heads of scores of rank one, a matrix M, and the heads that it makes."""
+    """Draw three causal heads of scores of rank one, a matrix M, and the heads that it makes."""
     n = 8
     signals = ([math.cos(i) for i in range(n)], [i / 4 - 1 for i in range(n)], [1 if i % 3 else -1 for i in range(n)])
-    heads = [
-        [softmax([2 * s[i] * s[j] for j in range(i + 1)]) + [0.0] * (n - i - 1) for i in range(n)] for s in signals
-    ]
+    heads = [make_head(signal) for signal in signals]
     mixing = [[0.9, 0.2, -0.3], [0.3, 0.7, 0.5], [-0.2, 0.3, 0.8]]  # row j, the head that gives; column i, that takes
-    mixed = [
-        [[sum(mixing[j][h] * heads[j][r][c] for j in range(3)) for c in range(n)] for r in range(n)] for h in range(3)
-    ]
+    mixed = [mix_heads(heads, mixing, i) for i in range(3)]
     parts = [
         text(20, 24, "attention weights P of three heads", "t", "start"),
         text(640, 24, "mixed heads P′", "t", "start"),
@@ -92,8 +105,8 @@ def mixhead() -> str:
     return picture(1020, 198, "Attention weights of three heads, a mixing matrix, and the mixed heads", *parts)
 
 
-def measured(plain: str, mixed: str) -> dict[str, Any]:
-    """The spectra of two trained runs, as means over layers and heads, with what the runs are."""
+def measure_spectra(plain: str, mixed: str) -> dict[str, Any]:
+    """Measure the spectra of two trained runs, as means over layers and heads, with what the runs are."""
     command = [sys.executable, "-m", "fullrank", "analyze", "spectrum", plain, mixed, "--json"]
     models = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["models"]
     curves = {}
@@ -103,25 +116,26 @@ def measured(plain: str, mixed: str) -> dict[str, Any]:
         ranks = [rank for layer in layers for rank in layer["effective_rank"]]
         shares = [round(sum(values) / len(heads), 4) for values in zip(*heads, strict=True)]
         curves[name] = {"effective_rank": round(sum(ranks) / len(ranks), 2), "shares": shares}
-    runs = [json.loads((Path(run) / "result.json").read_text(encoding="utf-8")) for run in (plain, mixed)]
-    kept = ("recipe", "row", "scale", "seed", "parameters", "epochs", "environment")
+    runs = []
+    for run in (plain, mixed):
+        result = json.loads((Path(run) / "result.json").read_text(encoding="utf-8"))
+        names = ("recipe", "row", "scale", "seed", "parameters", "epochs", "environment")
+        runs.append({name: result[name] for name in names})
     read = {key: models[0][key] for key in ("texts", "segment_length", "weights")}
-    return {"runs": [{key: run[key] for key in kept} for run in runs], "read": read, "curves": curves}
+    return {"runs": runs, "read": read, "curves": curves}
 
 
 def spectrum() -> str:
-    """The mixing of heads, and what it did to the spectrum of trained models: `spectrum.json`, by `measured`."""
+    """Draw the mixing of heads, and what it did to the spectrum of trained models: `spectrum.json`, by `measure_spectra`."""
     curves = json.loads((HERE / "spectrum.json").read_text(encoding="utf-8"))["curves"]
-    n, mixing = 6, [[0.9, 0.3], [-0.4, 0.8]]
+    n = 6
+    mixing = [[0.9, 0.3], [-0.4, 0.8]]
     signals = ([math.cos(i) for i in range(n)], [1 if i % 3 else -1 for i in range(n)])
-    heads = [
-        [softmax([2 * s[i] * s[j] for j in range(i + 1)]) + [0.0] * (n - i - 1) for i in range(n)] for s in signals
-    ]
+    heads = [make_head(signal) for signal in signals]
     parts = [text(20, 24, "heads P", "t", "start"), text(150, 98, "M", "t")]
     parts += [text(226, 24, "mixed heads P′", "t", "start")]
     for h in range(2):
-        head = [[sum(mixing[j][h] * heads[j][r][c] for j in range(2)) for c in range(n)] for r in range(n)]
-        parts += [grid(20, 40 + 100 * h, heads[h]), grid(226, 40 + 100 * h, head)]
+        parts += [grid(20, 40 + 100 * h, heads[h]), grid(226, 40 + 100 * h, mix_heads(heads, mixing, h))]
     parts += [grid(126, 108, mixing, 24), line(102, 132, 120, 132), line(178, 132, 218, 132)]
     left, top, width, height = 410, 40, 290, 178
     parts += [
@@ -132,12 +146,13 @@ def spectrum() -> str:
         text(left - 8, top + 12, "1", "s", "end"),
         text(left - 8, top + height, "0", "s", "end"),
     ]
-    for place, (name, colour) in enumerate(zip(curves, ("#6b7280", "#93c5fd", "#2563eb"), strict=True)):
-        shares, rank = curves[name]["shares"], curves[name]["effective_rank"]
+    for number, (name, colour) in enumerate(zip(curves, ("#6b7280", "#93c5fd", "#2563eb"), strict=True)):
+        shares = curves[name]["shares"]
+        rank = curves[name]["effective_rank"]
         step = width / (len(shares) - 1)
         points = " ".join(f"{left + step * k:.1f},{top + height * (1 - share):.1f}" for k, share in enumerate(shares))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        x, y = left + width + 20, top + 40 + 48 * place
+        x, y = left + width + 20, top + 40 + 48 * number
         parts += [line(x, y - 5, x + 18, y - 5, "k").replace('class="k"', f'stroke="{colour}" stroke-width="3"')]
         parts += [text(x + 26, y, name, "", "start"), text(x + 26, y + 18, f"effective rank {rank:.1f}", "s", "start")]
     parts.append(text(left + width, top + height + 20, f"{len(shares)}", "s"))
@@ -145,10 +160,11 @@ def spectrum() -> str:
 
 
 def mixture_of_softmaxes() -> str:
-    """Three softmaxes over one matrix, and their weighted sum."""
+    """Draw three softmaxes over one matrix, and their weighted sum."""
     logits = ([2.2, 0, 0.4, 0, 1.0, 0, 0], [0, 0.3, 0, 2.4, 0, 0.8, 0], [0, 1.8, 0, 0, 0, 0, 1.9])
-    prior, each = (0.5, 0.3, 0.2), [softmax(row) for row in logits]
-    total = [sum(share * row[v] for share, row in zip(prior, each, strict=True)) for v in range(7)]
+    prior = (0.5, 0.3, 0.2)
+    components = [softmax(row) for row in logits]
+    mixture = (np.array(prior) @ np.array(components)).tolist()
 
     def bars(x: float, y: float, row: Sequence[float]) -> str:
         shapes = [
@@ -158,7 +174,7 @@ def mixture_of_softmaxes() -> str:
         return "".join(shapes) + line(x - 4, y, x + 128, y, "k")
 
     parts = [box(20, 98, 130, 54, "hidden state g", below="of one token")]
-    for k, row in enumerate(each):
+    for k, row in enumerate(components):
         y = 20 + 76 * k
         parts += [
             line(150, 125, 206, y + 27),
@@ -167,7 +183,7 @@ def mixture_of_softmaxes() -> str:
         parts += [line(360, y + 27, 416, y + 27), bars(430, y + 54, row), line(562, y + 27, 690, 125)]
         parts.append(text((660, 626, 660)[k], (70, 113, 182)[k], f"π{'₁₂₃'[k]} = {prior[k]}", "s"))
     parts += [
-        bars(712, 150, total),
+        bars(712, 150, mixture),
         text(775, 176, "p(word), a weighted sum", "s"),
         text(493, 262, "K softmaxes over one matrix W", "s"),
     ]
@@ -175,9 +191,12 @@ def mixture_of_softmaxes() -> str:
 
 
 def skip_retain() -> str:
-    """Which of eight layers run at twenty steps (Eq. 1, seed 1), and how old the memory of each is."""
-    layers, steps, schedule = 8, 20, SkipRetain("linear", num_layers=8)
-    cell, parts = 38, [text(110, 22, "training steps →", "s", "start")]
+    """Draw which of eight layers run at twenty steps (Eq. 1, seed 1), and how old the memory of each is."""
+    layers = 8
+    steps = 20
+    schedule = SkipRetain("linear", num_layers=layers)
+    cell = 38
+    parts = [text(110, 22, "training steps →", "s", "start")]
     ages = [0] * layers
     for step in range(steps):
         skipped = schedule.skipped(1, step)
@@ -201,7 +220,7 @@ def skip_retain() -> str:
 
 
 def cross_head() -> str:
-    """Query heads and the key and value heads that they read, in training and in evaluation."""
+    """Draw query heads and the key and value heads that they read, in training and in evaluation."""
     parts = []
     for left, title, order in (
         (20, "a training pass, with probability β", (2, 0, 3, 1)),
@@ -216,19 +235,18 @@ def cross_head() -> str:
 
 
 def multilinear() -> str:
-    """The tensor of one query over pairs of a key and a value, and the output map."""
-    n, cell, parts = 6, 22, []
+    """Draw the tensor of one query over pairs of a key and a value, and the output map."""
+    n = 6
+    cell = 22
     query = 3
-    slice_ = [
-        [(0.25 + 0.75 * abs(math.cos(1 + 2 * j + m))) if j <= query and m <= query else 0.0 for m in range(n)]
-        for j in range(n)
-    ]
-    parts += [box(20, 40, 120, 36, "query i"), box(20, 92, 120, 36, "keys j"), box(20, 144, 120, 36, "values m")]
+    key, value = np.indices((n, n))
+    pairs = np.where((key <= query) & (value <= query), 0.25 + 0.75 * abs(np.cos(1 + 2 * key + value)), 0.0)
+    parts = [box(20, 40, 120, 36, "query i"), box(20, 92, 120, 36, "keys j"), box(20, 144, 120, 36, "values m")]
     parts += [line(140, y, 192, 100 + 10 * k) for k, y in enumerate((58, 110, 162))] + [
         box(196, 82, 56, 56, "g", "c", "core")
     ]
     parts += [line(252, 110, 286, 110)]
-    parts += [text(356, 30, "slice i of T: a number for each pair (j, m)", "t"), grid(290, 44, slice_, cell)]
+    parts += [text(356, 30, "slice i of T: a number for each pair (j, m)", "t"), grid(290, 44, pairs.tolist(), cell)]
     parts += [text(356, 196, "j and m at most i: no token sees later ones", "s"), line(430, 110, 520, 110)]
     parts += [
         box(524, 83, 150, 54, "flatten", "c", "N² numbers"),
@@ -250,6 +268,6 @@ PICTURES = {
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        (HERE / "spectrum.json").write_text(json.dumps(measured(*sys.argv[1:])) + "\n", encoding="utf-8")
+        (HERE / "spectrum.json").write_text(json.dumps(measure_spectra(*sys.argv[1:])) + "\n", encoding="utf-8")
     for name, draw in PICTURES.items():
         (HERE / f"{name}.svg").write_text(draw(), encoding="utf-8")

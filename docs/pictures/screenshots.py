@@ -60,7 +60,8 @@ def take(chromium: str, page: Path, out: Path, width: int, height: int, scale: i
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
-        frame, png = Path(folder) / "frame.html", Path(folder) / "page.png"
+        frame = Path(folder) / "frame.html"
+        png = Path(folder) / "page.png"
         size = f"width:{width}px;height:{height}px"
         frame.write_text(
             f'<body style="margin:0"><iframe src="{page.resolve().as_uri()}" style="{size};border:0"></iframe>',
