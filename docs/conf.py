@@ -45,17 +45,18 @@ linkcheck_retries = 2
 
 
 def mathml(self: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
-    """An equation as MathML, which browsers show without a script."""
+    """Write an equation as MathML, which browsers show without a script."""
     display = "block" if isinstance(node, nodes.math_block) else "inline"
     self.body.append(latex2mathml.converter.convert(node.astext(), display=display))
     raise nodes.SkipNode
 
 
-def escaped(line: str) -> str:
-    return re.sub(r"([\\*|])|_(?=\W|$)", lambda found: "\\" + found[0], line)
+def escape(line: str) -> str:
+    """Escape what reStructuredText would read as markup."""
+    return re.sub(r"([\\*|])|_(?=\W|$)", lambda match: "\\" + match[0], line)
 
 
-def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def convert_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Make reStructuredText of our docstrings, plain text with indented equations. A configuration lists its keys.
 
     Sections such as `Args` are lists of fields already, which begin with a colon.
@@ -65,21 +66,23 @@ def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: o
     literal = False
     in_item = False
     if isinstance(thing, type) and dataclasses.is_dataclass(thing):
-        described = [(one.name, one.metadata["description"]) for one in dataclasses.fields(thing) if one.metadata]
+        described = [
+            (field.name, field.metadata["description"]) for field in dataclasses.fields(thing) if field.metadata
+        ]
         source += ["", *(f"- `{key}`: {words}" for key, words in described)]
     for line in source:
-        before = next((known for known in reversed(lines) if known.strip()), "")
+        before = next((earlier for earlier in reversed(lines) if earlier.strip()), "")
         if line.startswith(" ") and not literal and lines and not lines[-1].strip():
             literal = True
             lines.extend([] if before.endswith("::") else ["::", ""])
         literal = literal and (not line.strip() or line.startswith(" "))
         in_item = line.startswith(("-", ":")) or (in_item and line.startswith(" "))
         # any other indented line goes on with its paragraph
-        lines.append(line if literal else escaped(line if in_item else line.strip()))
+        lines.append(line if literal else escape(line if in_item else line.strip()))
 
 
 def allowed(schema: dict[str, Any]) -> str:
-    """The values that a key of a JSON schema may have, in words."""
+    """Describe the values that a key of a JSON schema may have."""
     if "enum" in schema:
         return ", ".join(f"`{word}`" for word in schema["enum"])
     if "anyOf" in schema:
@@ -95,7 +98,7 @@ def allowed(schema: dict[str, Any]) -> str:
 
 
 def tables_of(name: str, section: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
-    """The tables of a section of a JSON schema and of all sections in it, each under a heading of its own."""
+    """Yield the tables of a section of a JSON schema and of all sections in it, each under a heading."""
     yield f"\n## {name}\n\n| key | default | values | meaning |\n| --- | --- | --- | --- |\n"
     inner: dict[str, dict[str, Any]] = {}
     for key, schema in section["properties"].items():
@@ -120,6 +123,7 @@ def add_keys(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    """Connect the functions of this file to Sphinx."""
     app.connect("source-read", add_keys)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
-    app.connect("autodoc-process-docstring", plain_docstring)
+    app.connect("autodoc-process-docstring", convert_docstring)

@@ -29,7 +29,7 @@ OFFLINE = "--no-first-run --disable-background-networking --disable-component-up
 
 
 def browser() -> str:
-    """The path of Chromium; ends the script if there is none."""
+    """Find Chromium; the script ends if there is none."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         sys.exit(
@@ -39,7 +39,7 @@ def browser() -> str:
 
 
 def make_report(folder: Path) -> Path:
-    """The report of six tiny runs, with their spectra."""
+    """Write the report of six tiny runs, with their spectra."""
     fullrank = [sys.executable, "-m", "fullrank"]
     subprocess.run(
         [*fullrank, "reproduce", *TABLE.split(), *SIZES.split(), "--quiet", "--out", str(folder)], check=True
@@ -56,7 +56,10 @@ def make_report(folder: Path) -> Path:
 
 
 def take(chromium: str, page: Path, out: Path, width: int, height: int, scale: int, scheme: str) -> None:
-    """The top of a page as PNG with 128 colours. The page stands in a frame, as a window is never as narrow as a phone."""
+    """Photograph the top of a page as PNG with 128 colours.
+
+    The page stands in a frame, as a window is never as narrow as a phone.
+    """
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:

@@ -130,7 +130,7 @@ def show_recipe(
 
 @verb("fullrank config show mixhead/table1-vanilla --row b train.steps=100", name="show", group=config)
 def show_config(choice: Choice, json: Json = False) -> None:
-    """The resolved configuration, every value stated."""
+    """Print the resolved configuration, every value stated."""
     from fullrank.config.load import to_yaml
 
     resolved = choice.resolve().config
@@ -141,7 +141,7 @@ def show_config(choice: Choice, json: Json = False) -> None:
 def show_schema(
     finetune: Annotated[bool, Option("--finetune", help="That of fine-tuning instead.")] = False,
 ) -> None:
-    """The JSON schema of a configuration, for editors."""
+    """Print the JSON schema of a configuration, for editors."""
     from fullrank.config.schema import finetune_schema, json_schema
 
     print_json(finetune_schema() if finetune else json_schema())
