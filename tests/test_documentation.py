@@ -134,3 +134,31 @@ def test_an_equation_stands_where_the_table_says(row):
         body = found.body
     assert found.lineno == int(row["line"])
     assert found.end_lineno - found.lineno < 120
+
+
+HELPS = (
+    "verb",
+    "measurement",
+    "triton",
+)  # docstrings that the command line shows, and kernels that share their arguments
+
+
+def list_public(body):
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield from list_public(node.body) if isinstance(node, ast.ClassDef) else [node]
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "src" / "fullrank").glob("*/")), ids=lambda folder: folder.name)
+def test_public_functions_describe_three_arguments_or_more(folder):
+    """Ruff sees that `Args` has every argument, once there is such a section."""
+    without = []
+    for path in folder.rglob("*.py"):
+        for function in list_public(ast.parse(path.read_text(encoding="utf-8")).body):
+            count = len([argument for argument in ast.walk(function.args) if isinstance(argument, ast.arg)])
+            is_method = function.args.args and function.args.args[0].arg in ("self", "cls")
+            docstring = ast.get_docstring(function) or "Args:"  # of a contract
+            is_help = any(ast.unparse(name).startswith(HELPS) for name in function.decorator_list)
+            if count - bool(is_method) >= 3 and not is_help and "Args:" not in docstring:
+                without.append(f"{path.name}: {function.name}")
+    assert without == []
