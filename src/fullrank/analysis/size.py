@@ -58,16 +58,15 @@ def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
         document = measure_masked_size(run.model, length, rows, run.train.mlm_probability)
     else:
         document = size(run.model, length, rows)
-    parameters = document["parameters"]["total"]
-    return {**document, "memory": training_memory(run, parameters, rows * length)}
+    return {**document, "memory": training_memory(run, document["parameters"], rows * length)}
 
 
-def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, int]:
+def training_memory(run: RunConfig, parameters: Mapping[str, int], tokens: int) -> dict[str, int]:
     """Estimate the bytes that training holds on one device.
 
-        parameters 4 P      gradients 4 P      optimizer 4 S P      activations w T L (8 E + 2 F)
+        parameters 4 P      gradients 4 P      optimizer 4 S      activations w T L (8 E + 2 F)
 
-    P parameters, S numbers that the optimizer holds for each, T tokens of a batch, L layers of width E and inner width
+    P parameters, S numbers that the optimizer holds, T tokens of a batch, L layers of width E and inner width
     F, w = 2 bytes with bf16, else 4. A layer keeps what its two norms and its products read: 8 E, and F before and
     after the activation. Keys and values of G < H heads keep 2 (H - G) D fewer, a gated activation F more. A layer of a
     decoder with cross-attention keeps 6 E more. With `train.activation_checkpointing` activations are w T (L E + 8 E +
@@ -76,7 +75,7 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
 
     Args:
         run: configuration of the run, with the sizes of the model and the optimizer.
-        parameters: P.
+        parameters: P by part, and their `total`.
         tokens: T.
 
     Returns:
@@ -100,20 +99,26 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     if run.train.activation_checkpointing:
         elements = layers * width + elements // layers
     element_bytes = 2 if run.train.precision == "bf16" else 4
+    total = parameters["total"]
     memory = {
-        "parameters": 4 * parameters,
-        "gradients": 4 * parameters,
-        "optimizer": round(4 * optimizer_states(run.train) * parameters),
+        "parameters": 4 * total,
+        "gradients": 4 * total,
+        "optimizer": 4 * count_optimizer_states(run.train, parameters),
         "activations": element_bytes * tokens * elements,
     }
     return {**memory, "total": sum(memory.values())}
 
 
-def optimizer_states(options: TrainConfig) -> float:
-    """Count the numbers that the optimizer holds for each parameter: 2, as Adam has, for an optimizer of one's own."""
+def count_optimizer_states(options: TrainConfig, parameters: Mapping[str, int]) -> int:
+    """Count the numbers that the optimizer holds: two for a parameter, as Adam has, also for an optimizer of one's own.
+
+    SGD has one with momentum, else none. Muon has one for the matrices inside blocks; biases there are few, and count so, too.
+    """
+    total = parameters["total"]
     if options.optimizer in ("sgd", "nag"):
-        return 1.0 if options.momentum else 0.0
-    return 2.0
+        return total if options.momentum else 0
+    inside_blocks = parameters["attention"] + parameters["feed_forward"] if options.optimizer == "muon" else 0
+    return 2 * total - inside_blocks
 
 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
