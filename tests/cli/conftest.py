@@ -19,7 +19,7 @@ def config(text):
 def run(config):
     """A finished run, made by the command."""
     folder = config.parent / "run"
-    done = call("train", config, *SMALL, "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert "test perplexity" in done.stdout
+    process = call("train", config, *SMALL, "--out", folder)
+    assert process.returncode == 0, process.stderr
+    assert "test perplexity" in process.stdout
     return folder

@@ -15,10 +15,9 @@ from cli_runs import SMALL, called, succeeds, write_config
 
 
 def measured(*words):
-    code, out, said = called("analyze", *words, "--json")
-    assert (code, said) == (0, "")
-    content = json.loads(out)
-    return content
+    code, out, err = called("analyze", *words, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
 
 
 def values(content, measure, **labels):
@@ -40,13 +39,13 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rank")
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 130), ("test", 5)):
-        text = "\n".join(" ".join(rng.choice(WORDS) for _ in range(9)) for _ in range(lines))
+        text = "\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(lines))
         (folder / f"{split}.txt").write_text(text + "\n", encoding="utf-8")
     config = write_config(folder / "c.yaml", folder, folder / "cache", steps=3)
     settings = [*SMALL, f"model.hidden_size={WIDTH}", "model.final_norm=false", "model.dropout.output=0.3"]
-    for name, more in (("plain", []), ("mixture", ["kind=mixture_of_softmaxes", "mixtures=3"])):
-        words = [*settings, *(f"model.output.{one}" for one in more)]
-        assert called("train", config, *words, "--out", folder / name)[0] == 0
+    for name, output in (("plain", []), ("mixture", ["kind=mixture_of_softmaxes", "mixtures=3"])):
+        overrides = [*settings, *(f"model.output.{setting}" for setting in output)]
+        assert called("train", config, *overrides, "--out", folder / name)[0] == 0
     torch.manual_seed(0)
     tiny.save(tiny.gpt2(), folder / "gpt2")
     tiny.save(tiny.gemma2(), folder / "gemma2")

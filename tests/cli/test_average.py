@@ -26,15 +26,19 @@ def folder(trained, tmp_path):
 
 
 def mean(folder, *steps):
-    given = [load_file(folder / "checkpoints" / "kept" / f"step-{s:08d}" / "model.safetensors") for s in steps]
-    return {name: np.mean([w[name] for w in given], axis=0, dtype=np.float64).astype(np.float32) for name in given[0]}
+    weights = [load_file(folder / "checkpoints" / "kept" / f"step-{s:08d}" / "model.safetensors") for s in steps]
+    means = {}
+    for name in weights[0]:
+        tensors = [tensor_of[name] for tensor_of in weights]
+        means[name] = np.mean(tensors, axis=0, dtype=np.float64).astype(np.float32)
+    return means
 
 
 def figures(folder, checkpoint):
-    found = document("eval", folder, "--device", "cpu", "--checkpoint", checkpoint)
-    assert found.pop("checkpoint") == checkpoint
-    found.pop("run")
-    return found
+    content = document("eval", folder, "--device", "cpu", "--checkpoint", checkpoint)
+    assert content.pop("checkpoint") == checkpoint
+    content.pop("run")
+    return content
 
 
 def test_the_mean_of_the_last_ones_is_measured_and_writes(folder):

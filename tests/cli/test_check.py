@@ -36,18 +36,18 @@ def called(monkeypatch):
 
 
 def test_a_recipe_is_made_small_and_passes(called):
-    code, out, said = called("mixhead/table1-transformer-xl", "--row", "b", "--json")
-    assert (code, said) == (0, "")
-    found = json.loads(out)
-    assert {one["check"] for one in found["checks"]} >= CHECKS
-    assert {one["verdict"] for one in found["checks"]} == {"passes"}  # it has a memory, and a mixing
-    assert all(one["looked_at"] and one["reason"] for one in found["checks"])
-    assert all(one["difference"] <= one["tolerance"] for one in found["checks"])
-    assert found["passes"] is True
-    assert (found["row"], found["scale"], found["kind"], found["full"]) == ("b", "paper", "configuration", False)
-    assert "hidden_size 410 -> 16" in found["shrunk"]
-    assert "memory_length 150 -> 8" in found["shrunk"]
-    assert found["parameters"] < 10_000
+    code, out, err = called("mixhead/table1-transformer-xl", "--row", "b", "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert {check["check"] for check in report["checks"]} >= CHECKS
+    assert {check["verdict"] for check in report["checks"]} == {"passes"}  # it has a memory, and a mixing
+    assert all(check["looked_at"] and check["reason"] for check in report["checks"])
+    assert all(check["difference"] <= check["tolerance"] for check in report["checks"])
+    assert report["passes"] is True
+    assert (report["row"], report["scale"], report["kind"], report["full"]) == ("b", "paper", "configuration", False)
+    assert "hidden_size 410 -> 16" in report["shrunk"]
+    assert "memory_length 150 -> 8" in report["shrunk"]
+    assert report["parameters"] < 10_000
 
 
 @pytest.fixture
@@ -70,18 +70,16 @@ def leaking():
 
 def test_a_leak_is_named_and_the_status_is_1(called, leaking, tmp_path):
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
-    settings = [*SMALL, f"model.attention.mix={leaking}"]
-    settings.append("--quick")
-    code, out, _ = called(config, *settings, "--json")
+    code, out, _ = called(config, *SMALL, f"model.attention.mix={leaking}", "--quick", "--json")
     assert code == 1
-    found = json.loads(out)
-    assert found["passes"] is False
-    assert found["leaking_layers"] == ["blocks.0.attention.attend", "blocks.1.attention.attend"]
-    failed = {one["check"]: one for one in found["checks"] if one["verdict"] == "fails"}
+    report = json.loads(out)
+    assert report["passes"] is False
+    assert report["leaking_layers"] == ["blocks.0.attention.attend", "blocks.1.attention.attend"]
+    failed = {check["check"]: check for check in report["checks"] if check["verdict"] == "fails"}
     assert {check for check in CHECKS if check.startswith("future, by")} <= set(failed)
     assert "incremental decoding = one pass" in failed
     assert failed["future, by perturbation, evaluation"]["difference"] > 1e-3
-    assert found["shrunk"] == ["vocab_size that of the data -> 32"]
+    assert report["shrunk"] == ["vocab_size that of the data -> 32"]
 
 
 @pytest.mark.full
@@ -89,11 +87,11 @@ def test_full_is_the_configuration_itself(called, tmp_path):
     """With the vocabulary of its data, and texts of its own length or a little less."""
     write_text(tmp_path)
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "cache")
-    code, out, said = called(config, *SMALL, "train.segment_length=30", "--full", "--json")
-    assert code == 0, said
-    found = json.loads(out)
-    assert (found["full"], found["shrunk"], found["length"]) == (True, [], 30)
-    assert found["vocab_size"] < 30
+    code, out, err = called(config, *SMALL, "train.segment_length=30", "--full", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["full"], report["shrunk"], report["length"]) == (True, [], 30)
+    assert report["vocab_size"] < 30
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +123,9 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
         "python:mine:frames": False, "python:mine:model": False,
     }  # fmt: skip
     for name, has_mixing in mixed.items():
-        code, out, said = called(name, "--json", *(() if has_mixing else ("--quick",)))
-        assert (code, said) == (0, ""), name
-        verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
+        code, out, err = called(name, "--json", *(() if has_mixing else ("--quick",)))
+        assert (code, err) == (0, ""), name
+        verdicts = {check["check"]: check["verdict"] for check in json.loads(out)["checks"]}
         assert verdicts.get("starts as plain attention") == ("passes" if has_mixing else None), name
     for words, expected in (
         (["python:mine:logits"], "it makes the model, without arguments"),
@@ -135,8 +133,8 @@ def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
         (["python:mine:crash", "--vocab-size", "7"], "raised RuntimeError"),
         (["peft"], "an adapter of PEFT; merge it into its model"),
     ):
-        code, out, said = called(*words)
-        assert (code, out, expected in said) == (2, "", True), said
+        code, out, err = called(*words)
+        assert (code, out, expected in err) == (2, "", True), err
 
 
 @pytest.mark.full
@@ -167,8 +165,8 @@ def scores(tmp_path, monkeypatch):
 
 
 def test_a_right_scoring_function_passes(called, scores):
-    code, out, said = called("--scoring", "my_scores:right", "--vocab-size", 5, "--length", 9)
-    assert (code, said) == (0, "")
+    code, out, err = called("--scoring", "my_scores:right", "--vocab-size", 5, "--length", 9)
+    assert (code, err) == (0, "")
     assert "my_scores:right: a scoring function" in out
     assert out.count("probabilities sum to one") == 1
     assert "4 checks passed, 3 not applicable" in out
@@ -177,6 +175,7 @@ def test_a_right_scoring_function_passes(called, scores):
 def test_a_wrong_scoring_function_fails(called, scores):
     code, out, _ = called("--scoring", "my_scores:start", "--vocab-size", 5, "--json")
     assert code == 1
-    found = json.loads(out)
-    assert (found["passes"], found["name"], found["length"]) == (False, "my_scores:start", 67)
-    assert [one["check"] for one in found["checks"] if one["verdict"] == "fails"] == ["every token is scored once"]
+    report = json.loads(out)
+    assert (report["passes"], report["name"], report["length"]) == (False, "my_scores:start", 67)
+    failed = [check["check"] for check in report["checks"] if check["verdict"] == "fails"]
+    assert failed == ["every token is scored once"]

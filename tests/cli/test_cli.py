@@ -16,11 +16,11 @@ from run_files import read_metrics, read_result
 
 def fails(*words: object) -> tuple[int, str]:
     """Exit status and stderr of a call that must not succeed."""
-    code, out, said = called(*words)
+    code, out, err = called(*words)
     assert code
     assert out == ""
-    assert "Traceback" not in said
-    return code, said
+    assert "Traceback" not in err
+    return code, err
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def fails(*words: object) -> tuple[int, str]:
 )
 def test_streams_that_nobody_reads_change_no_exit_status(words, streams, status):
     script = f"set -o pipefail; {shlex.join(command())} {words} {streams}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
-    assert done.returncode == status
-    assert done.stderr == ("fullrank: no space left on the disk\n" if status == 1 else "")
+    process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
+    assert process.returncode == status
+    assert process.stderr == ("fullrank: no space left on the disk\n" if status == 1 else "")
 
 
 def test_a_run_folder_holds_what_it_promises(run):
@@ -54,13 +54,13 @@ def test_a_run_folder_holds_what_it_promises(run):
 
 
 def test_generate_in_python_writes_what_the_command_writes(run):
-    done = call("generate", run, "--prompt", "the cats", "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
-    assert done.stderr == "the model reads 8 tokens at once; where the text is longer, its last 4 are read anew\n"
+    process = call("generate", run, "--prompt", "the cats", "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
+    assert process.stderr == "the model reads 8 tokens at once; where the text is longer, its last 4 are read anew\n"
     options = {"max_new_tokens": 12, "seed": 3}
-    assert fr.generate(run, "the cats", device_name="cpu", **options) + "\n" == done.stdout
+    assert fr.generate(run, "the cats", device_name="cpu", **options) + "\n" == process.stdout
     model = fr.LanguageModel.load(run)
     assert model.trained_length == 8
-    assert fr.generate(model, "the cats", tokenizer=load_tokenizer(run), **options) + "\n" == done.stdout
+    assert fr.generate(model, "the cats", tokenizer=load_tokenizer(run), **options) + "\n" == process.stdout
     with pytest.raises(InputError, match="give a LanguageModel and its tokenizer"):
         fr.generate(model, "the cats")
 
@@ -68,18 +68,19 @@ def test_generate_in_python_writes_what_the_command_writes(run):
 def test_nothing_is_destroyed(config, run):
     """A run of another configuration is refused as a place to train in."""
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    code, said = fails("train", config, *SMALL, "train.steps=31", "--out", run)
+    code, err = fails("train", config, *SMALL, "train.steps=31", "--out", run)
     assert code == 2
-    assert "train.steps" in said
-    assert "--out" in said
+    assert "train.steps" in err
+    assert "--out" in err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
 
 
 def test_debug_shows_the_traceback_before_the_error():
-    done, debugged = call("train", "nowhere.yaml"), call("train", "nowhere.yaml", "--debug")
-    assert (done.returncode, debugged.returncode, done.stderr.count("\n")) == (2, 2, 1)
+    plain = call("train", "nowhere.yaml")
+    debugged = call("train", "nowhere.yaml", "--debug")
+    assert (plain.returncode, debugged.returncode, plain.stderr.count("\n")) == (2, 2, 1)
     assert debugged.stderr.startswith("Traceback")
-    assert debugged.stderr.endswith(done.stderr)
+    assert debugged.stderr.endswith(plain.stderr)
 
 
 RECIPE = """\
@@ -100,24 +101,24 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
     first = document(*words, "--rows", "plain", "--quiet")
     assert {run["row"] for run in first["runs"]} == {"plain"}
-    left = document(*words, "--list")
-    assert [(cell["row"], cell["seed"], cell["finished"]) for cell in left] == [
+    planned = document(*words, "--list")
+    assert [(cell["row"], cell["seed"], cell["finished"]) for cell in planned] == [
         ("plain", 1, True),
         ("b", 1, False),
         ("plain", 2, True),
         ("b", 2, False),
     ]
-    kept = (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes()
+    before = (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes()
     shown = succeeds(*words, "--quiet")
     assert "3.00" in shown  # the paper's figure
-    assert (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes() == kept
+    assert (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes() == before
     for row, mix in (("plain", "none"), ("b", "position_wise")):
         results = [read_result(tmp_path / "out" / f"{row}-seed{seed}") for seed in (1, 2)]
         assert results[0]["final"] != results[1]["final"]
         assert f"mix: {mix}" in (tmp_path / "out" / f"{row}-seed1" / "config.yaml").read_text(encoding="utf-8")
-    code, said = fails(*words, "--rows", "c")
+    code, err = fails(*words, "--rows", "c")
     assert code == 2
-    assert "no row 'c'" in said
+    assert "no row 'c'" in err
 
 
 @pytest.mark.parametrize(
@@ -130,8 +131,8 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
 )
 def test_training_options_reach_the_training(settings, config, tmp_path):
     run = call_process if "train.compile=true" in settings else call  # compiling warns, which ends a test
-    done = run("train", config, *SMALL, *settings, "train.steps=4", "--out", tmp_path / "run", "--quiet")
-    assert done.returncode == 0, done.stderr
+    process = run("train", config, *SMALL, *settings, "train.steps=4", "--out", tmp_path / "run", "--quiet")
+    assert process.returncode == 0, process.stderr
     result = read_result(tmp_path / "run")
     assert result["final"]["test"]["nll"] < 10
     assert result["environment"]["precision"] == ("bf16" if "train.precision=bf16" in settings else "fp32")

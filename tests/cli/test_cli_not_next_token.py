@@ -11,12 +11,9 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from run_files import read_result
 
 SIZES = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "max_position_embeddings": 8,
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8,
     "attention": {"kind": "multilinear", "rank": 3},
-}
+}  # fmt: skip
 TRAIN = {"steps": 2, "batch_size": 4, "segment_length": 8, "threads": 1, "device": "cpu"}
 PUBLISHED = {"model.attention.causal": "as_published", "model.attention.not_next_token_perplexity": True}
 
@@ -50,10 +47,10 @@ def reproduced(table, *words):
 @pytest.fixture(scope="module")
 def runs(table):
     assert reproduced(table)[0] == 0
-    found = {}
+    folders = {}
     for folder in (table / "runs").glob("*/"):
-        found[yaml.safe_load((folder / "run.json").read_text())["row"]] = folder
-    return found
+        folders[yaml.safe_load((folder / "run.json").read_text())["row"]] = folder
+    return folders
 
 
 def test_result_json(runs):
@@ -69,21 +66,22 @@ def test_result_json(runs):
             assert "last_position" not in slid[checkpoint][split]
     assert masked["protocol_settings"]["next_token"] is slid["protocol_settings"]["next_token"] is True
     assert "next-token" not in masked["protocol"] + slid["protocol"] + masked["best"]["protocol"]
-    for found in (published, slid):  # judged in segments while training
-        assert found["best"]["next_token"] is False
-        assert found["best"]["protocol"].endswith(NOT_NEXT_TOKEN)
+    for result in (published, slid):  # judged in segments while training
+        assert result["best"]["next_token"] is False
+        assert result["best"]["protocol"].endswith(NOT_NEXT_TOKEN)
     assert masked["best"]["next_token"] is True
 
 
 def test_eval(runs):
-    folder, kept = runs["published"], read_result(runs["published"])["final"]["test"]
+    folder = runs["published"]
+    figures = read_result(folder)["final"]["test"]
     _, text, _ = called("eval", folder, "--device", "cpu")
     assert NOT_NEXT_TOKEN in text
-    assert f"at last positions        {kept['last_position']['perplexity']:.4f} " in text
-    found = json.loads(called("eval", folder, "--device", "cpu", "--json", "--context", 7, "--stride", 1)[1])
-    assert found["protocol_settings"]["next_token"] is True
-    assert "next-token" not in found["protocol"]
-    assert "last_position" not in found
+    assert f"at last positions        {figures['last_position']['perplexity']:.4f} " in text
+    windowed = json.loads(called("eval", folder, "--device", "cpu", "--json", "--context", 7, "--stride", 1)[1])
+    assert windowed["protocol_settings"]["next_token"] is True
+    assert "next-token" not in windowed["protocol"]
+    assert "last_position" not in windowed
 
 
 def test_generate_is_refused(runs):

@@ -10,9 +10,10 @@ from cli_runs import called, document
 @pytest.fixture
 def folder(tmp_path):
     """A whole development split of WNLI, three rows for training, and STS-B without a development split."""
-    wnli, stsb = tmp_path / "WNLI", tmp_path / "STS-B"
-    for place in (wnli, stsb):
-        place.mkdir()
+    wnli = tmp_path / "WNLI"
+    stsb = tmp_path / "STS-B"
+    for task in (wnli, stsb):
+        task.mkdir()
     header = "index\tsentence1\tsentence2\t"
     rows = [f"{i}\ta\tb\t{int(i % 4 == 0)}\n" for i in range(71)]
     (wnli / "dev.tsv").write_text(header + "label\n" + "".join(rows), encoding="utf-8")
@@ -24,9 +25,9 @@ def folder(tmp_path):
 def test_a_task_is_read_through_and_counted(folder):
     code, out, err = called("data", "prepare", "glue/wnli", "--from", folder, "--json")
     assert code == 0, err
-    found = json.loads(out)
-    assert (found["name"], found["is_slice"]) == ("glue/wnli", True)
-    train, dev = found["splits"]["train"], found["splits"]["dev"]
+    task = json.loads(out)
+    assert (task["name"], task["is_slice"]) == ("glue/wnli", True)
+    train, dev = task["splits"]["train"], task["splits"]["dev"]
     assert (train["rows"], train["published"], train["is_slice"]) == (4, 635, True)
     assert (dev["rows"], dev["is_slice"], dev["source"]) == (71, False, str(folder / "WNLI" / "dev.tsv"))
     assert [line.startswith("glue/wnli (slice): train has 4 rows") for line in err.splitlines()] == [True]
@@ -44,15 +45,15 @@ def question(number, answers):
 
 def test_squad_is_read_through_and_counted(tmp_path):
     for split, answers in (("train", [["Anna"], []]), ("dev", [["Anna", "Anna"]])):
-        asked = [question(i, found) for i, found in enumerate(answers)]
-        articles = [{"title": "t", "paragraphs": [{"context": "Anna came.", "qas": asked}]}]
+        questions = [question(i, texts) for i, texts in enumerate(answers)]
+        articles = [{"title": "t", "paragraphs": [{"context": "Anna came.", "qas": questions}]}]
         content = {"version": "v2.0", "data": articles}
         (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
-    found = document("data", "prepare", "squad-v2", "--from", tmp_path)
-    assert (found["name"], found["is_slice"]) == ("squad-v2", True)
+    task = document("data", "prepare", "squad-v2", "--from", tmp_path)
+    assert (task["name"], task["is_slice"]) == ("squad-v2", True)
     counts = ("rows", "published", "source")
-    assert [found["splits"]["train"][key] for key in counts] == [2, 130_319, str(tmp_path / "train-v2.0.json")]
-    assert [found["splits"]["dev"][key] for key in counts[:2]] == [1, 11_873]
+    assert [task["splits"]["train"][key] for key in counts] == [2, 130_319, str(tmp_path / "train-v2.0.json")]
+    assert [task["splits"]["dev"][key] for key in counts[:2]] == [1, 11_873]
     code, out, err = called("data", "prepare", "squad", "--from", tmp_path)
     assert (code, out) == (2, "")
     assert "train-v1.1.json" in err

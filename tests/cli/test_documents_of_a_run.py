@@ -25,19 +25,20 @@ def run(tmp_path_factory):
 
 def test_figures_are_those_of_documents_by_themselves(run):
     """Segments as long as the text: every document begins in the segment that holds it."""
-    model, tokenizer = fr.LanguageModel.load(run), load_tokenizer(run)
+    model = fr.LanguageModel.load(run)
+    tokenizer = load_tokenizer(run)
     text = (run.parent / "text" / "test.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(text)
-    found = document("eval", run, "--segment-length", len(ids))
-    mark, nll = model.config.document_token_id, 0.0
+    figures = document("eval", run, "--segment-length", len(ids))
     before = [tokenizer.start_id, *ids[:-1]]
-    begins = [place for place, token in enumerate(before) if token == mark]
+    begins = [position for position, token in enumerate(before) if token == model.config.document_token_id]
+    nll = 0.0
     with torch.no_grad():
         for start, end in zip([0, *begins], [*begins, len(ids)], strict=True):
             logits = model(torch.tensor([before[start:end]])).logits[0].double()
             nll -= float(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:end])[:, None]).sum())
     assert len(begins) > 2
-    assert found["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
+    assert figures["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
 
 
 def test_the_check_passes(run):

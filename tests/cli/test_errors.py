@@ -34,12 +34,13 @@ def test_commands(case, places, tmp_path):
     for name, content in case.get("files", {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
-    done = call(*(word.format(**places, here=tmp_path, long=256 * "x") for word in case["run"].split()))
-    _, begun, said = f"\n{done.stderr}".partition("\nfullrank")  # behind lines of progress
-    assert (done.returncode, done.stdout, begun.strip()) == (case.get("status", 2), "", "fullrank"), done.stderr
-    assert len(said.splitlines()) <= 4
-    said = " ".join(f"fullrank{said}".split())
-    assert [word for word in case["says"] if word not in said] == [], said
+    process = call(*(part.format(**places, here=tmp_path, long=256 * "x") for part in case["run"].split()))
+    _, prefix, message = f"\n{process.stderr}".partition("\nfullrank")  # behind lines of progress
+    assert (process.returncode, process.stdout) == (case.get("status", 2), ""), process.stderr
+    assert prefix == "\nfullrank", process.stderr
+    assert len(message.splitlines()) <= 4
+    message = " ".join(f"fullrank{message}".split())
+    assert [part for part in case["says"] if part not in message] == [], message
     assert not (places["new"] / "result.json").exists()
 
 
@@ -51,7 +52,7 @@ def check(raw):
 @pytest.mark.parametrize("case", CONFIGURATIONS, ids=[str(case["config"]) for case in CONFIGURATIONS])
 def test_configurations(case):
     """Every fault is one line, which begins with its key."""
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as refusal:
         check(case["config"])
-    (line,) = str(caught.value).splitlines()
-    assert [word for word in case["says"] if word not in line] == [], line
+    (line,) = str(refusal.value).splitlines()
+    assert [part for part in case["says"] if part not in line] == [], line

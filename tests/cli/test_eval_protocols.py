@@ -34,25 +34,27 @@ def figures(folder, *flags):
 
 def test_the_final_figures_are_those_of_eval(plain, xl):
     for folder, words in ((plain, "windows of 8 tokens that overlap by 5"), (xl, "up to 24 tokens of memory")):
-        kept, found = read_result(folder), figures(folder)
-        assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
-        assert found["tokens"] == kept["corpus"]["tokens"]["test"]
-        assert words in found["protocol"]
-        assert found["protocol_settings"] == kept["protocol_settings"]
+        result = read_result(folder)
+        measured = figures(folder)
+        assert measured["perplexity"] == pytest.approx(result["final"]["test"]["perplexity"], rel=1e-6)
+        assert measured["tokens"] == result["corpus"]["tokens"]["test"]
+        assert words in measured["protocol"]
+        assert measured["protocol_settings"] == result["protocol_settings"]
 
 
 def test_figures_per_word_character_and_byte(plain, xl):
-    """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
-    found = figures(plain)
-    assert found["perplexity_per_word"] == found["perplexity"]
-    assert "bits_per_character" not in found
-    found, content = figures(xl), (xl.parent / "test.txt").read_text(encoding="utf-8")
-    nats = found["nll"] * len(content.encode())
-    assert found["bits_per_byte"] == pytest.approx(found["nll"] / math.log(2), rel=1e-12)
-    assert found["bits_per_character"] == pytest.approx(nats / math.log(2) / len(content), rel=1e-12)
-    words = len(content.replace("\n", " <eos> ").split())
-    assert found["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
+    """The tokens of a word model are words; of a byte model, the words and characters are counted in the text."""
+    of_words = figures(plain)
+    assert of_words["perplexity_per_word"] == of_words["perplexity"]
+    assert "bits_per_character" not in of_words
+    of_bytes = figures(xl)
+    text = (xl.parent / "test.txt").read_text(encoding="utf-8")
+    nats = of_bytes["nll"] * len(text.encode())
+    assert of_bytes["bits_per_byte"] == pytest.approx(of_bytes["nll"] / math.log(2), rel=1e-12)
+    assert of_bytes["bits_per_character"] == pytest.approx(nats / math.log(2) / len(text), rel=1e-12)
+    words = len(text.replace("\n", " <eos> ").split())
+    assert of_bytes["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
     out = succeeds("eval", xl, "--device", "cpu")
-    first = f"  bits per byte            {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
+    first = f"  bits per byte            {of_bytes['bits_per_byte']:.4f}"  # the unit of the task, as in the report
     assert out.splitlines()[1] == first
-    assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown
+    assert f"{of_bytes['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown

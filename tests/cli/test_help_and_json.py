@@ -19,14 +19,18 @@ def _verbs(group, path=""):
             yield f"{path}{name}", command
 
 
+def _takes_json(command):
+    return any("--json" in option.opts for option in command.params)
+
+
 def test_every_verb_takes_json_and_lists_examples():
-    verbs = dict(_verbs(typer.main.get_command(load())))
-    assert {verb for verb, one in verbs.items() if not any("--json" in each.opts for each in one.params)} == WITHOUT
-    assert [verb for verb, one in verbs.items() if not (one.epilog or "").startswith("Examples:")] == []
+    commands = dict(_verbs(typer.main.get_command(load())))
+    assert {verb for verb, command in commands.items() if not _takes_json(command)} == WITHOUT
+    assert [verb for verb, command in commands.items() if not (command.epilog or "").startswith("Examples:")] == []
     assert "130 interrupted" in call("--help").stdout
 
 
 def test_training_needs_no_affinity(config, tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    done = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")
-    assert done.returncode == 0, done.stderr
+    process = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")
+    assert process.returncode == 0, process.stderr

@@ -45,8 +45,8 @@ def module(tmp_path, monkeypatch):
 
 
 def measure(*words):
-    code, out, said = called("analyze", *words, "--import", "my_measurement", "--json")
-    assert (code, said) == (0, "")
+    code, out, err = called("analyze", *words, "--import", "my_measurement", "--json")
+    assert (code, err) == (0, "")
     return json.loads(out)
 
 
@@ -74,11 +74,11 @@ def test_terminal_figure_and_options(run, tmp_path):
 
 def test_report_shows_table_and_plot_without_the_module(run, tmp_path):
     content = measure("confidence", run, "--segment-length", 4)
-    kept = json.loads((run / "analysis" / "confidence.json").read_text())
-    assert kept["records"] == content["records"]
+    saved = json.loads((run / "analysis" / "confidence.json").read_text())
+    assert saved["records"] == content["records"]
     records._known.clear()
-    code, _, said = called("report", run, "--out", tmp_path / "report.html")
-    assert (code, said) == (0, "")
+    code, _, err = called("report", run, "--out", tmp_path / "report.html")
+    assert (code, err) == (0, "")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     analyses = page[page.index('id="analyses"') :]
     assert "confidence" in analyses

@@ -36,10 +36,10 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monk
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "spectrum" in report
     assert all(row in report for row in ("plain", "position_independent"))
-    code, _, said = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
+    code, _, err = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
     assert code == 2
-    assert "--rows" in said
-    assert "known: a, plain" in said
+    assert "--rows" in err
+    assert "known: a, plain" in err
 
 
 def test_figures_of_the_papers_name_rows_and_measurements_that_exist():
@@ -59,21 +59,21 @@ def test_a_table_of_several_backbones_is_one_command():
     backbones = ("baevski", "synthesizer", "transformer-xl", "vanilla")
     expected = [(f"mixhead-table1-{name}", f"{row}-tiny-seed1") for name in backbones for row in ("plain", "b")]
     assert [parts[1:] for parts in folders] == expected
-    code, _, said = called("train", "mixhead/table1")
+    code, _, err = called("train", "mixhead/table1")
     assert code == 2
-    assert "did you mean 'mixhead/table1-baevski' or 'mixhead/table1-synthesizer' or" in said
-    assert "table10" not in said
+    assert "did you mean 'mixhead/table1-baevski' or 'mixhead/table1-synthesizer' or" in err
+    assert "table10" not in err
 
 
 def test_an_interrupted_command_says_how_it_goes_on(monkeypatch, tmp_path):
-    def stopped(*given, **options):
+    def stopped(*arguments, **options):
         raise Interrupted("stopped by SIGINT after step 3 of 12; everything is saved in there")
 
     monkeypatch.setattr("fullrank.experiments.run.train", stopped)
     words = ("reproduce", "mixhead/table1-vanilla", "--scale", "tiny", "train.steps=12", "--out", tmp_path / "a b")
-    code, out, said = called(*words, "--quiet")
+    code, out, err = called(*words, "--quiet")
     again = f"fullrank reproduce mixhead/table1-vanilla --scale tiny train.steps=12 --out '{tmp_path}/a b' --quiet"
-    assert (code, out, said.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
+    assert (code, out, err.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
 
 
 def test_json_is_valid_whatever_the_figures(tmp_path, capsys):
@@ -89,7 +89,7 @@ def test_json_is_valid_whatever_the_figures(tmp_path, capsys):
         assert json.loads(written, parse_constant=refuse) == expected
 
 
-def test_ctrl_c_is_told(monkeypatch):
+def test_ctrl_c_is_reported(monkeypatch):
     from fullrank.config import load as recipe
 
     def interrupt():
@@ -102,15 +102,15 @@ def test_ctrl_c_is_told(monkeypatch):
 def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, sentences=200)
-    asked = []
+    calls = []
 
     def write_small(texts, out, **options):
-        asked.append((texts, out))
+        calls.append((texts, out))
         write_config(out, tmp_path, tmp_path / "cache", steps=110)
 
     monkeypatch.setattr("fullrank.experiments.init.write_configuration", write_small)
     out = succeeds("train", "train.txt", *SMALL)
-    assert asked == [(["train.txt"], Path("train.yaml"))]
+    assert calls == [(["train.txt"], Path("train.yaml"))]
     assert "next: fullrank generate" in out
     assert "train.yaml is there already" in called("train", "train.txt", *SMALL)[2]
     assert called("train", "train.txt", *SMALL, "--quiet")[2] == ""
@@ -120,9 +120,9 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
 def test_a_run_pauses_and_is_measured_when_it_goes_on(run, config, tmp_path):
     paused = tmp_path / "paused"
     for words in (["train", config, *SMALL, "--out", paused, "--until", 7], ["train", paused, "--until", 12]):
-        status, said, error = called(*words)
-        assert (status, said) == (0, "")
-        assert "paused: paused, and not measured; without --until it goes on" in error
+        status, out, err = called(*words)
+        assert (status, out) == (0, "")
+        assert "paused: paused, and not measured; without --until it goes on" in err
         assert not (paused / "result.json").exists()
     assert called("train", paused)[0] == 0
     assert (paused / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""`fullrank train --procs N`: what torchrun is asked to run, and faults that are told before any process starts."""
+"""`fullrank train --procs N`: what torchrun is asked to run, and faults that are reported before any process starts."""
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -25,7 +25,7 @@ def test_every_option_reaches_the_processes(monkeypatch, tmp_path):
     assert "--procs" not in words
 
 
-def test_a_fault_of_the_configuration_is_told_once(monkeypatch, capsys):
+def test_a_fault_of_the_configuration_is_reported_once(monkeypatch, capsys):
     monkeypatch.setattr(distributed, "launch", lambda processes, words: pytest.fail("no process is to start"))
     with pytest.raises(SystemExit, match="2"):
         main(["train", TINY, "train.stepz=2", "--scale", "tiny", "--procs", "2"])

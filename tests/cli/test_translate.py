@@ -21,9 +21,9 @@ from translation_runs import LINES, write_run
 def translate(capfdbinary):
     """The verb in this process, with a pipe as its standard input."""
 
-    def call(*words, given=b""):
+    def call(*words, stdin=b""):
         reading, writing = os.pipe()
-        os.write(writing, given)
+        os.write(writing, stdin)
         os.close(writing)
         before = os.dup(0)
         os.dup2(reading, 0)
@@ -55,30 +55,30 @@ def test_lines_in_lines_out_in_order(run, translate):
     lines = LINES * 3
     expected = [best[0].text for best in LineTranslator(run, Search(beams=3)).translate(lines)]
     assert len(set(expected)) > 3
-    found = translate(run, "--beam", 3, "--batch-size", 4, given=text(lines))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == text(expected)
-    last = found.stderr.decode().splitlines()[-1]
+    process = translate(run, "--beam", 3, "--batch-size", 4, stdin=text(lines))
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == text(expected)
+    last = process.stderr.decode().splitlines()[-1]
     assert last.startswith("18 lines, ")
     assert last.endswith(" sentences/s")
     # Windows line ends, a mark at the beginning, no line end at the end; from a file, quietly
     odd = run.parent / "odd.txt"
     odd.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    found = translate(run, "--beam", 3, "--input", odd, "--quiet")
-    assert (found.returncode, found.stdout, found.stderr) == (0, text(expected), b"")
+    process = translate(run, "--beam", 3, "--input", odd, "--quiet")
+    assert (process.returncode, process.stdout, process.stderr) == (0, text(expected), b"")
     assert translate(run, "--quiet").stdout == b""
 
 
 def test_lists_of_the_best_as_text_and_as_json_lines(run, translate):
     expected = LineTranslator(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
     options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
-    listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
-    assert listed == [f"{i} ||| {one.text} ||| {one.score:.6f}" for i, best in enumerate(expected) for one in best]
-    documents = [json.loads(line) for line in translate(*options, "--json", given=text(LINES)).stdout.splitlines()]
-    assert [one["line"] for one in documents] == [1, 2, 3, 4, 5, 6]
-    assert [one["source"] for one in documents] == LINES
-    for one, best in zip(documents, expected, strict=True):
-        assert one["translations"] == [
+    listed = translate(*options, stdin=text(LINES)).stdout.decode().splitlines()
+    assert listed == [f"{i} ||| {t.text} ||| {t.score:.6f}" for i, best in enumerate(expected) for t in best]
+    documents = [json.loads(line) for line in translate(*options, "--json", stdin=text(LINES)).stdout.splitlines()]
+    assert [document["line"] for document in documents] == [1, 2, 3, 4, 5, 6]
+    assert [document["source"] for document in documents] == LINES
+    for document, best in zip(documents, expected, strict=True):
+        assert document["translations"] == [
             {"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best
         ]
 

@@ -44,7 +44,8 @@ def attempt(settings, place):
 @pytest.mark.parametrize(("seed", "count"), [(35, 70), pytest.param(36, 300, marks=pytest.mark.full)])
 def test_what_is_accepted_can_be_trained(place, seed, count):
     """Only what the text decides may be refused later: its length, and the size of its vocabulary."""
-    refused, tried = [], 0
+    refused = []
+    tried = 0
     for settings in accepted(place, seed, count):
         tried += 1
         try:

@@ -9,7 +9,7 @@ PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("section", "name"),
     [
         ({}, "builtin"),
         ({"tokens": "byte"}, "builtin"),
@@ -17,10 +17,10 @@ PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source
         ({"train": "corpus/train", "source": "de", "target": "en"}, "parallel"),
     ],
 )
-def test_a_text_that_is_given_is_the_text(given, name):
-    assert DataConfig(**given).name == name
+def test_the_training_files_decide_the_kind_of_corpus(section, name):
+    assert DataConfig(**section).name == name
     train = {"batch_tokens": 64} if name == "parallel" else {"steps": 3}
-    assert build({"data": given, "train": train}).data.name == name
+    assert build({"data": section, "train": train}).data.name == name
 
 
 GOOD = [
@@ -30,6 +30,6 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("given", GOOD)
-def test_what_is_taken(given):
-    assert build({"data": given, "train": {"batch_tokens": 4096}}).data == DataConfig(**given)
+@pytest.mark.parametrize("section", GOOD)
+def test_accepted_sections(section):
+    assert build({"data": section, "train": {"batch_tokens": 4096}}).data == DataConfig(**section)

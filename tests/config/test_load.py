@@ -26,14 +26,14 @@ def test_dotted_overrides():
     before = flatten(raw)
     over = ["model.hidden_size=16", "model.attention.mix.start=random", "train.betas=[0.5, 0.6]", "data.lowercase=true",
             "model.attention.normalize=sigsoftmax", "model.head_dim=null", "data.dir=a=b"]  # fmt: skip
-    made = apply_overrides(raw, over)
+    changed = apply_overrides(raw, over)
     assert flatten(raw) == before, "the original is left alone"
-    assert made["model"]["hidden_size"] == 16
-    assert made["model"]["attention"] == {
+    assert changed["model"]["hidden_size"] == 16
+    assert changed["model"]["attention"] == {
         "mix": {"name": "position_wise", "start": "random"},
         "normalize": "sigsoftmax",
     }
-    config = build(made)
+    config = build(changed)
     assert config.train.betas == (0.5, 0.6)
     assert config.train.steps == 5
     assert config.data.lowercase is True
@@ -63,8 +63,8 @@ def test_a_faulty_section_is_not_blamed_for_its_defaults():
     """`score: relative` is given; only because its section has another fault is the rest checked without it."""
     model = {"position": "relative", "hidden_size": -4, "attention": {"score": "relative", "cross_head": 7}}
     raw = {"model": model, "eval": {"clamp_length": 9, "batch_size": 0}}
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as refusal:
         build(raw)
-    assert [line.partition(":")[0] for line in caught.value.problems] == [
+    assert [line.partition(":")[0] for line in refusal.value.problems] == [
         "model.hidden_size", "model.attention.cross_head", "eval.batch_size",
     ]  # fmt: skip

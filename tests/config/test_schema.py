@@ -33,13 +33,13 @@ def test_a_saved_configuration_is_the_same_configuration():
 
 def test_a_saved_configuration_states_every_key():
     saved = RunConfig().to_dict()
-    null = ("model.encoder.", "model.decoder.", "eval.valid.", "eval.test.")
+    unset = ("model.encoder.", "model.decoder.", "eval.valid.", "eval.test.")
     model = RunConfig().model
-    own = {f"model.{name}.": hints_of(type(getattr(model, name))) for name in ("attention", "input", "output")}
-    stated = [key for key in iterate_keys(RunConfig) if not key.startswith(null)]
-    for section, keys in own.items():  # of its kind
-        stated = [key for key in stated if not key.startswith(section) or key.removeprefix(section) in keys]
-    assert stated == [key for key in iterate_keys(RunConfig) if _has(saved, key)]
+    keys_of_kind = {f"model.{name}.": hints_of(type(getattr(model, name))) for name in ("attention", "input", "output")}
+    expected = [key for key in iterate_keys(RunConfig) if not key.startswith(unset)]
+    for section, keys in keys_of_kind.items():  # of the kind that is the default
+        expected = [key for key in expected if not key.startswith(section) or key.removeprefix(section) in keys]
+    assert expected == [key for key in iterate_keys(RunConfig) if _has(saved, key)]
     assert parse_yaml(to_yaml(RunConfig()), "saved") == saved
 
 

@@ -27,22 +27,22 @@ FILES = {"text.yaml": "{data: {name: text, train: nofile.txt}, train: {steps: 3}
 PROGRAM = """
 import contextlib, io, sys
 from fullrank.cli import main
-for verb, status, said in VERBS:
-    told = io.StringIO()
+for verb, status, name in VERBS:
+    err = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(err):
             main(verb)
     except SystemExit as stopped:
-        assert (stopped.code or 0) == status, (verb, told.getvalue())
-    assert said.removeprefix("--") in told.getvalue(), (verb, told.getvalue())
+        assert (stopped.code or 0) == status, (verb, err.getvalue())
+    assert name.removeprefix("--") in err.getvalue(), (verb, err.getvalue())
     assert not {"torch", "transformers", "matplotlib"} & set(sys.modules), verb
 """
 
 
 def _without_torch(verbs, folder=None):
     program = f"VERBS = {verbs}\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_verbs_about_configurations_import_no_torch():
@@ -50,6 +50,6 @@ def test_verbs_about_configurations_import_no_torch():
 
 
 def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    _without_torch([(verb, 2, said) for verb, said in REFUSED], tmp_path)
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text)
+    _without_torch([(verb, 2, name) for verb, name in REFUSED], tmp_path)

@@ -16,7 +16,8 @@ from fullrank.experiments.language_model import fourgram_perplexities
 from research.ngrams import discount_by_count
 
 TEXT = Path(__file__).resolve().parents[1] / "invented_text"
-VOCAB, START = 7, 0
+VOCAB = 7
+START = 0
 
 
 def draw_text(length, seed):
@@ -39,7 +40,8 @@ class Definition:
         for n in range(order - 1, 0, -1):
             longer = {tuple(padded[i - n : i + 1]) for i in ends}
             self.counts[n] = Counter(gram[1:] for gram in longer)
-        self.order, self.modified = order, modified
+        self.order = order
+        self.modified = modified
 
     def discount(self, n, count):
         number = Counter(self.counts[n].values())
@@ -57,9 +59,9 @@ class Definition:
         after = {gram[-1]: count for gram, count in self.counts[n].items() if gram[:-1] == history}
         if not after:
             return lower
-        left = sum(self.discount(n, count) for count in after.values())
-        kept = after[word] - self.discount(n, after[word]) if word in after else 0.0
-        return (kept + left * lower) / sum(after.values())
+        discounts = sum(self.discount(n, count) for count in after.values())
+        discounted = after[word] - self.discount(n, after[word]) if word in after else 0.0
+        return (discounted + discounts * lower) / sum(after.values())
 
 
 @pytest.mark.parametrize(
@@ -102,8 +104,9 @@ def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path):
     corpus = prepare(DataConfig(name="text", tokens="word", cache=str(tmp_path), **texts))
     line = fourgram_perplexities(corpus)
     train, test = (np.asarray(corpus.ids(split)) for split in ("train", "test"))
-    size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
-    assert line["test"] == pytest.approx(measure_ngrams(train, [test], vocab_size=size, start_id=start_id)[0][3])
+    tokenizer = corpus.tokenizer
+    (perplexities,) = measure_ngrams(train, [test], vocab_size=len(tokenizer), start_id=tokenizer.start_id)
+    assert line["test"] == pytest.approx(perplexities[3])
     file = corpus.folder / "fourgrams.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "perplexity": {"valid": 1.0, "test": 2.0}}))

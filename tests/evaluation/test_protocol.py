@@ -1,4 +1,4 @@
-"""Which protocol a configuration and flags make, what is refused, and what is said of it."""
+"""Which protocol a configuration and flags make, which of them are refused, and how a protocol is described."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
 
 
 @pytest.mark.parametrize(
-    ("model", "evaluation", "said"),
+    ("model", "evaluation", "message"),
     [
         ({}, {"context": 512}, "stride: a window has context + stride tokens"),
         ({"memory_length": 64}, {"context": 400}, "given memory_length 64; give one of the two (--memory-length 0)"),
@@ -81,14 +81,14 @@ def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
         (DECAYED, {"same_length": True}, "same_length"),
     ],
 )
-def test_keys_that_exclude_each_other_are_refused(model, evaluation, said):
-    with pytest.raises(FullRankError) as caught:
+def test_keys_that_exclude_each_other_are_refused(model, evaluation, message):
+    with pytest.raises(FullRankError) as refusal:
         final_protocol(config(model, **evaluation))
-    assert said in str(caught.value)
+    assert message in str(refusal.value)
     for split in ("valid", "test"):  # of one split as of all
-        with pytest.raises(FullRankError) as caught:
+        with pytest.raises(FullRankError) as refusal:
             final_protocol(config(model, **{split: evaluation}), split)
-        assert said in str(caught.value)
+        assert message in str(refusal.value)
 
 
 XL = {**RELATIVE, "memory_length": 150}
@@ -107,11 +107,11 @@ OF_TEST = {"segment_length": 64, "memory_length": 640, "clamp_length": 400, "sam
 )  # fmt: skip
 def test_each_split_has_its_own_protocol(model, evaluation, flags, valid, test):
     """Flags win over both; other texts (a training split) are read as `eval` says."""
-    whole = config(model, **evaluation)
+    configured = config(model, **evaluation)
     for split, expected in (("valid", valid), ("test", test)):
-        assert settings(final_protocol(change_evaluation(whole, flags, split), split)) == expected
-    without = {key: value for key, value in evaluation.items() if key not in ("valid", "test")}
-    assert final_protocol(whole, "train") == final_protocol(config(model, **without))
+        assert settings(final_protocol(change_evaluation(configured, flags, split), split)) == expected
+    general = {key: value for key, value in evaluation.items() if key not in ("valid", "test")}
+    assert final_protocol(configured, "train") == final_protocol(config(model, **general))
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_each_split_has_its_own_protocol(model, evaluation, flags, valid, test):
 )
 def test_a_model_is_judged_as_it_is_trained(model, expected):
     """The protocol of final figures plays no part."""
-    different = {"memory_length": 640, "clamp_length": 400} if model else {"context": 50}
-    judged = validation_protocol(config(model, segment_length=64, **different))
-    assert settings(judged) == expected
-    assert final_protocol(config(model, segment_length=64, **different)) != judged
+    final = {"memory_length": 640, "clamp_length": 400} if model else {"context": 50}
+    validation = validation_protocol(config(model, segment_length=64, **final))
+    assert settings(validation) == expected
+    assert final_protocol(config(model, segment_length=64, **final)) != validation
 
 
 # -- models whose tokens see later ones -------------------------------------------------------------------------------
@@ -138,10 +138,10 @@ def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
 
 @pytest.mark.parametrize(("flags", "honest"), [({}, False), ({"stride": 1}, True), ({"segment_length": 1}, True)])
 def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
-    found = final_protocol(change_evaluation(published(PUBLISHED), flags))
-    assert found.next_token is honest
-    assert found.in_words().endswith(f"; {NOT_NEXT_TOKEN}") is not honest
-    assert ("next-token" in found.in_words()) is not honest
+    protocol = final_protocol(change_evaluation(published(PUBLISHED), flags))
+    assert protocol.next_token is honest
+    assert protocol.in_words().endswith(f"; {NOT_NEXT_TOKEN}") is not honest
+    assert ("next-token" in protocol.in_words()) is not honest
     for attention in ({"kind": "multilinear"}, {"kind": "weighted"}):
         plain = final_protocol(change_evaluation(published(attention), flags))
         assert plain.next_token
@@ -156,7 +156,7 @@ def test_the_check_of_scores_passes(window):
     protocol = EvaluationProtocol(**{"kind": "blocks", "segment_length": 8, **window})
 
     def score(ids):
-        found = measure(model, ids.numpy(), protocol, batch_size=2, start_id=1)
-        return {"nll": found.nll, "tokens": found.tokens}
+        evaluation = measure(model, ids.numpy(), protocol, batch_size=2, start_id=1)
+        return {"nll": evaluation.nll, "tokens": evaluation.tokens}
 
     assert fr.check_scoring(score, vocab_size=5, length=19, window=8).passes

@@ -14,7 +14,8 @@ BASE, OTHER = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
 def test_intervals_of_means_by_hand():
     """t(0.975, 4) = 2.776445 and t(0.975, 3) = 3.182446, from tables."""
     differences = [y - x for x, y in zip(BASE, OTHER, strict=True)]
-    mean, reach = exact.fmean(differences), 2.776445 * exact.stdev(differences) / math.sqrt(5)
+    mean = exact.fmean(differences)
+    reach = 2.776445 * exact.stdev(differences) / math.sqrt(5)
     assert statistics.compute_paired_interval(BASE, OTHER) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
     # Welch: variances 2 and 4 give (1 + 4/3)^2 / (1 + 8/9) = 2.88235 degrees of freedom, for which t is 3.25721
     reach = 3.25721 * math.sqrt(2 / 2 + 4 / 3)

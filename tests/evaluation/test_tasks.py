@@ -31,34 +31,37 @@ WORDS = SENTENCE.split()
 
 def sentences(count, seed, *, noise=0.3):
     """Hypotheses and references: every word of a reference is kept, dropped, changed, or doubled."""
-    drawn = random.Random(seed)
-    references = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 14))] for _ in range(count)]
+    draw = random.Random(seed)
+    references = [draw.choices(WORDS, k=draw.randint(3, 14)) for _ in range(count)]
     hypotheses = []
     for reference in references:
         words = []
         for word in reference:
-            kind = drawn.random()
-            words += [word] if kind > noise else [[], [drawn.choice(WORDS)], [word, word]][int(3 * kind / noise)]
+            kind = draw.random()
+            words += [word] if kind > noise else [[], [draw.choice(WORDS)], [word, word]][int(3 * kind / noise)]
         hypotheses.append(words)
     return [" ".join(words) for words in hypotheses], [" ".join(words) for words in references]
 
 
+def ngrams(words, n):
+    return [words[i : i + n] for i in range(len(words) - n + 1)]
+
+
 def bleu_by_definition(hypotheses, references):
     """Papineni et al. 2002 with one reference, written out: clipped counts by searching lists, no counters."""
-    precisions, c, r = [], 0, 0
+    precisions = []
     for n in (1, 2, 3, 4):
         clipped = total = 0
         for hypothesis, reference in zip(hypotheses, references, strict=True):
-            h, rest = hypothesis.lower().split(), reference.lower().split()
-            theirs = [rest[i : i + n] for i in range(len(rest) - n + 1)]
-            for i in range(len(h) - n + 1):
+            unmatched = ngrams(reference.lower().split(), n)
+            for gram in ngrams(hypothesis.lower().split(), n):
                 total += 1
-                if h[i : i + n] in theirs:
-                    theirs.remove(h[i : i + n])  # an n-gram of the reference can be matched once
+                if gram in unmatched:
+                    unmatched.remove(gram)  # an n-gram of the reference can be matched once
                     clipped += 1
         precisions.append(clipped / total if total else 0.0)
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        c, r = c + len(hypothesis.split()), r + len(reference.split())
+    c = sum(len(hypothesis.split()) for hypothesis in hypotheses)
+    r = sum(len(reference.split()) for reference in references)
     if min(precisions) == 0:
         return 0.0
     brevity = 1.0 if c >= r else math.exp(1 - r / c)
@@ -68,15 +71,16 @@ def bleu_by_definition(hypotheses, references):
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3, 0.6])
 def test_tokenised_bleu_is_its_definition(noise):
     hypotheses, references = sentences(60, 3, noise=noise)
-    found = tokenised_bleu(hypotheses, references)
-    assert found["tokenised_bleu"] == pytest.approx(bleu_by_definition(hypotheses, references), abs=1e-10)
-    assert found["tokenised_bleu_label"] == TOKENISED_BLEU
+    scores = tokenised_bleu(hypotheses, references)
+    assert scores["tokenised_bleu"] == pytest.approx(bleu_by_definition(hypotheses, references), abs=1e-10)
+    assert scores["tokenised_bleu_label"] == TOKENISED_BLEU
     assert "not comparable with sacreBLEU" in TOKENISED_BLEU
 
 
 def test_a_short_translation_is_not_smoothed_as_fairseq():
     """No 4-gram matches: fairseq's BLEU is 0, sacreBLEU smooths."""
-    hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
+    hypotheses = ["a b c x d e f"]
+    references = ["a b c y d e f"]
     assert tokenised_bleu(hypotheses, references)["tokenised_bleu"] == 0
     assert translation_scores(hypotheses, references)["bleu"] > 0
 
@@ -85,17 +89,18 @@ def test_a_short_translation_is_not_smoothed_as_fairseq():
 def test_scores_are_those_of_sacrebleu(lowercase):
     hypotheses, references = sentences(50, 5)
     hypotheses[0] = ""
-    found = translation_scores(hypotheses, references, lowercase=lowercase)
+    scores = translation_scores(hypotheses, references, lowercase=lowercase)
     bleu, chrf = sacrebleu.BLEU(lowercase=lowercase), sacrebleu.CHRF(lowercase=lowercase)
     theirs = bleu.corpus_score(hypotheses, [references])
-    assert found["bleu"] == theirs.score
-    assert found["brevity_penalty"] == theirs.bp
-    assert found["length_ratio"] == theirs.ratio
-    assert found["chrf"] == chrf.corpus_score(hypotheses, [references]).score
-    assert found["sentences"] == 50
-    case, version = "lc" if lowercase else "mixed", sacrebleu.__version__
-    assert found["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:13a|smooth:exp|version:{version}"
-    assert found["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
+    assert scores["bleu"] == theirs.score
+    assert scores["brevity_penalty"] == theirs.bp
+    assert scores["length_ratio"] == theirs.ratio
+    assert scores["chrf"] == chrf.corpus_score(hypotheses, [references]).score
+    assert scores["sentences"] == 50
+    case = "lc" if lowercase else "mixed"
+    version = f"version:{sacrebleu.__version__}"
+    assert scores["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:13a|smooth:exp|{version}"
+    assert scores["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|{version}"
 
 
 @st.composite
@@ -116,9 +121,9 @@ def test_scores_of_classes_are_those_of_scikit_learn(sides):
         warnings.simplefilter("ignore")  # scikit-learn warns of a single label
         matthews = sklearn_metrics.matthews_corrcoef(labels, guessed)
         expected = sklearn_metrics.f1_score(labels, guessed, zero_division=0)
-    found = glue_scores(GLUE["mrpc"], guessed, labels)
-    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, guessed), abs=1e-15)
-    assert found["f1"] == pytest.approx(expected, abs=1e-15)
+    scores = glue_scores(GLUE["mrpc"], guessed, labels)
+    assert scores["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, guessed), abs=1e-15)
+    assert scores["f1"] == pytest.approx(expected, abs=1e-15)
     assert glue_scores(GLUE["cola"], guessed, labels) == {"matthews_correlation": pytest.approx(matthews, abs=1e-12)}
 
 
@@ -126,9 +131,9 @@ def test_correlations_are_those_of_scipy_and_ties_share_their_ranks():
     generator = np.random.default_rng(0)
     guessed = generator.normal(size=200).astype(np.float32)
     labels = generator.integers(0, 6, size=200).astype(np.float32)
-    found = glue_scores(GLUE["stsb"], guessed, labels)
-    assert found["pearson"] == pytest.approx(scipy_stats.pearsonr(guessed.astype(float), labels).statistic, abs=1e-12)
-    assert found["spearman"] == pytest.approx(scipy_stats.spearmanr(guessed, labels).statistic, abs=1e-12)
+    scores = glue_scores(GLUE["stsb"], guessed, labels)
+    assert scores["pearson"] == pytest.approx(scipy_stats.pearsonr(guessed.astype(float), labels).statistic, abs=1e-12)
+    assert scores["spearman"] == pytest.approx(scipy_stats.spearmanr(guessed, labels).statistic, abs=1e-12)
     tied = glue_scores(GLUE["stsb"], [1.0, 5.0, 5.0, 9.0], [1.0, 2.0, 3.0, 4.0])
     assert tied["spearman"] == pytest.approx(4.5 / math.sqrt(4.5 * 5), rel=1e-14)
     constant = glue_scores(GLUE["stsb"], [0.1] * 7, np.linspace(0, 5, 7))
@@ -142,24 +147,26 @@ PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 def answer_words(text):
     """Lower case, no punctuation characters, no articles, split at white space."""
-    kept = "".join(character for character in text.lower() if character not in PUNCTUATION)
-    parted, word = "", ""
-    for character in kept + " ":  # an article is a whole word of letters, digits and _ ; so cut at all else
+    unpunctuated = "".join(character for character in text.lower() if character not in PUNCTUATION)
+    without_articles = ""
+    word = ""
+    for character in unpunctuated + " ":  # words are letters and digits; every other character ends one
         if character.isalnum():
             word += character
         else:
-            parted, word = parted + (" " if word in ("a", "an", "the") else word) + character, ""
-    return parted.split()
+            without_articles += (" " if word in ("a", "an", "the") else word) + character
+            word = ""
+    return without_articles.split()
 
 
-def f1_by_hand(predicted, wanted):
-    left, common = list(wanted), 0
+def f1_by_hand(predicted, reference):
+    unmatched = list(reference)
     for word in predicted:
-        if word in left:
-            left.remove(word)
-            common += 1
-    # 2PR/(P+R) with P = c/p and R = c/w is 2c/(p+w)
-    return Fraction(2 * common, len(predicted) + len(wanted)) if common else Fraction(0)
+        if word in unmatched:
+            unmatched.remove(word)
+    common = len(reference) - len(unmatched)
+    # 2PR/(P+R) with P = c/p and R = c/r is 2c/(p+r)
+    return Fraction(2 * common, len(predicted) + len(reference)) if common else Fraction(0)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +192,20 @@ def answers(generator, most=5):
     return " ".join(generator.choice(VOCABULARY) for _ in range(generator.randint(0, most)))
 
 
+def draw_references(generator, most):
+    return [answers(generator) for _ in range(generator.randint(1, most))]
+
+
 def test_v1_is_the_mean_of_the_best_over_references():
     generator = random.Random(0)
-    references = {str(i): [answers(generator) for _ in range(generator.randint(1, 4))] for i in range(300)}
+    references = {str(i): draw_references(generator, 4) for i in range(300)}
     predictions = {name: answers(generator) for name in reversed(references)} | {"unasked": "x"}
-    exact = [max(answer_words(predictions[n]) == answer_words(text) for text in refs) for n, refs in references.items()]
-    f1 = [
-        max(f1_by_hand(answer_words(predictions[n]), answer_words(text)) for text in refs)
-        for n, refs in references.items()
-    ]
+    exact = []
+    f1 = []
+    for name, texts in references.items():
+        predicted = answer_words(predictions[name])
+        exact.append(max(predicted == answer_words(text) for text in texts))
+        f1.append(max(f1_by_hand(predicted, answer_words(text)) for text in texts))
     assert 0 < sum(exact) < 300
     assert squad_scores(predictions, references) == {
         "exact_match": pytest.approx(sum(exact) / 300, abs=1e-12),
@@ -204,12 +216,11 @@ def test_v1_is_the_mean_of_the_best_over_references():
 @pytest.fixture(scope="module")
 def v2():
     generator = random.Random(1)
-    references, predictions = {}, {}
+    references = {}
+    predictions = {}
     for i in range(400):
         name = str(i)
-        references[name] = (
-            [answers(generator) for _ in range(generator.randint(1, 3))] if generator.random() < 0.6 else []
-        )
+        references[name] = draw_references(generator, 3) if generator.random() < 0.6 else []
         right = references[name] and generator.random() < 0.5
         predictions[name] = generator.choice(references[name]) if right else answers(generator, most=3)
     return references, predictions
@@ -217,7 +228,8 @@ def v2():
 
 def by_definition(references, predictions):
     """Exact and F1 of each question."""
-    exact, f1 = {}, {}
+    exact = {}
+    f1 = {}
     for name, texts in references.items():
         accepted = [answer_words(text) for text in texts if answer_words(text)] or [[]]
         predicted = answer_words(predictions[name])
