@@ -21,7 +21,7 @@ from .trace import Trace
 
 
 class LanguageModel(Layers):
-    """p(x_{n+1} | x_1 .. x_n) for every n at once.
+    """A causal Transformer language model: p(x_{n+1} | x_1 .. x_n) for every n at once.
 
     Nothing computed for token n depends on a later one, unless `config.sees_future`.
     Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`. With `cross`, the

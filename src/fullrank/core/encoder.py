@@ -18,7 +18,7 @@ from .trace import Trace
 
 
 class Encoder(Layers):
-    """Sentences to hidden states; each depends on all tokens of its sentence and on no padding.
+    """A Transformer encoder: sentences to hidden states, each of which depends on all tokens of its sentence and on no padding.
 
     input_ids (B, M) int64, attention_mask (B, M), 1 for tokens and 0 for padding on either side -> (B, M, E).
     Positions count tokens only.
@@ -73,7 +73,7 @@ class Encoder(Layers):
 
 
 class MaskedLanguageModel(Model):
-    """p(x_n | the text around n) for the masked n of a text, all at once (BERT, Devlin et al. 2019).
+    """A masked language model: p(x_n | the text around n) for every masked n at once (BERT, Devlin et al. 2019).
 
     Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry beside those of the
     text. So `vocab_size` is that of the text plus one.

@@ -19,7 +19,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """N queries over M keys; the queries of self-attention are the last N of the keys.
+    """Positions of N queries and M keys, and which key each query sees; queries of self-attention are the last N of the keys.
 
     query_positions (N,) or (B, N), key_positions (M,) or (B, M): positions in the text, in tokens.
     causal: a query sees no later key.

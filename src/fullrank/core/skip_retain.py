@@ -60,7 +60,7 @@ _register_uniform("not_first_or_last", spares_first=True, spares_last=True)  # E
 
 
 class SkipRetain:
-    """A schedule of Eq. 1 to 5, or one's own, for a model of `num_layers` layers (Skip Cross-head §2.1).
+    """A schedule of the layers that training skips, by Eq. 1 to 5 or one of one's own (Skip Cross-head §2.1).
 
     `SkipRetain("linear", num_layers=16)`; `SkipRetain("uniform", 0.1, num_layers=8)`; a schedule of one's own is a function
     of p that gives a function of a layer (from 0) and of the number of layers::

@@ -29,7 +29,7 @@ class LayerTrace:
 
 
 class Trace:
-    """Collector of one `LayerTrace` for each layer with attention weights, in the order in which the layers run.
+    """A collector of one `LayerTrace` for each layer with attention weights, in the order in which the layers run.
 
     states: a list that gets the inputs (B, N, E) of the blocks; None for none.
     weights: False collects no attention; tracing attention takes the definition instead of an engine.

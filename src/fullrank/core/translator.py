@@ -20,7 +20,7 @@ from .trace import Trace
 
 
 class Translator(Model):
-    """p(y_{n+1} | y_1 .. y_n, x) for every n at once (Vaswani et al. 2017), of a source sentence x and a target y.
+    """A Transformer that translates a sentence x to y: p(y_{n+1} | y_1 .. y_n, x) for every n at once (Vaswani et al. 2017).
 
     Built from a `ModelConfig` whose `encoder` and `decoder` sections say what differs there; `vocab_size` is the target's,
     `encoder.vocab_size` the source's. `decoder` is a language model with cross-attention in every block.

@@ -324,9 +324,9 @@ class _WithPadding(LogitsProcessorList):
 
 
 class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
-    """A causal language model of ours for Hugging Face: p(x_{n+1} | x_1 .. x_n).
+    """A `LanguageModel` behind the interface of Hugging Face: p(x_{n+1} | x_1 .. x_n).
 
-    Our `LanguageModel` is the attribute `model`. `generate`, `Trainer`, pipelines and `AutoModelForCausalLM` take this class.
+    The language model is the attribute `model`. `generate`, `Trainer`, pipelines and `AutoModelForCausalLM` take this class.
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
 
     A model with memory reads a text segment by segment. Its memory is in `past_key_values`, which goes into the next call.
@@ -449,9 +449,9 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
 
 
 class FullRankForMaskedLM(FullRankPreTrainedModel):
-    """A masked language model of ours for Hugging Face: p(x_n | the text around n).
+    """A `MaskedLanguageModel` behind the interface of Hugging Face: p(x_n | the text around n).
 
-    Our `MaskedLanguageModel` is the attribute `model`. `Trainer`, the pipeline `fill-mask` and `AutoModelForMaskedLM` take this
+    The masked language model is the attribute `model`. `Trainer`, the pipeline `fill-mask` and `AutoModelForMaskedLM` take this
     class. `<mask>` is the last entry of the vocabulary (`config.mask_token_id`).
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
     """
