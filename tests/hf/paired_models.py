@@ -57,11 +57,11 @@ def pair(config, **options):
     return both(fr.FullRankForCausalLM, fr.FullRankConfig.of(config, **IDS | options), fr.LanguageModel(config))
 
 
-def both(kind, config, own):
+def both(kind, config, our_model):
     torch.manual_seed(3)
     hf_model = moved(kind(config)).eval()
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
-    return hf_model, own.eval()
+    our_model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
+    return hf_model, our_model.eval()
 
 
 def tokens(rows=2, length=7, seed=5):
@@ -77,8 +77,9 @@ def padded(texts, side="left"):
     mask = torch.zeros_like(ids)
     for i, text in enumerate(texts):
         length = text.shape[1]
-        place = slice(longest - length, None) if side == "left" else slice(0, length)
-        ids[i, place], mask[i, place] = text[0], 1
+        columns = slice(longest - length, None) if side == "left" else slice(0, length)
+        ids[i, columns] = text[0]
+        mask[i, columns] = 1
     return ids, mask
 
 

@@ -73,15 +73,14 @@ def rename(theirs, names):
 
 def compare(theirs, ours, translate, calls):
     """Logits and the gradients of all parameters under a random cotangent."""
-    missing = ours.load_state_dict(translate(theirs.state_dict()), strict=True)
-    assert not missing.missing_keys
-    expected, found = calls[0](theirs).logits, calls[1](ours).logits
+    ours.load_state_dict(translate(theirs.state_dict()), strict=True)
+    expected, logits = calls[0](theirs).logits, calls[1](ours).logits
     cotangent = torch.randn_like(expected)
     expected.backward(cotangent)
-    found.backward(cotangent)
+    logits.backward(cotangent)
     scale = float(expected.detach().abs().max())
     assert scale > 0.1
-    assert float((found - expected).detach().abs().max()) < 1e-10 * scale
+    assert float((logits - expected).detach().abs().max()) < 1e-10 * scale
     gradients = translate({name: parameter.grad for name, parameter in theirs.named_parameters()})
     for name, parameter in ours.named_parameters():
         apart, size = float((parameter.grad - gradients[name]).abs().max()), float(gradients[name].abs().max())
@@ -93,9 +92,8 @@ def our_model(**options):
     attention = {"bias": False, **options.pop("attention", {})}
     sizes = {"vocab_size": VOCABULARY, "hidden_size": E, "num_hidden_layers": LAYERS, "intermediate_size": INNER,
              "output": fr.OutputConfig(bias=False)}  # fmt: skip
-    return (
-        fr.LanguageModel(fr.ModelConfig(**sizes | options, attention=fr.AttentionConfig(**attention))).double().eval()
-    )
+    config = fr.ModelConfig(**sizes | options, attention=fr.AttentionConfig(**attention))
+    return fr.LanguageModel(config).double().eval()
 
 
 IDS = torch.randint(VOCABULARY, (2, N), generator=torch.Generator().manual_seed(1))
@@ -169,7 +167,8 @@ FALCON = {
 @pytest.mark.parametrize("shared", [False, True], ids=["heads", "multi-query"])
 def test_falcon(heads, shared):
     """Heads that are no power of two; Falcon scales the biases with the scores."""
-    width, number = heads * 6, (heads, 1)[shared]
+    width = heads * 6
+    key_heads = 1 if shared else heads
     theirs = start(
         FalconForCausalLM(
             FalconConfig(
@@ -193,7 +192,7 @@ def test_falcon(heads, shared):
         return ours
 
     ours = our_model(
-        hidden_size=width, num_attention_heads=heads, num_key_value_heads=number, position="alibi", alibi_scale=6**-0.5,
+        hidden_size=width, num_attention_heads=heads, num_key_value_heads=key_heads, position="alibi", alibi_scale=6**-0.5,
         hidden_act="gelu", attention={"bias": True}, output=fr.OutputConfig(tied=True, bias=False),
     )  # fmt: skip
     compare(theirs, ours, from_falcon, CAUSAL)

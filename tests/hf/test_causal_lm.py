@@ -20,15 +20,15 @@ def test_it_computes_what_ours_does(combination):
     """Bit for bit, with and without a cache; it starts with the same numbers."""
     config = combination.config()
     torch.manual_seed(3)
-    begun = fr.FullRankForCausalLM(fr.FullRankConfig.of(config)).state_dict()
-    own = combination.model()
-    assert list(begun) == [f"model.{name}" for name in own.state_dict()]
-    for name, tensor in own.state_dict().items():
-        assert torch.equal(begun[f"model.{name}"], tensor), f"{name} starts otherwise"
-    hf_model, own = pair(config, eos_token_id=None, bos_token_id=None, pad_token_id=None)
+    initial = fr.FullRankForCausalLM(fr.FullRankConfig.of(config)).state_dict()
+    our_model = combination.model()
+    assert list(initial) == [f"model.{name}" for name in our_model.state_dict()]
+    for name, tensor in our_model.state_dict().items():
+        assert torch.equal(initial[f"model.{name}"], tensor), f"{name} starts otherwise"
+    hf_model, our_model = pair(config, eos_token_id=None, bos_token_id=None, pad_token_id=None)
     read = combinations.tokens()
     with torch.no_grad():
-        expected = own(read).logits
+        expected = our_model(read).logits
         assert torch.equal(hf_model(read, use_cache=False).logits, expected)
         assert torch.equal(hf_model(read).logits, expected)
 
@@ -73,31 +73,29 @@ def test_the_configuration(tmp_path):
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is fr.FullRankConfig
     assert loaded.model_config() == small(memory_length=4)
-    assert fr.FullRankConfig().model_config() == fr.ModelConfig()  # Hugging Face compares with one of defaults
+    assert fr.FullRankConfig().model_config() == fr.ModelConfig()  # Hugging Face compares with a default one
 
 
 @kinds
 def test_the_loss_is_the_mean_nll_of_what_counts(config):
     """The loss is that of every token after its predecessors; -100 does not count; `num_items_in_batch` divides it."""
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     read = tokens(3, 8)
     labels = read.clone()
     labels[0, 5:] = -100
     labels[2, 3] = -100
     counts = labels[:, 1:] != -100
-    nll = own.nll(read[:, :-1], read[:, 1:]).per_token[counts]
+    nll = our_model.nll(read[:, :-1], read[:, 1:]).per_token[counts]
     for training in (False, True):
         hf_model.train(training)
         torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
-        torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=50).loss, nll.sum() / 50)
-        torch.testing.assert_close(
-            hf_model(read, labels=labels, num_items_in_batch=torch.tensor(50)).loss, nll.sum() / 50
-        )
+        for count in (50, torch.tensor(50)):
+            torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=count).loss, nll.sum() / 50)
 
 
 @kinds
 def test_padding_on_either_side_changes_nothing(config):
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     texts = [tokens(1, length, seed=length) for length in (4, 9, 1)]
     for side in ("left", "right"):
         ids, mask = paired_models.padded(texts, side)
@@ -105,29 +103,31 @@ def test_padding_on_either_side_changes_nothing(config):
             with torch.no_grad():
                 logits = hf_model(ids, attention_mask=mask, use_cache=use_cache).logits
                 for row, text in enumerate(texts):
-                    torch.testing.assert_close(logits[row, mask[row] == 1], own(text).logits[0], rtol=1e-5, atol=2e-5)
+                    expected = our_model(text).logits[0]
+                    torch.testing.assert_close(logits[row, mask[row] == 1], expected, rtol=1e-5, atol=2e-5)
 
 
 @kinds
 def test_hidden_states_and_attention_weights(config):
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     read = tokens()
     with torch.no_grad():
         for use_cache in (False, True):
             out = hf_model(read, output_hidden_states=True, use_cache=use_cache)
             assert len(out.hidden_states) == 3
-            torch.testing.assert_close(own.output(out.hidden_states[-1]), out.logits)
-            torch.testing.assert_close(out.hidden_states[0], own.position(own.embedding(read), torch.arange(7)))
+            torch.testing.assert_close(our_model.output(out.hidden_states[-1]), out.logits)
+            embedded = our_model.position(our_model.embedding(read), torch.arange(7))
+            torch.testing.assert_close(out.hidden_states[0], embedded)
         if config.attention.kind == "multilinear":
             with pytest.raises(InputError, match="weights"):
                 hf_model(read, output_attentions=True)
             return
         out = hf_model(read, output_attentions=True)
         trace = fr.Trace()
-        own(read, trace=trace)
+        our_model(read, trace=trace)
         assert len(out.attentions) == 2
-        for given, layer in zip(out.attentions, trace.layers, strict=True):
-            torch.testing.assert_close(given, layer.mixed)
+        for weights, layer in zip(out.attentions, trace.layers, strict=True):
+            torch.testing.assert_close(weights, layer.mixed)
     assert isinstance(hf_model(read, return_dict=False), tuple)
 
 
@@ -142,7 +142,7 @@ def test_activation_checkpointing_changes_no_gradient(every_n_layers):
     hf_model.train()
     runs = []
     for block in hf_model.model.blocks:
-        block.feed_forward.register_forward_hook(lambda *given: runs.append(1))
+        block.feed_forward.register_forward_hook(lambda *arguments: runs.append(1))
     gradients = []
     for checkpointed in (False, True):
         if checkpointed:
@@ -153,5 +153,5 @@ def test_activation_checkpointing_changes_no_gradient(every_n_layers):
         hf_model(tokens(), labels=tokens()).loss.backward()
         assert len(runs) == (2 + 2 // every_n_layers if checkpointed else 2)
         gradients.append([parameter.grad.clone() for parameter in hf_model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert torch.equal(one, other)
+    for expected, gradient in zip(*gradients, strict=True):
+        assert torch.equal(gradient, expected)

@@ -21,14 +21,14 @@ encoders = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
 @every
 def test_a_masked_model_computes_what_ours_does(combination, tmp_path):
     """Bit for bit, also padded on either side and after saving."""
-    hf_model, own = masked_of(combination.config())
+    hf_model, our_model = masked_of(combination.config())
     read = combinations.tokens(3)
     with torch.no_grad():
-        expected = own(read).logits
+        expected = our_model(read).logits
         assert torch.equal(hf_model(read).logits, expected)
         for side in ("left", "right"):
             ids, mask = paired_models.padded([read[:1], read[1:2, :4]], side)
-            assert torch.equal(hf_model(ids, mask).logits, own(ids, mask).logits)
+            assert torch.equal(hf_model(ids, mask).logits, our_model(ids, mask).logits)
         hf_model.save_pretrained(tmp_path)
         loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
         assert torch.equal(loaded(read).logits, expected)
@@ -36,12 +36,12 @@ def test_a_masked_model_computes_what_ours_does(combination, tmp_path):
 
 @encoders
 def test_the_loss_of_what_is_asked_for(config):
-    hf_model, own = masked_of(config)
+    hf_model, our_model = masked_of(config)
     read = tokens(3)
     labels = torch.full_like(read, -100)
     labels[0, 2], labels[2, 5] = 4, 7
     read[0, 2] = read[2, 5] = hf_model.config.mask_token_id
-    assert hf_model.config.mask_token_id == own.mask_id == VOCABULARY - 1
-    nll = own.nll(read, labels.clamp_min(0)).per_token[labels != -100]
+    assert hf_model.config.mask_token_id == our_model.mask_id == VOCABULARY - 1
+    nll = our_model.nll(read, labels.clamp_min(0)).per_token[labels != -100]
     torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
     torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)

@@ -44,18 +44,19 @@ import torch, transformers
 from safetensors.torch import load_file, save_file
 torch.set_num_threads(1)
 work, *jobs = sys.argv[1:]
-given, actual = load_file(work + "/given.safetensors"), {}
+inputs = load_file(work + "/inputs.safetensors")
+actual = {}
 for job in jobs:
     name, auto = job.split(":")
     model = getattr(transformers, auto).from_pretrained(work + "/" + name, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
-    ids = given[name]
+    ids = inputs[name]
     if name == "again":
         model.save_pretrained(work + "/once-more")
         model = getattr(transformers, auto).from_pretrained(work + "/once-more", trust_remote_code=True)
     with torch.no_grad():
         actual[name] = model(ids).logits
-    if name + ".read" in given:
+    if name + ".read" in inputs:
         tokenizer = transformers.AutoTokenizer.from_pretrained(work + "/" + name)
         actual[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
     if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"].get("causal") != "as_published":
@@ -154,15 +155,16 @@ def test_a_process_without_the_package_computes_the_same(exported):
     work, models = exported
     with torch.no_grad():
         expected = {name: model(IDS).logits for name, model in models.items()}
-    given, jobs = dict.fromkeys(models, IDS), [f"{name}:AutoModelForCausalLM" for name in KINDS]
+    inputs = dict.fromkeys(models, IDS)
+    jobs = [f"{name}:AutoModelForCausalLM" for name in KINDS]
     for name in KINDS:
         expected[f"{name}.text"] = written(models[name])
     shutil.copytree(work / "mixture", work / "again", dirs_exist_ok=True)
     jobs += ["again:AutoModelForCausalLM", "masked:AutoModelForMaskedLM"]
-    given |= {"again": IDS, "memory.read": torch.zeros(1)}
+    inputs |= {"again": IDS, "memory.read": torch.zeros(1)}
     expected |= {"again": expected["mixture"], "again.text": expected["mixture.text"]}
     expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
-    actual = alone(work, jobs, given)
+    actual = alone(work, jobs, inputs)
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         if name.endswith((".text", ".read")):
@@ -174,26 +176,24 @@ def test_a_process_without_the_package_computes_the_same(exported):
 @torch.no_grad()
 def written(model):
     """Five tokens that `model` finds most probable, one after the other."""
-    state, read, text = model.new_memory() if model.memory_length else None, IDS, []
+    state = model.new_memory() if model.memory_length else None
+    read = IDS
+    text = []
     for _ in range(5):
         out = model(read, state) if model.memory_length else model(torch.cat((IDS, *text), 1))
-        state, read = out.memory, out.logits[:, -1:].argmax(-1)
+        state = out.memory
+        read = out.logits[:, -1:].argmax(-1)
         text.append(read)
     return torch.cat(text, 1)
 
 
-def alone(work, jobs, given):
+def alone(work, jobs, inputs):
     """Results of the exported folders in a process that cannot import `fullrank`."""
-    save_file({name: ids.clone() for name, ids in given.items()}, work / "given.safetensors")
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(work / "modules"),
-        "OMP_NUM_THREADS": "1",
-    }
+    save_file({name: ids.clone() for name, ids in inputs.items()}, work / "inputs.safetensors")
+    settings = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(work / "modules"), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-I", "-c", ALONE, str(work), *jobs],
-        capture_output=True, text=True, timeout=600, env=environment, cwd=work, check=False,
+        capture_output=True, text=True, timeout=600, env=os.environ | settings, cwd=work, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return load_file(work / "actual.safetensors")
@@ -204,11 +204,11 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path):
 
     model = write_language_run(tmp_path / "run", None, {"mix": "position_wise"}, memory_length=3)
     ids = torch.randint(2, len(WORDS), (2, 6))
-    own = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
-    assert type(own).__module__ == "fullrank.hf.classes"
+    hf_model = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
+    assert type(hf_model).__module__ == "fullrank.hf.classes"
     with torch.no_grad():
-        close(own(ids).logits, model(ids).logits)
-    own.save_pretrained(tmp_path / "again")  # what our classes save is read, too
+        close(hf_model(ids).logits, model(ids).logits)
+    hf_model.save_pretrained(tmp_path / "again")  # what our classes save is read, too
     assert torch.equal(fr.LanguageModel.load(tmp_path / "again")(ids).logits, model(ids).logits)
 
 

@@ -54,10 +54,10 @@ def output(model, inputs):
     return actual.logits if "logits" in actual else actual.last_hidden_state
 
 
-def own_output(model, inputs, **options):
-    own = copy.deepcopy(model)
-    own.set_attn_implementation("eager")
-    return own(**inputs, **options) if options else output(own, inputs)
+def eager_output(model, inputs, **options):
+    eager_model = copy.deepcopy(model)
+    eager_model.set_attn_implementation("eager")
+    return eager_model(**inputs, **options) if options else output(eager_model, inputs)
 
 
 def on_tokens(values, inputs):
@@ -73,7 +73,7 @@ def assert_near(actual, expected, limit):
 @mixings
 def test_output_is_the_models_own_at_the_start(family, mix):
     model, inputs = FAMILIES[family]()
-    expected = own_output(model, inputs)
+    expected = eager_output(model, inputs)
     injected = fr.inject(model, mix=mix, cross_head=0.3)
     with fr.kernel("reference"):
         actual = output(injected, inputs)
@@ -95,7 +95,7 @@ def test_dropout_is_the_models_own_at_the_start():
                     setattr(module, attribute, 0.2)
         model.train()
         torch.manual_seed(7)
-        expected = own_output(model, inputs)
+        expected = eager_output(model, inputs)
         injected = fr.inject(model, mix="position_wise")
         torch.manual_seed(7)
         with fr.kernel("reference"):
@@ -140,9 +140,8 @@ def projected_queries(model, family):
             def keep(_, __, output, module=module, columns=columns):
                 projected[module] = output[..., columns]
 
-            next(part for name in names if (part := getattr(module, name, None)) is not None).register_forward_hook(
-                keep
-            )
+            projection = next(name for name in names if getattr(module, name, None) is not None)
+            getattr(module, projection).register_forward_hook(keep)
     return projected
 
 
@@ -153,18 +152,20 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel, monkeypatch):
     from fullrank.hf import interface
 
     model, inputs = FAMILIES[family]()
-    injected, seen = stir(fr.inject(model, mix=mix)), []
+    injected = stir(fr.inject(model, mix=mix))
+    seen = []
     projected = projected_queries(injected, family)
 
-    def watched(module, query, key, value, mask, **given):
-        actual = interface.attend(module, query, key, value, mask, **given)
+    def watched(module, query, key, value, mask, **options):
+        actual = interface.attend(module, query, key, value, mask, **options)
         eager = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
-        _, weights = eager(module, query, key, value, mask, **given)
+        _, weights = eager(module, query, key, value, mask, **options)
         if family == "granite_swa":  # what its sink takes from a query is taken from the weights that are mixed
-            scores = given["scaling"] * query @ key.repeat_interleave(2, 1).transpose(2, 3) + mask
+            scores = options["scaling"] * query @ key.repeat_interleave(2, 1).transpose(2, 3) + mask
             weights = weights * (scores.logsumexp(-1) - module.sinks.view(1, -1, 1)).sigmoid()[..., None]
-        stages, read = module.fullrank.mix, projected[module].reshape(query.transpose(1, 2).shape).transpose(1, 2)
-        slow = slow_mixing(weights, read, value, stages.mixing, getattr(stages, "from_query", None))
+        stages = module.fullrank.mix
+        queries = projected[module].reshape(query.transpose(1, 2).shape).transpose(1, 2)
+        slow = slow_mixing(weights, queries, value, stages.mixing, getattr(stages, "from_query", None))
         seen.append((actual[0], slow, mask))
         return actual
 
@@ -211,7 +212,11 @@ def test_with_a_cache_outputs_are_those_of_the_whole_text(name):
     key = "decoder_input_ids" if name in SEQ2SEQ else "input_ids"
     if key == "input_ids":
         inputs = {name: value.flip(1) for name, value in inputs.items()}
-    ids, mask, start, past, pieces = inputs.pop(key), inputs.get("attention_mask"), 0, None, []
+    ids = inputs.pop(key)
+    mask = inputs.get("attention_mask")
+    past = None
+    start = 0
+    pieces = []
     with torch.no_grad():
         for piece in ids.split([4, 1, 1, ids.shape[1] - 6], 1):
             start += piece.shape[1]
@@ -220,9 +225,9 @@ def test_with_a_cache_outputs_are_those_of_the_whole_text(name):
             out = model(**inputs, **{key: piece}, use_cache=True, past_key_values=past)
             past = out.past_key_values
             pieces.append(out.logits)
-        whole = model(**inputs, **{key: ids}).logits
+        expected = model(**inputs, **{key: ids}).logits
     seen = mask.bool() if key == "input_ids" else ...
-    assert_near(torch.cat(pieces, 1)[seen], whole[seen], 1e-5)
+    assert_near(torch.cat(pieces, 1)[seen], expected[seen], 1e-5)
 
 
 @pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
@@ -273,9 +278,9 @@ def test_spectra_and_weights_of_a_model_without_injection(name):
     before = copy.deepcopy(model.state_dict())
     opened = fr.open_model(model)
     mask = {"attention_mask": torch.ones_like(inputs["input_ids"])}
-    own = own_output(model, inputs | mask, output_attentions=True).attentions
+    attentions = eager_output(model, inputs | mask, output_attentions=True).attentions
     if name not in ("granite_swa", "diffllama"):
-        for layer, weights in zip(opened.attention(inputs["input_ids"]), own, strict=True):
+        for layer, weights in zip(opened.attention(inputs["input_ids"]), attentions, strict=True):
             torch.testing.assert_close(layer.weights, weights)
     assert fr.analysis.spectrum(model, inputs["input_ids"]) is not None
     assert model.state_dict().keys() == before.keys()
@@ -306,7 +311,8 @@ def read_classes(path):
 def test_the_tables_name_every_class_that_calls_the_interface(monkeypatch):
     """By the sources of the installed transformers; a new release whose classes differ turns it red."""
     root = Path(transformers.__file__).parent / "models"
-    wrong, count = [], 0
+    wrong = []
+    count = 0
     for path in root.glob("*/modeling_*.py"):
         text = path.read_text(encoding="utf-8")
         if "ALL_ATTENTION_FUNCTIONS" not in text:

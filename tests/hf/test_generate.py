@@ -15,24 +15,24 @@ from fullrank.decoding import MemoryReader, beam_search, sample
 NEW = 8
 
 
-def reader(own):
+def reader(our_model):
     """A model of ours as our own decoding reads it."""
-    return MemoryReader(own) if own.memory_length else own
+    return MemoryReader(our_model) if our_model.memory_length else our_model
 
 
 @kinds
 def test_padded_prompts_give_what_each_gives_alone(config):
     """Greedy, over many lengths; and alone it is our own decoding."""
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     for lengths in ((3, 7, 1), (1, 9, 8)):
         texts = [tokens(1, length, seed=10 * length + sum(lengths)) for length in lengths]
-        alone = [sample(reader(own), text, max_new_tokens=NEW, greedy=True, eos_id=EOS) for text in texts]
+        alone = [sample(reader(our_model), text, max_new_tokens=NEW, greedy=True, eos_id=EOS) for text in texts]
         ids, mask = paired_models.padded(texts)
         for use_cache in (True, False):
-            given = hf_model.generate(
+            generated = hf_model.generate(
                 ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache
             )
-            for written, expected in zip(given[:, ids.shape[1] :], alone, strict=True):
+            for written, expected in zip(generated[:, ids.shape[1] :], alone, strict=True):
                 length = int(expected.lengths[0])
                 assert written[:length].tolist() == expected.ids[0, :length].tolist(), f"use_cache={use_cache}"
                 assert (written[length:] == EOS).all()
@@ -41,22 +41,22 @@ def test_padded_prompts_give_what_each_gives_alone(config):
 @kinds
 def test_beams_are_ours(config):
     """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     texts = [tokens(1, length, seed=length) for length in (5, 2)]
     ids, mask = paired_models.padded(texts)
     for penalty in (0.0, 2.0):
         expected = beam_search(
-            reader(own), ids, attention_mask=mask, max_new_tokens=NEW, beams=3, length_penalty=penalty, eos_id=EOS
+            reader(our_model), ids, attention_mask=mask, max_new_tokens=NEW, beams=3, length_penalty=penalty, eos_id=EOS
         )
         for use_cache in (True, False):
-            given = hf_model.generate(
+            generated = hf_model.generate(
                 ids, attention_mask=mask, max_new_tokens=NEW, num_beams=3, do_sample=False, early_stopping=True,
                 length_penalty=penalty, use_cache=use_cache, return_dict_in_generate=True, output_scores=True,
             )  # fmt: skip
-            torch.testing.assert_close(given.sequences_scores, expected.scores[:, 0], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(generated.sequences_scores, expected.scores[:, 0], rtol=1e-4, atol=1e-4)
             for row in range(2):
                 length = int(expected.lengths[row, 0])
-                written = given.sequences[row, ids.shape[1] :][:length]
+                written = generated.sequences[row, ids.shape[1] :][:length]
                 assert written.tolist() == expected.ids[row, 0, :length].tolist(), (penalty, use_cache)
 
 
@@ -66,25 +66,26 @@ def test_a_text_goes_on_from_a_returned_cache(config):
     hf_model, _ = pair(config)
     prompt = tokens(1, 6)
     how = {"do_sample": False, "return_dict_in_generate": True}
-    whole = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
+    expected = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
     part = hf_model.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
     assert isinstance(part.past_key_values, DynamicCache | fr.FullRankCache)
-    rest = hf_model.generate(
+    continued = hf_model.generate(
         part.sequences, past_key_values=part.past_key_values, max_new_tokens=5, min_new_tokens=5, **how
     )
-    assert torch.equal(rest.sequences, whole)
-    assert rest.past_key_values.get_seq_length() == whole.shape[1] - 1  # the last token was not read
+    assert torch.equal(continued.sequences, expected)
+    assert continued.past_key_values.get_seq_length() == expected.shape[1] - 1  # the last token was not read
 
 
 @kinds
 def test_a_text_read_in_pieces_is_one_text(config):
     """With a cache: as in one pass. With a memory: as our own model reads the same pieces, also where rows are padded."""
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     read = tokens(2, 12)
     padding = torch.ones_like(read)
     padding[1, :3] = 0
     for mask, cuts in itertools.product((None, padding), ([0, 4, 5, 12], [0, 11, 12])):
-        past, memory, parts, expected = None, None, [], []
+        past = memory = None
+        parts, our_parts = [], []
         with torch.no_grad():
             for start, end in itertools.pairwise(cuts):
                 seen = None if mask is None else mask[:, :end]
@@ -92,14 +93,14 @@ def test_a_text_read_in_pieces_is_one_text(config):
                 past = out.past_key_values
                 assert past.get_seq_length() == end
                 parts.append(out.logits)
-                if own.memory_length:
+                if our_model.memory_length:
                     new = None if mask is None else mask[:, start:end]
-                    piece = own(read[:, start:end], memory, attention_mask=new)
+                    piece = our_model(read[:, start:end], memory, attention_mask=new)
                     memory = piece.memory
-                    expected.append(piece.logits)
-            whole = torch.cat(expected, 1) if expected else own(read, attention_mask=mask).logits
+                    our_parts.append(piece.logits)
+            expected = torch.cat(our_parts, 1) if our_parts else our_model(read, attention_mask=mask).logits
         shown = slice(None) if mask is None else mask == 1
-        torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(torch.cat(parts, 1)[shown], expected[shown], rtol=1e-5, atol=2e-5)
 
 
 def test_memory_stays_on_whatever_use_cache_says():
@@ -118,7 +119,7 @@ def test_memory_stays_on_whatever_use_cache_says():
 
 @kinds
 def test_caches_can_be_cut_and_reordered(config):
-    hf_model, own = pair(config)
+    hf_model, our_model = pair(config)
     read, more = tokens(2, 9), tokens(2, 3, seed=8)
     mask = torch.ones_like(read)
     mask[0, :2] = 0
@@ -134,7 +135,8 @@ def test_caches_can_be_cut_and_reordered(config):
         return out.past_key_values
 
     expected = after(filled(), more)
-    past, rows = filled(), torch.tensor([1, 1, 0])
+    past = filled()
+    rows = torch.tensor([1, 1, 0])
     past.reorder_cache(rows)
     assert past.layers[0].batch_size == 3
     torch.testing.assert_close(after(past, more[rows]), expected[rows], rtol=1e-5, atol=2e-5)
@@ -149,4 +151,4 @@ def test_caches_can_be_cut_and_reordered(config):
     past.reset()
     assert past.get_seq_length() == 0
     assert past.state is None
-    torch.testing.assert_close(after(past, more), own(more).logits)
+    torch.testing.assert_close(after(past, more), our_model(more).logits)

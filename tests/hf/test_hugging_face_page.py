@@ -31,11 +31,11 @@ def test_the_blocks_of_the_page_run(tmp_path, monkeypatch):
     write_words(Path("train.txt"), 3000)
     write_words(Path("valid.txt"), 300)
     succeeds(*shlex.split(TINY))
-    found = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
-    assert [kind for kind, _ in found] == ["python"] * 4 + ["sh", "python"]
+    blocks = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["python"] * 4 + ["sh", "python"]
     ids = torch.randint(5, 12, (1, 9))
     space = {"__name__": "page", "ids": ids, "batch": {"input_ids": ids, "labels": torch.tensor([1])}}
-    for number, (kind, code) in enumerate(found):
+    for number, (kind, code) in enumerate(blocks):
         if kind == "sh":
             for line in code.splitlines():
                 succeeds(*shlex.split(line, comments=True)[1:])

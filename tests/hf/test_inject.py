@@ -35,7 +35,8 @@ def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
     plain = copy.deepcopy(bert).eval()
     plain.set_attn_implementation("eager")
     weights = [w.double() for w in plain(**INPUTS, output_attentions=True).attentions]
-    model, trace = fr.inject(bert, mix=mix).eval(), fr.Trace()
+    model = fr.inject(bert, mix=mix).eval()
+    trace = fr.Trace()
     mixings = [layer.attention.self.fullrank.mix for layer in model.bert.encoder.layer]
     for mixing in mixings:
         torch.nn.init.normal_(mixing.mixing)
@@ -95,7 +96,7 @@ def described(**fields):
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "message"),
+    ("make", "options", "message"),
     [
         (lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**SIZES)), B,
          "DebertaV2Model: its attention .*DisentangledSelfAttention.* not on transformers.* attention interface.*BERT"),
@@ -113,12 +114,12 @@ def described(**fields):
         (bert_with, described(query="query", blocks=3), "blocks: a number that divides the 4 heads, given 3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_injected_is_named(make, given, message):
-    made = make()
-    model = made[0] if isinstance(made, tuple) else made
+def test_what_cannot_be_injected_is_named(make, options, message):
+    built = make()
+    model = built[0] if isinstance(built, tuple) else built
     before = set(model.state_dict())
     with pytest.raises((InputError, ConfigError), match=message):
-        fr.inject(model, **given)
+        fr.inject(model, **options)
     assert set(model.state_dict()) == before
     assert not hasattr(model.config, "fullrank")
 
@@ -142,11 +143,11 @@ def test_chosen_layers_alone_are_mixed():
             copy.deepcopy(model), mix="position_independent", layers=None if layers is None else list(layers)
         )
         assert sum(".fullrank." in name for name, _ in again.named_parameters()) == expected
-        own = copy.deepcopy(model)
-        own.set_attn_implementation("eager")
+        eager_model = copy.deepcopy(model)
+        eager_model.set_attn_implementation("eager")
         with fr.kernel("reference"):
-            assert torch.equal(again(**inputs).logits, own(**inputs).logits)
-        torch.testing.assert_close(again(**inputs).logits, own(**inputs).logits, rtol=0, atol=1e-5)
+            assert torch.equal(again(**inputs).logits, eager_model(**inputs).logits)
+        torch.testing.assert_close(again(**inputs).logits, eager_model(**inputs).logits, rtol=0, atol=1e-5)
 
 
 def test_a_class_is_described_by_its_user(tmp_path):

@@ -20,9 +20,9 @@ INPUTS = FAMILIES["bert"]()[1]
 
 def labels():
     """The texts, of which one token of the first and the padding do not count."""
-    wanted = INPUTS["input_ids"].masked_fill(INPUTS["attention_mask"] == 0, -100)
-    wanted[0, 3] = -100
-    return wanted
+    targets = INPUTS["input_ids"].masked_fill(INPUTS["attention_mask"] == 0, -100)
+    targets[0, 3] = -100
+    return targets
 
 
 def plain(name):
@@ -48,12 +48,15 @@ def mixed(name):
 
 def reference(model, **inputs):
     """log p (B, N, V) by the equation, each softmax on its own."""
-    head, read = model.get_output_embeddings(), []
+    head = model.get_output_embeddings()
+    read = []
     hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     model(**inputs)
     hook.remove()
-    (g,), latents = read, head.fullrank
-    width, p = g.shape[-1], 0.0
+    (g,) = read
+    latents = head.fullrank
+    width = g.shape[-1]
+    p = 0.0
     prior = torch.softmax(g @ latents.prior.weight.T, -1)
     for k in range(prior.shape[-1]):
         rows = slice(k * width, (k + 1) * width)
@@ -63,22 +66,23 @@ def reference(model, **inputs):
     return p.log()
 
 
-def reference_loss(model, name, wanted):
-    return loss_of(reference(model, **INPUTS), name, wanted)
+def reference_loss(model, name, targets):
+    return loss_of(reference(model, **INPUTS), name, targets)
 
 
-def loss_of(log_p, name, wanted):
+def loss_of(log_p, name, targets):
     if name != "bert":
-        log_p, wanted = log_p[:, :-1], wanted[:, 1:]
-    counted = wanted != -100
-    return -log_p[counted].gather(1, wanted[counted][:, None]).mean()
+        log_p, targets = log_p[:, :-1], targets[:, 1:]
+    counted = targets != -100
+    return -log_p[counted].gather(1, targets[counted][:, None]).mean()
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("given", [MOS, CONFIG, {"kind": MOS, "mixtures": 1}])
-def test_it_starts_as_the_old_layer(name, given):
-    model, state = plain(name), torch.get_rng_state()
-    injected = fr.inject(copy.deepcopy(model), output=given)
+@pytest.mark.parametrize("layer", [MOS, CONFIG, {"kind": MOS, "mixtures": 1}])
+def test_it_starts_as_the_old_layer(name, layer):
+    model = plain(name)
+    state = torch.get_rng_state()
+    injected = fr.inject(copy.deepcopy(model), output=layer)
     assert torch.equal(torch.get_rng_state(), state)
     expected = torch.log_softmax(model(**INPUTS).logits, -1)
     for mode in (False, True):
@@ -94,27 +98,26 @@ def test_it_starts_as_the_old_layer(name, given):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_losses_and_all_gradients_are_those_of_the_equation(name):
-    model, wanted = mixed(name), labels()
+    model = mixed(name)
+    targets = labels()
     with torch.no_grad():
-        actual = model.eval()(**INPUTS, labels=wanted)
+        actual = model.eval()(**INPUTS, labels=targets)
         torch.testing.assert_close(actual.logits, reference(model, **INPUTS), rtol=0, atol=1e-12)
-        expected = reference_loss(model, name, wanted)
+        expected = reference_loss(model, name, targets)
         torch.testing.assert_close(actual.loss.double(), expected, rtol=1e-6, atol=0)  # transformers' own, in fp32
         torch.testing.assert_close(actual.logits.exp().sum(-1), torch.ones(3, LENGTH, dtype=torch.float64))
-    loss = loss_of(model.train()(**INPUTS).logits, name, wanted)
+    loss = loss_of(model.train()(**INPUTS).logits, name, targets)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
     (3 * loss).backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    (3 * reference_loss(model, name, wanted)).backward()
+    (3 * reference_loss(model, name, targets)).backward()
     assert len(gradients) > 10
     for key, parameter in model.named_parameters():
         expected = parameter.grad
         assert (key in gradients) == (expected is not None), key
         if expected is not None:
-            torch.testing.assert_close(
-                gradients[key], expected, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}"
-            )
+            torch.testing.assert_close(gradients[key], expected, rtol=0, atol=1e-10, msg=key)
     assert all(p.grad.abs().max() > 0 for p in model.get_output_embeddings().parameters())
 
 
@@ -127,10 +130,10 @@ def test_saved_loaded_and_removed(tmp_path, name):
         model = type(base).from_pretrained(tmp_path / "base")
         stirred(fr.inject(model, output=CONFIG, **others))
         expected = model.eval()(**INPUTS).logits
-        model.save_pretrained(tmp_path / f"whole{number}")
+        model.save_pretrained(tmp_path / f"injected{number}")
         with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
-            type(model).from_pretrained(tmp_path / f"whole{number}")
-        again = fr.load_injected(tmp_path / f"whole{number}").eval()
+            type(model).from_pretrained(tmp_path / f"injected{number}")
+        again = fr.load_injected(tmp_path / f"injected{number}").eval()
         assert type(again) is type(model)
         assert torch.equal(again(**INPUTS).logits, expected)
         assert again.config.fullrank == model.config.fullrank

@@ -42,7 +42,7 @@ def words(**options):
     return build_words(rank_entries(counts, min_count=2), **options)
 
 
-OWN = {
+VOCABULARIES = {
     "words": lambda: words(),
     "words, lower case": lambda: words(lowercase=True),
     "words and punctuation": lambda: words(split="punctuation", lowercase=True),
@@ -54,22 +54,22 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_ids_are_ours(name, tmp_path):
     """Also after saving; with special tokens the text begins as our models read it."""
-    own = OWN[name]()
-    built = tokenizer_of_vocabulary(own)
+    vocabulary = VOCABULARIES[name]()
+    built = tokenizer_of_vocabulary(vocabulary)
     built.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    ends = own.eos_id is not None
+    ends = vocabulary.eos_id is not None
     for text in texts():
-        expected = own.encode(text)
+        expected = vocabulary.encode(text)
         for tokenizer in (built, loaded):
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected, repr(text)
         if ends and loaded.unk_token_id not in expected:
-            assert loaded.decode(expected, skip_special_tokens=True) == own.decode(expected), repr(text)
-        assert built(text)["input_ids"] == [own.start_id, *expected]
-        assert loaded.decode(expected) == own.decode(expected), repr(text)
+            assert loaded.decode(expected, skip_special_tokens=True) == vocabulary.decode(expected), repr(text)
+        assert built(text)["input_ids"] == [vocabulary.start_id, *expected]
+        assert loaded.decode(expected) == vocabulary.decode(expected), repr(text)
     assert loaded.padding_side == "right"
     batch = loaded(["the", "the value of"], padding=True)
     assert batch["attention_mask"][0] != batch["attention_mask"][1]
@@ -78,29 +78,30 @@ def test_the_ids_are_ours(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["words", "words and punctuation", "characters", "bytes", "bpe"])
 def test_a_mask_is_the_last_entry(name, tmp_path):
-    own = OWN[name]()
-    tokenizer_of_vocabulary(own, masks=True).save_pretrained(tmp_path)
+    vocabulary = VOCABULARIES[name]()
+    tokenizer_of_vocabulary(vocabulary, masks=True).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert (len(loaded), loaded.mask_token_id, loaded.pad_token_id) == (len(own) + 1, len(own), len(own))
+    assert len(loaded) == len(vocabulary) + 1
+    assert loaded.mask_token_id == loaded.pad_token_id == len(vocabulary)
     for text in texts():
         if "<mask>" not in text:
-            assert loaded(text, add_special_tokens=False)["input_ids"] == own.encode(text), repr(text)
+            assert loaded(text, add_special_tokens=False)["input_ids"] == vocabulary.encode(text), repr(text)
     ids = loaded("the <mask> is", add_special_tokens=False)["input_ids"]
-    assert ids.count(len(own)) == 1
-    assert len(ids) == len(own.encode("the ")) + 1 + len(own.encode(" is"))
+    assert ids.count(len(vocabulary)) == 1
+    assert len(ids) == len(vocabulary.encode("the ")) + 1 + len(vocabulary.encode(" is"))
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_that_of_a_run(objective, tmp_path):
-    own = words()
-    own.save(tmp_path)
-    train, model = TrainConfig(steps=1, objective=objective), ModelConfig(vocab_size=len(own) + (objective == "masked"))
+    vocabulary = words()
+    vocabulary.save(tmp_path)
+    train = TrainConfig(steps=1, objective=objective)
+    model = ModelConfig(vocab_size=len(vocabulary) + (objective == "masked"))
     run = RunConfig(model=model, data=DataConfig(name="builtin"), train=train)
     (tmp_path / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
     built = tokenizer_of(tmp_path)
-    assert built("the value of")["input_ids"] == [own.start_id, *own.encode("the value of")]
-    assert (built.mask_token_id, built.padding_side) == (
-        (len(own), "right") if objective == "masked" else (None, "right")
-    )
+    assert built("the value of")["input_ids"] == [vocabulary.start_id, *vocabulary.encode("the value of")]
+    assert built.mask_token_id == (len(vocabulary) if objective == "masked" else None)
+    assert built.padding_side == "right"
     with pytest.raises(InputError, match="cannot be read"):
         tokenizer_of(tmp_path / "nothing")

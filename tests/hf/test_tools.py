@@ -108,7 +108,8 @@ def test_masks_of_every_kind_keep_their_meaning():
     """A mask given whole: causal, padding, or neither; the fast path is taken where a layout can say it."""
     model, inputs = FAMILIES["llama"]()
     stir(fr.inject(model, mix="position_independent"))
-    ids, low = inputs["input_ids"], torch.finfo(torch.float32).min
+    ids = inputs["input_ids"]
+    low = torch.finfo(torch.float32).min
     length = ids.shape[1]
     causal = torch.full((length, length), low).triu(1).expand(3, 1, -1, -1)
     both = causal.masked_fill(torch.arange(length) > 7, low)
@@ -129,7 +130,7 @@ def test_sigsoftmax_is_that_of_the_equation():
     model, inputs = FAMILIES["bert"]()
     layer = model.bert.encoder.layer[0].attention.self
     seen = {}
-    layer.register_forward_hook(lambda module, given, actual: seen.update(x=given[0], out=actual[0]))
+    layer.register_forward_hook(lambda _, arguments, outputs: seen.update(x=arguments[0], out=outputs[0]))
     fr.inject(model, normalize="sigsoftmax")
     for kernel in ("reference", "auto"):
         with fr.kernel(kernel), torch.no_grad():
@@ -155,12 +156,13 @@ def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
         if "lora" in name:
             parameter.normal_()
     wrapped.eval()
-    trace, attention = fr.Trace(), wrapped.base_model.model.model.layers[0].self_attn
+    trace = fr.Trace()
+    attention = wrapped.base_model.model.model.layers[0].self_attn
     states = {}
-    attention.q_proj.register_forward_hook(lambda _, __, output: states.update(own=output))
+    attention.q_proj.register_forward_hook(lambda _, __, output: states.update(query=output))
     with fr.traced(trace):
         expected = wrapped(IDS).logits
-    query = states["own"].unflatten(-1, (4, -1))
+    query = states["query"].unflatten(-1, (4, -1))
     mix = attention.fullrank.mix
     torch.testing.assert_close(trace.layers[0].mixing, query @ mix.from_query + mix.mixing)
     merged = wrapped.merge_and_unload()

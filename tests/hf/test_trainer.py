@@ -29,7 +29,7 @@ def trainer(model, folder, **options):
     return Trainer(model=model, args=arguments, train_dataset=rows(), eval_dataset=rows(4))
 
 
-def begun(config):
+def hf_model_of(config):
     return pair(config)[0]
 
 
@@ -38,14 +38,14 @@ def test_resuming_is_bitwise_equal(tmp_path):
     config = small(dropout=DROPPING, attention={"mix": "position_wise", "cross_head": 0.5}, output={"tied": True})
     checkpointing = "activation" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient"  # by version
     how = {"save_strategy": "steps", "save_steps": 2, f"{checkpointing}_checkpointing": True}
-    whole = trainer(begun(config), tmp_path / "whole", **how)
-    whole.train()
-    again = trainer(begun(config), tmp_path / "again", **how)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    start = begun(config).state_dict()
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, again.model.state_dict()[name]), name
-    assert any(not torch.equal(tensor, start[name]) for name, tensor in whole.model.state_dict().items())
+    uninterrupted = trainer(hf_model_of(config), tmp_path / "uninterrupted", **how)
+    uninterrupted.train()
+    resumed = trainer(hf_model_of(config), tmp_path / "resumed", **how)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "uninterrupted" / "checkpoint-2"))
+    start = hf_model_of(config).state_dict()
+    for name, tensor in uninterrupted.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in uninterrupted.model.state_dict().items())
 
 
 def padding_runs():
@@ -63,37 +63,36 @@ def padding_runs():
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_every_token_of_a_padded_batch_is_a_target(kind, side):
     """Unknown words, line ends and the byte 0 as well; the mean loss is that of the texts one by one."""
-    own = padding_runs()[kind]
-    tokenizer = tokenizer_of_vocabulary(own)
+    vocabulary = padding_runs()[kind]
+    tokenizer = tokenizer_of_vocabulary(vocabulary)
     assert tokenizer.padding_side == "right"
     tokenizer.padding_side = side
     texts = ["a b unseen\nc a b \x00\n", "zz", "\u00e9 a\n"]
-    config = small(vocab_size=len(own), output={"tied": False})
+    config = small(vocab_size=len(vocabulary), output={"tied": False})
     torch.manual_seed(3)
     model = fr.FullRankForCausalLM(fr.FullRankConfig.of(config, pad_token_id=tokenizer.pad_token_id)).train()
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([tokenizer(text) for text in texts])
-    ids = [own.encode(text) for text in texts]
+    ids = [vocabulary.encode(text) for text in texts]
     assert all(tokenizer.pad_token_id not in row for row in ids)
     targets = sum(map(len, ids))
     counts = (batch["labels"] != -100).sum() - len(texts)  # the first token of a text is read only
     assert counts == targets
-    alone = sum(
-        model.model.nll(torch.tensor([[own.start_id, *row[:-1]]]), torch.tensor([row])).per_token.sum() for row in ids
-    )
+    first = vocabulary.start_id
+    alone = sum(model.model.nll(torch.tensor([[first, *row[:-1]]]), torch.tensor([row])).per_token.sum() for row in ids)
     torch.testing.assert_close(model(**batch).loss, alone / targets)
     torch.testing.assert_close(model(**batch, num_items_in_batch=targets).loss, alone / targets)
 
 
 def test_evaluating_and_generating_after_training(tmp_path):
     """Trainer turns `use_cache` off for good; a memory stays on."""
-    model = begun(small(memory_length=4, **XL))
+    model = hf_model_of(small(memory_length=4, **XL))
     working = trainer(model, tmp_path)
     working.train()
     assert model.config.use_cache is False
     read = torch.stack([row["input_ids"] for row in rows(4)])
-    own = fr.LanguageModel(model.model.config)
-    own.load_state_dict(model.model.state_dict())
-    expected = own.eval().nll(read[:, :-1], read[:, 1:]).per_token.mean()
+    our_model = fr.LanguageModel(model.model.config)
+    our_model.load_state_dict(model.model.state_dict())
+    expected = our_model.eval().nll(read[:, :-1], read[:, 1:]).per_token.mean()
     assert working.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
     prediction = working.predict(rows(4)).predictions
     assert prediction.shape == (4, 6, VOCABULARY)

@@ -46,7 +46,8 @@ def test_nll_is_that_of_the_old_code(tmp_path, mix):
     model = load_transfo_xl(write_folder(tmp_path / "old", OLD["cases"]["zeros"]), mix=mix, cross_head=0.1).double()
     model.save(tmp_path / "new")
     for read in (model, fr.LanguageModel.load(tmp_path / "new")):
-        start, memory = 0, None
+        start = 0
+        memory = None
         for number, size in enumerate(OLD["segments"]):
             ids = TENSORS["text"][:, start : start + size + 1]
             with torch.no_grad(), fr.kernel("reference"):

@@ -30,7 +30,7 @@ def _texts(sides="right"):
     """Three texts of which two are padded."""
     generator = torch.Generator().manual_seed(1)
     mask = torch.ones(3, LENGTH, dtype=torch.int64)
-    mask[1, 8:], mask[2, 4:] = 0, 0
+    mask[1, 8:] = mask[2, 4:] = 0
     if sides == "left":
         mask = mask.flip(1)
     return {"input_ids": torch.randint(3, VOCABULARY, (3, LENGTH), generator=generator), "attention_mask": mask}
