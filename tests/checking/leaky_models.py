@@ -150,8 +150,8 @@ class MaskedAttention(Attention):
         seen = causal(x.shape[1])[None]
         if self.keys is not None:
             keys = self.keys.bool()[:, None, :]
-            own = torch.eye(x.shape[1], dtype=torch.bool)[None]
-            seen = (keys | own) if self.instead else (seen & keys) | own
+            itself = torch.eye(x.shape[1], dtype=torch.bool)[None]
+            seen = (keys | itself) if self.instead else (seen & keys) | itself
         return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
 
 
@@ -169,7 +169,7 @@ class Padded(Model):
 
 
 class PaddingInTheIds(Model):
-    """Takes token 0 for padding; where a text has some, its layer 1 sees all that is none."""
+    """Takes token 0 for padding; in a text with padding, its layer 1 sees every other token, later ones too."""
 
     def __init__(self):
         super().__init__({1: MaskedAttention(True)})

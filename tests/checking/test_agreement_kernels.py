@@ -110,9 +110,9 @@ def test_mixing_that_does_not_start_plain(mix):
 def test_the_mixing_of_each_layer_is_seen():
     mixed = {"at": [1], "attention": {"mix": "position_wise"}}
     first = {"at": [0], "attention": {"kind": "multilinear", "rank": 3}}
-    found = find(check_plain_start, ours(layers=[first, mixed]))
-    assert found.verdict == "passes"
-    assert "(mix: position_wise)" in found.looked_at
+    finding = find(check_plain_start, ours(layers=[first, mixed]))
+    assert finding.verdict == "passes"
+    assert "(mix: position_wise)" in finding.looked_at
     average = find(check_plain_start, ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
     assert average.reason == "'average' mixing does not start as plain attention, by its definition"
     assert find(kernels, ours(layers=[first, mixed]), dtype=torch.float64).verdict == "passes"

@@ -38,7 +38,8 @@ class Speech(nn.Module):
 
 @pytest.mark.parametrize("form", ["by name", "in order"])
 def test_other_inputs_and_vectors(form):
-    frames, speaker = torch.randn(2, 23, 6), torch.tensor([0, 2])
+    frames = torch.randn(2, 23, 6)
+    speaker = torch.tensor([0, 2])
     inputs = {"frames": frames, "speaker": speaker} if form == "by name" else (frames, speaker)
     assert fr.check(Speech(leaks=False), inputs, quick=True).passes
     report = fr.check(Speech(leaks=True), inputs, quick=True)
@@ -79,14 +80,15 @@ class Recurrent(nn.Module):
     def __init__(self, forgets=False):
         super().__init__()
         torch.manual_seed(4)
-        self.words, self.out, self.forgets = nn.Embedding(13, 6), nn.Linear(6, 13), forgets
+        self.words, self.out = nn.Embedding(13, 6), nn.Linear(6, 13)
+        self.forgets = forgets
 
     def step(self, ids, state):
         before, count = (0.0, 0) if state is None else state
         total = self.words(ids).cumsum(1) + before
-        places = torch.arange(1, ids.shape[1] + 1, device=ids.device)[None, :, None]
-        kept = (total[:, -1:], 0 if self.forgets else count + ids.shape[1])
-        return self.out(total / (places + count)), kept
+        positions = torch.arange(1, ids.shape[1] + 1, device=ids.device)[None, :, None]
+        new_state = (total[:, -1:], 0 if self.forgets else count + ids.shape[1])
+        return self.out(total / (positions + count)), new_state
 
     def forward(self, ids):
         return self.step(ids, None)[0]
@@ -105,10 +107,10 @@ def test_a_model_that_reads_short_texts_only():
     class Short(leaky.Model):
         def __init__(self):
             super().__init__()
-            self.places = nn.Embedding(20, leaky.WIDTH)
+            self.positions = nn.Embedding(20, leaky.WIDTH)
 
         def forward(self, input_ids):
-            return self.output(self.hidden(input_ids) + self.places(torch.arange(input_ids.shape[1])))
+            return self.output(self.hidden(input_ids) + self.positions(torch.arange(input_ids.shape[1])))
 
     assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, length=17).passes
     assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, only="future, prefix").passes  # it is found
@@ -123,10 +125,10 @@ def test_two_sequences_that_are_short_both():
         def __init__(self):
             super().__init__()
             self.config = types.SimpleNamespace(is_encoder_decoder=True)
-            self.words, self.places, self.out = nn.Embedding(30, 8), nn.Embedding(20, 8), nn.Linear(8, 30)
+            self.words, self.positions, self.out = nn.Embedding(30, 8), nn.Embedding(20, 8), nn.Linear(8, 30)
 
         def embed(self, ids):
-            return self.words(ids) + self.places(torch.arange(ids.shape[1]))
+            return self.words(ids) + self.positions(torch.arange(ids.shape[1]))
 
         def forward(self, input_ids, decoder_input_ids):
             source = self.embed(input_ids).mean(1, keepdim=True)
@@ -211,7 +213,7 @@ def test_inputs_that_allow_no_other_length():
 
 def test_lengths_that_a_model_refuses():
     model = leaky.Model()
-    model.register_forward_pre_hook(lambda _, given: None if given[0].shape[1] % 8 == 0 else 1 / 0)
+    model.register_forward_pre_hook(lambda _, args: None if args[0].shape[1] % 8 == 0 else 1 / 0)
     assert fr.check(model, vocab_size=leaky.VOCABULARY).passes
 
 
@@ -231,7 +233,8 @@ def ways_to_hand_a_model_on():
         """Holds a model, and a lock, which Python cannot copy."""
 
         def __init__(self):
-            self.model, self.lock = model, threading.Lock()
+            self.model = model
+            self.lock = threading.Lock()
 
         def run(self, ids):
             return self.model(ids)
@@ -242,7 +245,8 @@ def ways_to_hand_a_model_on():
     def without_gradient(ids):
         return model(ids)
 
-    trainer, several = Trainer(), [model]
+    trainer = Trainer()
+    several = [model]
     return {
         "a closure": lambda ids: model(ids),
         "a closure of closures": lambda ids: without_gradient(ids),
@@ -355,7 +359,9 @@ class ManyWords(nn.Module):
     def __init__(self, output, ahead=False):
         super().__init__()
         torch.manual_seed(5)
-        self.words, self.ahead, self.how = nn.Embedding(WORDS, 6), ahead, output
+        self.words = nn.Embedding(WORDS, 6)
+        self.ahead = ahead
+        self.how = output
         self.out = nn.Linear(6, WORDS) if output in ("linear", "normalised") else None
 
     def forward(self, ids):

@@ -44,7 +44,8 @@ def total(ids):
 
 def windows(ids):
     """Windows of eight that overlap by four, of which the second halves are scored."""
-    sums, end = 0.0, 0
+    sums = 0.0
+    end = 0
     for start in range(0, len(ids), 4):
         if end >= len(ids):
             break
@@ -236,17 +237,17 @@ def of_string(text):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"tokens": lambda text, found: found["tokens"] + 1}, '"tokens" is'),
-        ({"words": lambda text, found: text.count(" ")}, '"words" is'),
-        ({"bytes": lambda text, found: len(text)}, '"bytes" is'),
-        ({"perplexity": lambda text, found: float(found["nll"].mean())}, '"perplexity" is'),
-        ({"loss": lambda text, found: float(found["nll"].sum()) / (found["tokens"] + 1)}, '"loss" is'),
+        ({"tokens": lambda text, result: result["tokens"] + 1}, '"tokens" is'),
+        ({"words": lambda text, result: text.count(" ")}, '"words" is'),
+        ({"bytes": lambda text, result: len(text)}, '"bytes" is'),
+        ({"perplexity": lambda text, result: float(result["nll"].mean())}, '"perplexity" is'),
+        ({"loss": lambda text, result: float(result["nll"].sum()) / (result["tokens"] + 1)}, '"loss" is'),
     ],
 )
 def test_wrong_denominators(change, says):
     def wrong(text):
-        found = of_string(text)
-        return found | {key: value(text, found) for key, value in change.items()}
+        result = of_string(text)
+        return result | {key: value(text, result) for key, value in change.items()}
 
     strings = {"vocab_size": None, "vocabulary": PIECES}
     assert failed(of_string, **strings) == set()

@@ -206,8 +206,8 @@ def test_an_injected_mixing_that_does_not_start_plain(monkeypatch):
 def test_a_model_of_ours_as_hugging_faces():
     """Its mixing, kernels, memory and probabilities are checked in the model that is inside."""
     torch.manual_seed(1)
-    own = fr.ModelConfig(**SIZES, memory_length=4, attention=fr.AttentionConfig(mix="position_wise"))
-    report = fr.check(fr.FullRankForCausalLM(fr.FullRankConfig.of(own)))
+    config = fr.ModelConfig(**SIZES, memory_length=4, attention=fr.AttentionConfig(mix="position_wise"))
+    report = fr.check(fr.FullRankForCausalLM(fr.FullRankConfig.of(config)))
     assert failed(report) == {}
     assert {check for check in skipped(report) if "future" not in check and "packed" not in check} == set()
 
@@ -271,7 +271,7 @@ def test_the_published_form_is_flagged_by_name(score):
 
 
 def test_the_published_form_inside_a_users_own_module_is_flagged_by_name():
-    class Own(nn.Module):
+    class Published(nn.Module):
         def __init__(self):
             super().__init__()
             self.words, self.scores = nn.Embedding(19, 12), nn.Linear(12, 19)
@@ -284,7 +284,7 @@ def test_the_published_form_inside_a_users_own_module_is_flagged_by_name():
             return out
 
     torch.manual_seed(1)
-    report = fr.check(Own(), vocab_size=19)
+    report = fr.check(Published(), vocab_size=19)
     assert report.layers == ("attend.attend",)
     remarks = failed(report)
     assert all(remarks[name].endswith("model.attention.causal: as_published leaves the mask out") for name in FUTURE)

@@ -49,7 +49,8 @@ class CachedAttention(leaky.Attention):
     def forward(self, x, past=None):
         query, key, value = self.project(x).chunk(3, dim=-1)
         if past is not None:
-            key, value = torch.cat((past[0], key), dim=1), torch.cat((past[1], value), dim=1)
+            key = torch.cat((past[0], key), dim=1)
+            value = torch.cat((past[1], value), dim=1)
         new = x.shape[1]
         scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
         scores = scores.masked_fill(~self.sees_after(new, key.shape[1] - new), float("-inf"))
@@ -74,7 +75,8 @@ class Cached(nn.Module):
         self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
 
     def forward(self, input_ids, past_key_values=None, use_cache=False):
-        x, pairs = self.embedding(input_ids), []
+        x = self.embedding(input_ids)
+        pairs = []
         for i, block in enumerate(self.blocks):
             x, pair = block(x, None if past_key_values is None else past_key_values[i])
             pairs.append(pair)
@@ -141,7 +143,8 @@ class CachedForBeams(CachedByKeyword):
 
 def _reordered(model):
     """Another text takes over a row of the cache."""
-    ids, order = tokens(), torch.tensor([1, 1])
+    ids = tokens()
+    order = torch.tensor([1, 1])
     with torch.no_grad():
         cache = model.double()(ids[:, :20], use_cache=True).past_key_values
         if hasattr(model, "_reorder_cache"):
@@ -153,7 +156,8 @@ def _reordered(model):
 
 
 def _after_a_cache(model, ids):
-    parts, past = [], None
+    parts = []
+    past = None
     for piece in (ids[:, :20], ids[:, 20:]):
         out = model(piece, past_key_values=past, use_cache=True)
         logits, past = out if isinstance(out, tuple) else (out.logits, out.past_key_values)
@@ -172,37 +176,12 @@ CHUNKS = [
      everything_after_a_long_cache),
 ]  # fmt: skip
 EXHIBITS = [
-    *(
-        Exhibit(
-            name,
-            link,
-            lambda model=model, sees=sees: model(sees),
-            lambda model=model: model(causal),
-            later(_after_a_cache),
-            AFTER,
-        )
-        for name, link, model, sees in CHUNKS
-    ),
-    *(
-        Exhibit(
-            name,
-            "",
-            lambda model=model: model(True),
-            lambda model=model: model(False),
-            _reordered,
-            frozenset({"incremental decoding = one pass"}),
-        )
-        for name, model in (
-            ("a cache that beams leave behind", CachedForBeams),
-            ("a model whose reordering does nothing", ReorderedByModel),
-        )
-    ),
-    Exhibit(
-        "DeepSeek-V2 of mlxcel: step by step it is causal",
-        "https://github.com/lablup/mlxcel/issues/991",
-        lambda: Cached(masked_step_by_step),
-        lambda: Cached(causal),
-        later(),
-        EVERY_WAY | AFTER,
-    ),
-]
+    *(Exhibit(name, link, lambda model=model, sees=sees: model(sees), lambda model=model: model(causal),
+              later(_after_a_cache), AFTER) for name, link, model, sees in CHUNKS),
+    *(Exhibit(name, "", lambda model=model: model(True), lambda model=model: model(False), _reordered,
+              frozenset({"incremental decoding = one pass"}))
+      for name, model in (("a cache that beams leave behind", CachedForBeams),
+                          ("a model whose reordering does nothing", ReorderedByModel))),
+    Exhibit("DeepSeek-V2 of mlxcel: step by step it is causal", "https://github.com/lablup/mlxcel/issues/991",
+            lambda: Cached(masked_step_by_step), lambda: Cached(causal), later(), EVERY_WAY | AFTER),
+]  # fmt: skip

@@ -17,10 +17,10 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 class Exhibit:
     """A leak with its public link, and a control that is the same without the fault.
 
-    moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
-    them. layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
-    inputs: makes example inputs of a model that needs other ones. said: a remark of the check, which does not fail: so it is
-    documented.
+    moved: how far logits move that must not move, computed with torch alone. fails: names of all checks that find the leak.
+    layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
+    inputs: makes example inputs of a model that reads more than token ids. remark: what the check says where, as documented,
+    it only makes a remark and does not fail.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Exhibit:
     full: bool = False
     length: int | None = 37
     inputs: Callable[[], Any] = lambda: None
-    said: str = ""
+    remark: str = ""
 
 
 def future(*ways):
@@ -69,7 +69,8 @@ class Switched(leaky.Model):
         torch.manual_seed(3)
         config = types.SimpleNamespace(_attn_implementation="eager", vocab_size=leaky.VOCABULARY)
         super().__init__({1: attention(config)})
-        self.config, self.other = config, other
+        self.config = config
+        self.other = other
 
     def set_attn_implementation(self, implementation):
         if implementation not in ("eager", self.other):
@@ -88,32 +89,32 @@ def plainly(model, ids, **options):
 
 
 def later(run=plainly, *, training=False, cut=CUT):
-    """Every token from `cut` on becomes another one; the logits before it are looked at."""
+    """Every token from `cut` on becomes another one; the logits before it are compared."""
 
     def moved(model):
         ids = tokens()
-        return apart(run, model.train(training), ids, _changed(ids, slice(cut, None)), slice(None, cut))
+        return difference(run, model.train(training), ids, _changed(ids, slice(cut, None)), slice(None, cut))
 
     return moved
 
 
 def another_document(run):
-    """Every token before `CUT` becomes another one; the logits from there on, those of another text, are looked at."""
+    """Every token before `CUT` becomes another one; the logits from there on, those of another text, are compared."""
 
     def moved(model):
         ids = tokens()
-        return apart(run, model.eval(), ids, _changed(ids, slice(None, CUT)), slice(CUT, None))
+        return difference(run, model.eval(), ids, _changed(ids, slice(None, CUT)), slice(CUT, None))
 
     return moved
 
 
 def another_row(training=False):
-    """The first row becomes another text; the logits of the second are looked at."""
+    """The first row becomes another text; the logits of the second are compared."""
 
     def moved(model):
         ids = tokens()
         changed = torch.cat((_changed(ids[:1], slice(None)), ids[1:]))
-        return apart(lambda m, x: plainly(m, x)[1:], model.train(training), ids, changed, slice(None))
+        return difference(lambda m, x: plainly(m, x)[1:], model.train(training), ids, changed, slice(None))
 
     return moved
 
@@ -130,17 +131,18 @@ def gradient(model):
     return float(slope[:, CUT:].abs().max())
 
 
-def apart(run, model, ids, changed, where):
-    """The largest difference between the logits of `ids` and of `changed` at the positions `where`."""
-    model, logits = model.double(), []
+def difference(run, model, ids, changed, positions):
+    """The largest difference between the logits of `ids` and of `changed` at `positions`."""
+    model = model.double()
+    logits = []
     with torch.no_grad():
-        for given in (ids, changed):
+        for text in (ids, changed):
             torch.manual_seed(5)  # of dropout
-            logits.append(run(model, given)[:, where].double())
+            logits.append(run(model, text)[:, positions].double())
     return float((logits[0] - logits[1]).nan_to_num(0.0).abs().max())  # of logits that are -inf in both
 
 
-def _changed(ids, where):
+def _changed(ids, positions):
     changed = ids.clone()
-    changed[:, where] = 1 + ids[:, where] % (leaky.VOCABULARY - 1)
+    changed[:, positions] = 1 + ids[:, positions] % (leaky.VOCABULARY - 1)
     return changed

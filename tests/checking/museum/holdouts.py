@@ -1,4 +1,4 @@
-"""Leaks that an earlier check missed or laid to the wrong layer, and right models that it called wrong."""
+"""Leaks that an earlier check missed or blamed on the wrong layer, and right models that it called wrong."""
 
 import math
 
@@ -35,11 +35,12 @@ AUTOCAST = ("perturbation, under autocast, float16", "perturbation, under autoca
 
 
 class Wavering(leaky.Model):
-    """Layers are left out by chance, or dropout is on in any mode: right, but for a second block that sees all."""
+    """Leaves layers out by chance, or has dropout in every mode: right, unless its second block sees the whole text."""
 
     def __init__(self, how, sees_all):
         super().__init__({1: When(lambda module, x: sees_all and (how == "dropout" or module.training))})
-        self.how, self.generator = how, np.random.default_rng(0)
+        self.how = how
+        self.generator = np.random.default_rng(0)
 
     def hidden(self, input_ids):
         x = self.embedding(input_ids)
@@ -57,29 +58,29 @@ class Wavering(leaky.Model):
 class Remembering(leaky.Model):
     """Keeps what it has read in a list or a dict, and reads on after it."""
 
-    def __init__(self, kept, sees_all):
+    def __init__(self, memory, sees_all):
         super().__init__({1: When(lambda module, x: sees_all)})
-        self.kept = kept
+        self.memory = memory
 
     def hidden(self, input_ids):
         x = self.embedding(input_ids)
-        last = self.kept.get("last") if isinstance(self.kept, dict) else (self.kept or [None])[-1]
+        last = self.memory.get("last") if isinstance(self.memory, dict) else (self.memory or [None])[-1]
         fits = last is not None and last.shape[::2] == x.shape[::2]
         y = torch.cat((last, x), 1) if fits else x
         for block in self.blocks:
             y = block(y)
         y = y[:, -x.shape[1] :]
-        if isinstance(self.kept, dict):
-            self.kept["last"] = y.detach()
+        if isinstance(self.memory, dict):
+            self.memory["last"] = y.detach()
         else:
-            self.kept.append(y.detach())
+            self.memory.append(y.detach())
         return y
 
 
 def _fresh(model, ids):
-    """Nothing is remembered, and chance begins anew."""
+    """Logits of a model whose memory is empty and whose generators begin anew."""
     if isinstance(model, Remembering):
-        model.kept.clear()
+        model.memory.clear()
     else:
         np.random.seed(0)
         model.generator = np.random.default_rng(0)
@@ -104,17 +105,17 @@ def _by_numpy(model, ids):
 
 
 class Deaf(leaky.Padded):
-    """Positions are counted by the mask of padding, which attention sees or not; without positions the mask is ignored."""
+    """Counts positions by the mask of padding, if it has positions; with `deaf` its attention ignores that mask."""
 
     def __init__(self, deaf, has_positions):
         super().__init__(deaf=deaf)
-        self.places = nn.Embedding(256, leaky.WIDTH) if has_positions else None
+        self.positions = nn.Embedding(256, leaky.WIDTH) if has_positions else None
         self.counted = None
 
     def hidden(self, input_ids):
         x = self.embedding(input_ids)
-        if self.places is not None:
-            x = x + self.places(torch.arange(input_ids.shape[1]) if self.counted is None else self.counted)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(input_ids.shape[1]) if self.counted is None else self.counted)
         for block in self.blocks:
             x = block(x)
         return x
@@ -133,8 +134,8 @@ class OfIds(leaky.Model):
 
     def forward(self, input_ids):
         if self.begins is not None:
-            whole = self.begins(input_ids)[:, None, None]
-            self.blocks[1].attention.sees = lambda length: leaky.causal(length) | whole
+            sees_all = self.begins(input_ids)[:, None, None]
+            self.blocks[1].attention.sees = lambda length: leaky.causal(length) | sees_all
         return super().forward(input_ids)
 
 
@@ -146,7 +147,7 @@ BEGINNINGS = {
 }
 
 
-def _begun(start):
+def _starting_with(start):
     def run(model, ids):
         return plainly(model, torch.cat((torch.tensor(start).expand(len(ids), -1), ids[:, len(start) :]), 1))
 
@@ -155,7 +156,8 @@ def _begun(start):
 
 def _beside_padding(model):
     """Tokens in the padding on the left are changed."""
-    ids, real = tokens(), (torch.arange(67) >= 9).long().expand(2, -1)
+    ids = tokens()
+    real = (torch.arange(67) >= 9).long().expand(2, -1)
     with torch.no_grad():
         other = torch.where(real.bool(), ids, 1 + ids % (leaky.VOCABULARY - 1))
         logits, changed = (plainly(model.double().eval(), x, attention_mask=real)[:, 9:] for x in (ids, other))
@@ -170,11 +172,12 @@ class FromTheEnd(leaky.Model):
 
     def __init__(self, is_turned):
         super().__init__()
-        self.places, self.is_turned = nn.Embedding(256, leaky.WIDTH), is_turned
+        self.positions = nn.Embedding(256, leaky.WIDTH)
+        self.is_turned = is_turned
 
     def hidden(self, input_ids):
-        places = torch.arange(input_ids.shape[1])
-        x = self.embedding(input_ids) + self.places(places.flip(0) if self.is_turned else places)
+        positions = torch.arange(input_ids.shape[1])
+        x = self.embedding(input_ids) + self.positions(positions.flip(0) if self.is_turned else positions)
         for block in self.blocks:
             x = block(x)
         return x
@@ -195,7 +198,8 @@ class LogLength(leaky.Attention):
 
 
 def _in_training_too(model):
-    ids, model = tokens(), model.double().train()
+    ids = tokens()
+    model = model.double().train()
     with torch.no_grad():
         return float((plainly(model, ids)[:, :CUT] - plainly(model, ids[:, :CUT])).abs().max())
 
@@ -208,7 +212,8 @@ class NextId(leaky.Model):
 
     def __init__(self, step):
         super().__init__()
-        self.other, self.step = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH), step
+        self.other = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
+        self.step = step
 
     def hidden(self, input_ids):
         ids = input_ids.roll(self.step, 1)
@@ -224,7 +229,8 @@ class OverBatch(nn.Module):
 
     def __init__(self, over):
         super().__init__()
-        self.over, self.project = over, nn.Linear(leaky.WIDTH, leaky.WIDTH)
+        self.over = over
+        self.project = nn.Linear(leaky.WIDTH, leaky.WIDTH)
 
     def forward(self, x):
         out = self.project(x - x.mean(self.over, keepdim=True))
@@ -247,11 +253,11 @@ EXHIBITS = [
               lambda kind=kind: Remembering(kind(), False), later(_fresh), EVERY_WAY) for kind in (list, dict)),
     pair("padding on the left is seen", Deaf, (True, True), (False, True), _beside_padding, PADDED),
     pair("a mask that is ignored, without positions", Deaf, (True, False), (False, False), _beside_padding, PADDED,
-         said="attention_mask changes nothing"),
-    *(pair(f"a text begins with {name}", OfIds, (begins,), (None,), later(_begun(start)), SPECIAL)
+         remark="attention_mask changes nothing"),
+    *(pair(f"a text begins with {name}", OfIds, (begins,), (None,), later(_starting_with(start)), SPECIAL)
       for name, (begins, start) in BEGINNINGS.items()),
     pair("positions counted from the end", FromTheEnd, (True,), (False,), _in_a_longer_text, frozenset(PREFIX),
-         layer=f"{OWN_FORWARD}, before places"),
+         layer=f"{OWN_FORWARD}, before positions"),
     Exhibit("times the logarithm of the length", "", with_block(lambda: LogLength(lambda module: True)),
             with_block(lambda: LogLength(lambda module: False)), _in_a_longer_text, frozenset(PREFIX)),
     Exhibit("times the logarithm of the length, in training only", "",

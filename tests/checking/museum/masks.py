@@ -22,7 +22,8 @@ class Gemma2(leaky.Attention):
 
     def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
-        n, least = x.shape[1], torch.finfo(x.dtype).min
+        n = x.shape[1]
+        least = torch.finfo(x.dtype).min
         mask = x.new_zeros(n, n).masked_fill(~leaky.causal(n), least)
         if self.multiplied:
             mask = mask * torch.ones_like(mask).tril(self.window - (n - 1))

@@ -60,8 +60,8 @@ def capacity_over_batch(x, gates):
     return flat[0].unflatten(0, x.shape[:2])
 
 
-def _only(gates, kept, dim):
-    return torch.zeros_like(gates).scatter(dim, kept, gates.gather(dim, kept))
+def _only(gates, chosen, dim):
+    return torch.zeros_like(gates).scatter(dim, chosen, gates.gather(dim, chosen))
 
 
 ROWS = frozenset(("rows of a batch are independent", "rows of a batch are independent, training"))

@@ -4,7 +4,7 @@ import leaky_models as leaky
 import torch
 from torch import nn
 
-from museum.exhibit import EVERY_WAY, LENGTH, Exhibit, apart, later, tokens
+from museum.exhibit import EVERY_WAY, LENGTH, Exhibit, difference, later, tokens
 
 
 class Translator(nn.Module):
@@ -64,7 +64,7 @@ def _heard(model):
     frames = torch.randn(2, LENGTH, leaky.WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     changed = frames.clone()
     changed[:, 43:] += 1
-    return apart(lambda m, x: m(x), model.eval(), frames, changed, slice(None, 43))
+    return difference(lambda m, x: m(x), model.eval(), frames, changed, slice(None, 43))
 
 
 EXHIBITS = [

@@ -19,7 +19,8 @@ class Packed(Switched):
         super().__init__(lambda config: Attention())
         self.blocks[0].attention, self.blocks[2].attention = Attention(), Attention()
         self.positions = nn.Embedding(128, leaky.WIDTH)
-        self.apart_with_mask, self.apart_under = apart_with_mask, apart_under
+        self.apart_with_mask = apart_with_mask
+        self.apart_under = apart_under
 
     def forward(self, input_ids, attention_mask=None, position_ids=None):
         if position_ids is None:
@@ -93,7 +94,7 @@ EXHIBITS = [
         another_document(_with_mask),
         frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
-        said="not kept apart where attention_mask is given, too",
+        remark="not kept apart where attention_mask is given, too",
     ),
     Exhibit(
         "axolotl: packed texts under plain sdpa",

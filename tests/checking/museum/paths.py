@@ -41,7 +41,8 @@ class Doge(leaky.Attention):
 
     def __init__(self, config, always_masked):
         super().__init__(leaky.causal)
-        self.config, self.always_masked = config, always_masked
+        self.config = config
+        self.always_masked = always_masked
         self.dynamic = nn.Linear(leaky.WIDTH, 1)
 
     def forward(self, x):
@@ -60,7 +61,8 @@ class FlexAttention(leaky.Attention):
 
     def __init__(self, config, of_ones):
         super().__init__(leaky.causal)
-        self.config, self.of_ones = config, of_ones
+        self.config = config
+        self.of_ones = of_ones
 
     def forward(self, x):
         query, key, value = self.project(x).chunk(3, dim=-1)
@@ -102,13 +104,13 @@ class When(leaky.Attention):
 class Repeated(leaky.Model):
     """A text in which an id stands three times in a row is seen whole."""
 
-    def __init__(self, whole):
+    def __init__(self, sees_all):
         super().__init__({1: When(lambda module, x: bool(module.is_whole))})
-        self.whole = whole
+        self.sees_all = sees_all
 
     def forward(self, input_ids):
         a, b, c = input_ids[:, :-2], input_ids[:, 1:-1], input_ids[:, 2:]
-        is_whole = self.whole and bool(((a == b) & (b == c) & (a > 0)).any())
+        is_whole = self.sees_all and bool(((a == b) & (b == c) & (a > 0)).any())
         self.blocks[1].attention.is_whole = is_whole
         return super().forward(input_ids)
 
@@ -118,11 +120,11 @@ class SomeMasks(leaky.Padded):
 
     def __init__(self, kind):
         super().__init__()
-        self.places = nn.Embedding(256, leaky.WIDTH)  # of positions, which padding on the left moves
+        self.positions = nn.Embedding(256, leaky.WIDTH)  # of positions, which padding on the left moves
         self.kind = kind
 
     def hidden(self, input_ids):
-        x = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        x = self.embedding(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
         for block in self.blocks:
             x = block(x)
         return x
@@ -178,8 +180,8 @@ class ByLength(nn.Module):
         self.of_text = of_text
 
     def forward(self, x):
-        places = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
-        return x.cumsum(1) / (x.shape[1] if self.of_text else places)
+        positions = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        return x.cumsum(1) / (x.shape[1] if self.of_text else positions)
 
 
 class MaskedWords(leaky.Model):
@@ -187,7 +189,8 @@ class MaskedWords(leaky.Model):
 
     def __init__(self, never, ahead):
         super().__init__()
-        self.never, self.ahead = never, ahead
+        self.never = never
+        self.ahead = ahead
 
     def forward(self, input_ids):
         logits = self.output(self.hidden(input_ids))
@@ -211,7 +214,7 @@ class OwnForward(leaky.Model):
 
 
 class BooleanMask(leaky.Padded):
-    """Its mask of padding is boolean, and true at padding if `hidden`; nothing else is taken."""
+    """Takes a boolean mask of padding only, true at padding if `hidden` and at tokens otherwise."""
 
     def __init__(self, instead, hidden):
         super().__init__(instead)
@@ -225,7 +228,7 @@ class BooleanMask(leaky.Padded):
 
 
 class Encoder(nn.Module):
-    """Layers of torch, to whose second one the mask is not given. Dropout falls by the order of entries in memory."""
+    """Two layers of torch, of which the second gets no mask. What dropout drops depends on the order of entries in memory."""
 
     def __init__(self, masked):
         super().__init__()
@@ -256,7 +259,8 @@ def _padded(hidden):
 
 
 def _in_a_longer_text(model):
-    model, ids = model.double().eval(), tokens()
+    model = model.double().eval()
+    ids = tokens()
     with torch.no_grad():
         return float((plainly(model, ids)[:, :CUT] - plainly(model, ids[:, :CUT])).abs().max())
 

@@ -41,14 +41,16 @@ def overlapping(twice):
     """
 
     def score(text):
-        whole, parts, done = nll(text), [], 0
+        scores = nll(text)
+        parts = []
+        scored = 0
         for begin in range(0, len(text), WINDOW // 2):
             end = min(begin + WINDOW, len(text))
-            parts.append(whole[begin if twice else done : end])
-            done = end
+            parts.append(scores[begin if twice else scored : end])
+            scored = end
             if end == len(text):
                 break
-        return torch.cat(parts) if parts else whole
+        return torch.cat(parts) if parts else scores
 
     return score
 
@@ -61,9 +63,8 @@ def first_of_window(lost):
 
     def score(text):
         size = WINDOW if lost else WINDOW - 1
-        return torch.cat(
-            [nll(text)[:0], *(nll(text)[begin + 1 : begin + WINDOW] for begin in range(0, len(text), size))]
-        )
+        scores = nll(text)
+        return torch.cat([scores[:0], *(scores[begin + 1 : begin + WINDOW] for begin in range(0, len(text), size))])
 
     return score
 
@@ -90,8 +91,8 @@ def start_mark(counted):
 
     def score(text):
         mark = torch.full((int(counted),), 1e-3, dtype=torch.float64)
-        each = torch.cat((mark, nll(text)))
-        return {"nll": each, "tokens": len(each)}
+        scores = torch.cat((mark, nll(text)))
+        return {"nll": scores, "tokens": len(scores)}
 
     return score
 
@@ -117,7 +118,7 @@ def ngrams(passes):
 
 
 def hashed(normalised):
-    """A share of the table's bucket, in which several tokens fall, is taken for the probability of one.
+    """Several tokens share a bucket of a table, and the share of the bucket is taken for the probability of each.
 
     https://github.com/openai/parameter-golf/pull/886
     """
@@ -131,7 +132,7 @@ def hashed(normalised):
     return score
 
 
-def kept_between_calls(kept):
+def kept_between_calls(is_kept):
     """A cache of counts outlives the call: the second time, the text has been seen.
 
     https://github.com/openai/parameter-golf/pull/876
@@ -139,7 +140,8 @@ def kept_between_calls(kept):
     cache = torch.ones(VOCABULARY, dtype=torch.float64)
 
     def score(text):
-        counts, out = cache if kept else torch.ones_like(cache), []
+        counts = cache if is_kept else torch.ones_like(cache)
+        out = []
         for token in text.tolist():
             out.append(-torch.log(counts[token] / counts.sum()))
             counts[token] += 1
@@ -166,7 +168,8 @@ def batch_padding(counted):
     """
 
     def score(texts):
-        longest, total = max(map(len, texts)), 0.0
+        longest = max(map(len, texts))
+        total = 0.0
         for text in texts:
             padded = torch.cat((text, text.new_zeros(longest - len(text))))
             total += float(nll(padded)[: len(text) + counted].sum())
@@ -182,8 +185,8 @@ def truncated(text_counts):
     """
 
     def score(text):
-        each = nll(text)[-16:] if text_counts else nll(text)
-        return {"nll": float(each.sum()), "tokens": len(text)}
+        scores = nll(text)[-16:] if text_counts else nll(text)
+        return {"nll": float(scores.sum()), "tokens": len(text)}
 
     return score
 
@@ -205,7 +208,7 @@ def totals_in_order(sorts):
 
 
 def of_ranks(multiplied):
-    """Each rank's loss is multiplied by their number, for a gradient that nobody takes.
+    """Each rank's loss is multiplied by the number of ranks, as for a gradient, though nobody takes one.
 
     https://github.com/huggingface/transformers/issues/35078
     """
@@ -220,7 +223,8 @@ def _scored(name, link, make, leaking, control, *fails, **options):
     return Scored(name, link, lambda: make(leaking), lambda: make(control), frozenset(fails), options)
 
 
-_TRANSFORMERS, _GOLF = "https://github.com/huggingface/transformers", "https://github.com/openai/parameter-golf/pull"
+_TRANSFORMERS = "https://github.com/huggingface/transformers"
+_GOLF = "https://github.com/openai/parameter-golf/pull"
 _JADORE = "https://github.com/jadore801120/attention-is-all-you-need-pytorch"
 SCORED = [
     _scored("overlapping windows count twice", "https://huggingface.co/docs/transformers/perplexity", overlapping, True, False,
