@@ -16,13 +16,13 @@ START = 10_000  # no token of the texts below
 
 
 def text(size):
-    """Every token differs, so that a token's value is its place."""
+    """Every token differs: its value is its position."""
     return np.arange(size, dtype=np.uint16)
 
 
 def scored(source, epoch=0):
     """Targets of an epoch with weight 1; checks shapes, types, and that each input is the token before its target."""
-    found = []
+    targets = []
     for index in range(source.batches_per_epoch):
         batch = source.batch(epoch, index)
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
@@ -30,14 +30,14 @@ def scored(source, epoch=0):
         weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
         assert weights.dtype == torch.float32
         assert set(weights.unique().tolist()) <= {0.0, 1.0}
-        for x, y, w in zip(batch.inputs, batch.targets, weights, strict=True):
-            size = int(w.sum())
-            assert w[:size].all(), "padding stands only at the end of a row"
+        for x, y, weight in zip(batch.inputs, batch.targets, weights, strict=True):
+            size = int(weight.sum())
+            assert weight[:size].all(), "padding stands only at the end of a row"
             expected = [START if t == 0 else t - 1 for t in y[:size].tolist()]
             assert x[:size].tolist() == expected
-            found += y[:size].tolist()
+            targets += y[:size].tolist()
         assert batch.tokens == int(weights.sum())
-    return found
+    return targets
 
 
 sizes = st.tuples(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40))
@@ -48,10 +48,10 @@ sizes = st.tuples(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40))
 def test_blocks_score_every_token_once(size, shuffle, seed, epoch):
     tokens, rows, length = size
     blocks = Blocks(text(tokens), batch_size=rows, segment_length=length, start_id=START, shuffle=shuffle, seed=seed)
-    found = scored(blocks, epoch)
-    assert sorted(found) == list(range(tokens))
+    targets = scored(blocks, epoch)
+    assert sorted(targets) == list(range(tokens))
     if not shuffle:
-        assert found == list(range(tokens))
+        assert targets == list(range(tokens))
     assert sum(blocks.tokens_of_batches(0)) == tokens
     assert blocks.batches_per_epoch == ceil(ceil(tokens / length) / rows)
     assert blocks.tokens_of_batches(epoch) == [blocks.batch(epoch, i).tokens for i in range(blocks.batches_per_epoch)]
@@ -69,14 +69,14 @@ def test_dropped_streams_are_contiguous(size):
     batches = [streams.batch(0, i) for i in range(streams.batches_per_epoch)]
     assert all(batch.weights is None for batch in batches)
     assert streams.tokens_of_batches(0) == [batch.tokens for batch in batches]
-    whole = torch.cat([batch.targets for batch in batches], dim=1)
-    each = tokens // rows
-    assert whole.shape == (rows, each // length * length)
-    for row, targets in enumerate(whole.tolist()):
-        assert targets == list(range(row * each, row * each + len(targets)))
-    found = scored(streams)
-    assert len(found) == len(set(found)) == sum(streams.tokens_of_batches(0))
-    assert tokens - len(found) <= rows * length + rows - 2
+    read = torch.cat([batch.targets for batch in batches], dim=1)
+    length_of_stream = tokens // rows
+    assert read.shape == (rows, length_of_stream // length * length)
+    for row, targets in enumerate(read.tolist()):
+        assert targets == list(range(row * length_of_stream, row * length_of_stream + len(targets)))
+    predicted = scored(streams)
+    assert len(predicted) == len(set(predicted)) == sum(streams.tokens_of_batches(0))
+    assert tokens - len(predicted) <= rows * length + rows - 2
 
 
 def streams(tokens=4003, **options):
@@ -95,9 +95,8 @@ def test_random_segments_fill_every_stream_exactly():
         assert sum(source.tokens_of_batches(epoch)) == 4 * stream
         assert all(torch.equal(b.inputs[:, 1:], b.targets[:, :-1]) and b.weights is None for b in batches)
     assert source.tokens_of_batches(0) != source.tokens_of_batches(1)
-    assert torch.equal(
-        source.batch(1, 7).targets, streams(segment_deviation=4.0, half_segments=0.25).batch(1, 7).targets
-    )
+    again = streams(segment_deviation=4.0, half_segments=0.25)
+    assert torch.equal(source.batch(1, 7).targets, again.batch(1, 7).targets)
 
 
 def test_lengths_of_random_segments_are_normal():
@@ -113,13 +112,14 @@ def test_lengths_of_random_segments_are_normal():
 
 def test_context_is_read_again_and_not_predicted():
     source = streams(context=15, segment_deviation=3.0)
-    plain, seen = streams(segment_deviation=3.0), 0
+    plain = streams(segment_deviation=3.0)
+    seen = 0
     for index in range(source.batches_per_epoch):
-        batch, other = source.batch(0, index), plain.batch(0, index)
+        batch, without_context = source.batch(0, index), plain.batch(0, index)
         context = min(15, seen)
-        assert torch.equal(batch.targets, other.targets)
+        assert torch.equal(batch.targets, without_context.targets)
         assert batch.inputs.shape[1] == context + batch.targets.shape[1]
-        assert torch.equal(batch.inputs[:, context:], other.inputs)
+        assert torch.equal(batch.inputs[:, context:], without_context.inputs)
         inner = batch.inputs[1:]  # row 0 begins with the start
         assert torch.equal(inner[:, 1:], inner[:, :1] + torch.arange(1, inner.shape[1]))
         seen += batch.targets.shape[1]
@@ -127,7 +127,8 @@ def test_context_is_read_again_and_not_predicted():
 
 def test_partial_shuffle_turns_each_stream():
     source = streams(partial_shuffle=True, context=6)
-    used, starts = sum(source.tokens_of_batches(0)) // 4, []
+    used = sum(source.tokens_of_batches(0)) // 4
+    starts = []
     for epoch in (0, 1):
         batches = [source.batch(epoch, index) for index in range(source.batches_per_epoch)]
         read = torch.cat([batch.targets for batch in batches], 1)

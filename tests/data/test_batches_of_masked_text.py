@@ -1,4 +1,4 @@
-"""Batches of masked text: the shares of tokens that are asked for, replaced and drawn, and masks as pure functions."""
+"""Batches of masked text: the shares of tokens that are predicted, replaced and drawn, and masks as pure functions."""
 
 import math
 
@@ -12,7 +12,8 @@ from fullrank.data.batches import Blocks, MaskedBatches, Masking, Streams, itera
 
 WORDS = 20
 TOKENIZER = build_words(["\n", *(f"w{i}" for i in range(WORDS - 2)), "<unk>"])
-EOS, MASK = 0, WORDS
+EOS = 0
+MASK = WORDS
 
 
 def masking(probability=0.15, replaced=0.8, drawn=0.1, seed=1):
@@ -38,31 +39,32 @@ def within(count, trials, p):
 def test_shares(p, replaced, drawn):
     ids = marked_text(100_000)
     (batch,) = iterate_masked_blocks(ids, masking(p, replaced, drawn), batch_size=1, segment_length=len(ids), seed=3)
-    seen, at = batch.inputs[0].numpy(), batch.at.numpy()
+    inputs = batch.inputs[0].numpy()
+    at = batch.at.numpy()
     assert torch.equal(batch.targets, torch.from_numpy(ids.astype(np.int64))[batch.at])
     untouched = np.setdiff1d(np.arange(len(ids)), at)
-    assert (seen[untouched] == ids[untouched]).all(), "nothing else is changed"
-    assert not np.isin(ids[at], EOS).any(), "marks are not asked for"
+    assert (inputs[untouched] == ids[untouched]).all(), "nothing else is changed"
+    assert not np.isin(ids[at], EOS).any(), "marks are not predicted"
     words = int((~np.isin(ids, EOS)).sum())
     assert within(len(at), words, p)
-    now, was = seen[at], ids[at]
-    assert not np.isin(now, EOS).any(), "marks are not drawn"
-    own = 1 / (WORDS - 1)  # a random token is now and then the right one
+    after, before = inputs[at], ids[at]
+    assert not np.isin(after, EOS).any(), "marks are not drawn"
+    right_by_chance = 1 / (WORDS - 1)  # a random token is now and then the right one
+    redrawn = (after != MASK) & (after != before)
     for count, share in (
-        ((now == MASK).sum(), replaced),
-        (((now != MASK) & (now != was)).sum(), drawn * (1 - own)),
-        ((now == was).sum(), 1 - replaced - drawn + drawn * own),
+        ((after == MASK).sum(), replaced),
+        (redrawn.sum(), drawn * (1 - right_by_chance)),
+        ((after == before).sum(), 1 - replaced - drawn + drawn * right_by_chance),
     ):
         assert within(int(count), len(at), share)
-    other = now[(now != MASK) & (now != was)]
     if drawn:
-        counts = np.bincount(other, minlength=WORDS)[1:]
-        expected = len(other) / (WORDS - 1)
+        counts = np.bincount(after[redrawn], minlength=WORDS)[1:]
+        expected = redrawn.sum() / (WORDS - 1)
         chi_square = ((counts - expected) ** 2 / expected).sum()
         assert chi_square < (WORDS - 2) + 6 * math.sqrt(2 * (WORDS - 2)), "random tokens are drawn alike"
 
 
-def test_masks_of_an_evaluation_depend_on_seed_and_place_only():
+def test_masks_of_an_evaluation_depend_on_seed_and_position_only():
     ids = marked_text(1003)
 
     def read(seed=0, size=1003, **shape):
@@ -98,12 +100,12 @@ def test_training_batches_are_pure_functions(shuffled):
     def content(batch):
         return batch.inputs.flatten().tolist(), batch.at.tolist()
 
-    made = batches(2)
-    places = [(epoch, index) for epoch in range(3) for index in range(made.batches_per_epoch)]
-    forwards = [content(made.batch(*place)) for place in places]
+    fresh = batches(2)
+    places = [(epoch, index) for epoch in range(3) for index in range(fresh.batches_per_epoch)]
+    forwards = [content(fresh.batch(*place)) for place in places]
     again = batches(2)
     assert [content(again.batch(*place)) for place in reversed(places)] == forwards[::-1]
-    assert len({str(asked) for _, asked in forwards}) == len(places), "every batch of every epoch has its own masks"
+    assert len({str(masked) for _, masked in forwards}) == len(places), "every batch of every epoch has its own masks"
     assert content(batches(3).batch(0, 0)) != forwards[0]
-    read = [made.batch(0, index).read for index in range(made.batches_per_epoch)]
-    assert read == made.tokens_of_batches(0)
+    read = [fresh.batch(0, index).read for index in range(fresh.batches_per_epoch)]
+    assert read == fresh.tokens_of_batches(0)

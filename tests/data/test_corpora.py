@@ -73,12 +73,13 @@ TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serves `files` by their names; `asked`: the path of every request."""
-    files, asked = {}, []
+    """Serves `files` by their names; `requests`: the path of every request."""
+    files = {}
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             body = files.get(self.path.lstrip("/"))
             self.send_response(404 if body is None else 200)
             self.send_header("Content-Length", str(len(body or b"")))
@@ -91,7 +92,7 @@ def server(monkeypatch):
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield SimpleNamespace(files=files, asked=asked, url=f"http://127.0.0.1:{http.server_port}")
+    yield SimpleNamespace(files=files, requests=requests, url=f"http://127.0.0.1:{http.server_port}")
     http.shutdown()
     http.server_close()
 
@@ -117,7 +118,7 @@ def test_files_come_verified_and_only_once(server, tmp_path, caplog):
     assert read(folder) == {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
     assert any("Linguistic Data Consortium" in line for line in caplog.messages)
     assert download(info, tmp_path) == folder
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("fault", ["another file", "no file"])

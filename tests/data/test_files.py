@@ -10,8 +10,8 @@ from fullrank.core.errors import InputError
 from fullrank.files import Section, cut_files, read_pieces
 
 
-def pieces(section, exact=False, **keys):
-    return [piece.text for piece in read_pieces(section, exact=exact, **keys)]
+def pieces(section, exact=False):
+    return [piece.text for piece in read_pieces(section, exact=exact)]
 
 
 contents = st.text(st.sampled_from("ab. \n\u3000é日\U0001f600"), min_size=1, max_size=80)
@@ -27,10 +27,10 @@ def test_pieces_are_the_whole_text_and_end_between_words(tmp_path_factory, conte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_PIECE", piece)
         patch.setattr(text, "_LONGEST_LINE", longest)
-        found = pieces(Section(path))
-    assert "".join(found) == content
+        texts = pieces(Section(path))
+    assert "".join(texts) == content
     for reader in READERS if longest == 1 << 20 else []:
-        words = [word for part in found for word in reader.pre_tokenize_str(part)]
+        words = [word for part in texts for word in reader.pre_tokenize_str(part)]
         assert [word for word, _ in words] == [word for word, _ in reader.pre_tokenize_str(content)]
 
 
@@ -50,8 +50,8 @@ def test_sections_of_a_file_meet_between_characters(tmp_path_factory, content, d
     cut = data.draw(st.integers(0, len(raw)))
     sections = [Section(path, 0, cut), Section(path, cut, len(raw))]
     assert "".join(piece for part in sections for piece in pieces(part)) == content
-    exact = [b"".join(p.encode("utf-8", "surrogateescape") for p in pieces(part, exact=True)) for part in sections]
-    assert exact == [raw[:cut], raw[cut:]]
+    exact = ["".join(pieces(part, exact=True)) for part in sections]
+    assert [text.encode("utf-8", "surrogateescape") for text in exact] == [raw[:cut], raw[cut:]]
 
 
 @given(st.text(st.sampled_from("ab \n\r\u2028\x0b\x85\u00e9"), min_size=1, max_size=60))
@@ -63,10 +63,10 @@ def test_carriage_returns_are_newlines(tmp_path_factory, content):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_PIECE", 3)
         assert "".join(pieces(Section(path))) == expected
-        begun = True
+        begins_line = True
         for piece in read_pieces(Section(path), exact=False):
-            assert piece.begins == begun
-            begun = piece.text.endswith("\n")
+            assert piece.begins == begins_line
+            begins_line = piece.text.endswith("\n")
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans(), st.integers(1, 2))
@@ -74,20 +74,20 @@ def test_carriage_returns_are_newlines(tmp_path_factory, content):
 def test_files_are_cut_by_lines(tmp_path_factory, counts, ended, absent):
     """Every line is in one part, in order, and the later parts hold 5 % of the lines, at least one."""
     folder = tmp_path_factory.mktemp("text")
-    paths, lines = [], []
+    paths = []
+    lines = []
     for number, count in enumerate(counts):
         paths.append(folder / f"{number}.txt")
-        mine = [f"file {number} line {line}" for line in range(count)]
-        lines += mine
-        paths[-1].write_text("\n".join(mine) + ("\n" if ended else ""), encoding="utf-8")
+        lines_of_file = [f"file {number} line {line}" for line in range(count)]
+        lines += lines_of_file
+        paths[-1].write_text("\n".join(lines_of_file) + ("\n" if ended else ""), encoding="utf-8")
     shares = [1.0, *[0.05] * absent]
     if len(lines) <= absent:
         with pytest.raises(InputError, match=rf"{len(lines)} lines are too few to cut {absent + 1} splits"):
             cut_files(paths, shares, "data.train")
         return
-    parts = [
-        [line for section in part for line in "".join(pieces(section)).splitlines()]
-        for part in cut_files(paths, shares, "data.train")
-    ]
+    parts = []
+    for sections in cut_files(paths, shares, "data.train"):
+        parts.append([line for section in sections for line in "".join(pieces(section)).splitlines()])
     assert [line for part in parts for line in part] == lines
     assert [len(part) for part in parts[1:]] == [max(1, len(lines) // 20)] * absent

@@ -99,11 +99,11 @@ def test_official_forms(tmp_path, case, end, mark):
     rows, (first, second, labels) = OFFICIAL[case]
     path = put(tmp_path / name, *rows, end=end, mark=mark, last="")  # no line end after the last line
     for folder in (tmp_path, path.parent):
-        found = load_glue(task, split, folder)
-        assert columns_of(found)[:2] == (first, second)
-        assert (found.source, found.is_slice, len(found)) == (str(path), True, len(first))
-        assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-        np.testing.assert_allclose(columns_of(found)[2], labels, rtol=1e-7)
+        examples = load_glue(task, split, folder)
+        assert columns_of(examples)[:2] == (first, second)
+        assert (examples.source, examples.is_slice, len(examples)) == (str(path), True, len(first))
+        assert examples.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        np.testing.assert_allclose(columns_of(examples)[2], labels, rtol=1e-7)
 
 
 # how the hub names the columns of each task
@@ -115,12 +115,13 @@ COLUMNS = {
 
 
 class Hub(types.ModuleType):
-    """A module `datasets` with the same rows for every call, which it keeps."""
+    """A stand-in for the module `datasets` that gives the same rows to every call and records the calls."""
 
     def __init__(self, rows):
         super().__init__("datasets")
         self.__spec__ = importlib.util.spec_from_loader("datasets", None)
-        self.rows, self.calls = rows, list[tuple]()
+        self.rows = rows
+        self.calls = list[tuple]()
 
     def load_dataset(self, path, name, *, split, revision, cache_dir):
         self.calls.append((path, name, split, revision, cache_dir))
@@ -140,25 +141,27 @@ def hub(monkeypatch):
 
 
 def hub_rows(task, labels):
-    names = COLUMNS[task]
-    return [{**{name: f"{name} {i}" for name in names}, "label": label, "idx": i + 3} for i, label in enumerate(labels)]
+    rows = []
+    for i, label in enumerate(labels):
+        rows.append({name: f"{name} {i}" for name in COLUMNS[task]} | {"label": label, "idx": i + 3})
+    return rows
 
 
 @pytest.mark.parametrize("task", GLUE)
 def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     labels = [3.8, 0.0] if task == "stsb" else [1, 0]
     module = hub(hub_rows(task, labels))
-    found = load_glue(task, "train", cache=tmp_path)
-    first, second, read = columns_of(found)
+    examples = load_glue(task, "train", cache=tmp_path)
+    first, second, read = columns_of(examples)
     assert first == [f"{COLUMNS[task][0]} {i}" for i in range(2)]
     assert second == ([f"{COLUMNS[task][1]} {i}" for i in range(2)] if len(COLUMNS[task]) == 2 else None)
     np.testing.assert_allclose(read, labels, rtol=1e-6)
-    assert (found.source, found.is_slice, len(found.sha256)) == ("nyu-mll/glue", True, 64)
+    assert (examples.source, examples.is_slice, len(examples.sha256)) == ("nyu-mll/glue", True, 64)
     ((path, name, split, revision, cache),) = module.calls
     assert (path, name, split, cache) == ("nyu-mll/glue", task, "train", str(tmp_path / "hub"))
     assert len(revision) == 40
     hub(hub_rows(task, labels[::-1]))
-    assert load_glue(task, "train").sha256 != found.sha256
+    assert load_glue(task, "train").sha256 != examples.sha256
 
 
 def test_torn_rows_of_question_pairs_are_left_out(tmp_path):

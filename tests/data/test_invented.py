@@ -12,38 +12,42 @@ def made_split(name, split):
     return read_task(TaskDataConfig(name=name, invented=True), split)
 
 
+def words_of(sentence):
+    return [word for word in sentence.split() if word != "the"]
+
+
 DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
 
 
 @pytest.mark.parametrize("task", GLUE)
 def test_labels_follow_from_the_words(task):
-    made = made_split(f"glue/{task}", "dev")
-    assert (len(made), len(made_split(f"glue/{task}", "train")), made.is_slice) == (400, 2000, True)
+    split = made_split(f"glue/{task}", "dev")
+    assert (len(split), len(made_split(f"glue/{task}", "train")), split.is_slice) == (400, 2000, True)
     classes = 6 if GLUE[task].labels is None else GLUE[task].outputs
-    for sentences, label in made.rows:
-        one, two = ([word for word in sentences[at].split() if word != "the"] for at in (0, -1))
-        assert {*one, *two, "the"} <= set(WORDS)
+    for sentences, label in split.rows:
+        first, last = words_of(sentences[0]), words_of(sentences[-1])
+        assert {*first, *last, "the"} <= set(WORDS)
         if len(sentences) == 1:
-            assert (one[0] in DULL) == (one[3] in DULL) == (label == 0)
+            assert (first[0] in DULL) == (first[3] in DULL) == (label == 0)
         else:
-            kept = int(label * 5 // (classes - 1))
-            assert one[:kept] == two[:kept]
-    assert np.bincount([label for _, label in made.rows]).min() > 40  # each class often enough
+            shared = int(label * 5 // (classes - 1))
+            assert first[:shared] == last[:shared]
+    assert np.bincount([label for _, label in split.rows]).min() > 40  # each class often enough
 
 
 @pytest.mark.parametrize("name", SQUAD)
 def test_answers_stand_where_the_question_says(name):
-    made = made_split(name, "dev")
-    assert made.is_slice
-    for one in made.rows:
-        assert {*one.context.split(), *one.question.split()} <= set(WORDS)
-        animal = one.question.split()[-1]
-        assert one.impossible == (f"the {animal} lives" not in one.context)
-        for answer, start in zip(one.answers, one.starts, strict=True):
-            assert one.context[:start].endswith(f"the {animal} lives in ")
-            assert one.context[start:].startswith(f"{answer} .")
-    assert 0.25 < np.mean([one.impossible for one in made.rows]) < 0.42 or name == "squad"
-    assert len({one.id for one in made.rows}) == 400
+    split = made_split(name, "dev")
+    assert split.is_slice
+    for question in split.rows:
+        assert {*question.context.split(), *question.question.split()} <= set(WORDS)
+        animal = question.question.split()[-1]
+        assert question.impossible == (f"the {animal} lives" not in question.context)
+        for answer, start in zip(question.answers, question.starts, strict=True):
+            assert question.context[:start].endswith(f"the {animal} lives in ")
+            assert question.context[start:].startswith(f"{answer} .")
+    assert 0.25 < np.mean([question.impossible for question in split.rows]) < 0.42 or name == "squad"
+    assert len({question.id for question in split.rows}) == 400
 
 
 def test_a_translation_turns_words_and_their_order_around(tmp_path):
@@ -56,5 +60,4 @@ def test_a_translation_turns_words_and_their_order_around(tmp_path):
     assert len({*sources}) == len(sources)
     for source, target in zip(texts["valid.svo"], texts["valid.sov"], strict=True):
         _, first, animal, verb, _, second, thing = source.split()
-        subject, of_subject, of_object, of_verb = [animal, first], f"m{thing}", f"m{second}", verb
-        assert [word[::-1] for word in target.split()] == [*subject, of_subject, of_object, of_verb]
+        assert [word[::-1] for word in target.split()] == [animal, first, f"m{thing}", f"m{second}", verb]

@@ -125,10 +125,10 @@ def split_plainly(word, merges):
     """The paper's procedure: as long as there is a pair with a code, merge the best wherever it stands."""
     symbols = [*word[:-1], word[-1] + "</w>"]
     while True:
-        there = [merges.index(pair) for pair in itertools.pairwise(symbols) if pair in merges]
-        if not there:
+        ranks = [merges.index(pair) for pair in itertools.pairwise(symbols) if pair in merges]
+        if not ranks:
             return [*map(write_piece, symbols)]
-        symbols = merge_pair(symbols, merges[min(there)])
+        symbols = merge_pair(symbols, merges[min(ranks)])
 
 
 def merge_pair(symbols, best):

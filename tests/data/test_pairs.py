@@ -38,6 +38,11 @@ def sentences(pairs, side):
     return [getattr(pairs, side)[i].tolist() for i in range(len(pairs))]
 
 
+def entries_of(pairs, side):
+    entries = getattr(pairs, side).language.entries
+    return [[*map(entries.__getitem__, ids)] for ids in sentences(pairs, side)]
+
+
 def test_words_with_a_vocabulary_for_each_language(folder):
     corpus = prepare(config(folder, tokens="word", vocabulary="separate"))
     for language, lines in ((corpus.source, GERMAN), (corpus.target, ENGLISH)):
@@ -47,21 +52,19 @@ def test_words_with_a_vocabulary_for_each_language(folder):
     assert corpus.source.fingerprint != corpus.target.fingerprint
     train = corpus.pairs("train")
     assert len(train) == 12
-    assert sentences(train, "source") == [[corpus.source.entries.index(w) for w in s.split()] for s in GERMAN * 3]
-    assert sentences(train, "target") == [[corpus.target.entries.index(w) for w in s.split()] for s in ENGLISH * 3]
+    for side, lines in (("source", GERMAN), ("target", ENGLISH)):
+        assert entries_of(train, side) == [line.split() for line in lines * 3]
     assert corpus.target.decode(train.target[2]) == corpus.target.tokens(train.target[2]) == ENGLISH[2]
     test = corpus.pairs("test")
-    words = [[corpus.source.entries[i] for i in ids] for ids in sentences(test, "source")]
-    assert words == [["ein", "<unk>", "<unk>", "läuft", "."], [], ["ein", "Hund"]]
+    assert entries_of(test, "source") == [["ein", "<unk>", "<unk>", "läuft", "."], [], ["ein", "Hund"]]
     assert test.target.read_lines() == ["a wolf 🐺 runs .", "", "a dog"]
     assert test.source.read_lines() == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
     counts = corpus.splits["test"]
-    sides = {
-        f"{side}_{unit}": n
-        for side in ("source", "target")
-        for unit, n in {"tokens": 7 + 3, "words": 7, "unknown": 2}.items()
-    }
-    assert counts == {"pairs": 3, **sides}
+    assert counts.pop("pairs") == 3
+    for side in ("source", "target"):
+        figures = {unit: counts.pop(f"{side}_{unit}") for unit in ("tokens", "words", "unknown")}
+        assert figures == {"tokens": 7 + 3, "words": 7, "unknown": 2}
+    assert counts == {}
     digest = hashlib.sha256((corpus.folder / "test.target.bin").read_bytes()).hexdigest()
     assert corpus.checksums["test"]["test.target.bin"] == digest
 
@@ -116,8 +119,8 @@ def test_cleaning_by_length_and_ratio(folder):
 
 @pytest.fixture(scope="module")
 def real_multi30k(corpora, tmp_path_factory):
-    given = DataConfig(name="multi30k-de-en", dir=str(corpora), cache=str(tmp_path_factory.mktemp("cache")))
-    return prepare(given, allow_slice=False)
+    config = DataConfig(name="multi30k-de-en", dir=str(corpora), cache=str(tmp_path_factory.mktemp("cache")))
+    return prepare(config, allow_slice=False)
 
 
 @pytest.mark.full

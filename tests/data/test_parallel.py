@@ -23,9 +23,9 @@ SETTINGS = {
 
 
 def config(folder, cache, **more):
-    given = {split: str(folder / f"{split}.txt") for split in ("valid", "test")}
-    train = [str(folder / "train.txt"), str(folder / "more.txt")]
-    return DataConfig(name="text", train=train, cache=str(folder / cache), **given, **more)
+    splits = {split: str(folder / f"{split}.txt") for split in ("valid", "test")}
+    splits["train"] = [str(folder / "train.txt"), str(folder / "more.txt")]
+    return DataConfig(name="text", cache=str(folder / cache), **splits, **more)
 
 
 def content(folder):
@@ -51,14 +51,14 @@ def in_small_pieces(files, monkeypatch):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_pieces_and_processes_change_nothing(files, monkeypatch, name):
-    whole = content(prepare(config(files, "whole", **SETTINGS[name])).folder)
+    at_once = content(prepare(config(files, "whole", **SETTINGS[name])).folder)
     in_small_pieces(files, monkeypatch)
     pieces = content(prepare(config(files, "pieces", **SETTINGS[name])).folder)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert content(prepare(config(files, "alone", **SETTINGS[name])).folder) == pieces
     if "max_tokens" in SETTINGS[name]:  # the text of the last tokens is counted without its white space
-        del whole["corpus.json"], pieces["corpus.json"]
-    assert pieces == whole
+        del at_once["corpus.json"], pieces["corpus.json"]
+    assert pieces == at_once
 
 
 def test_what_stops_leaves_nothing(files, monkeypatch):

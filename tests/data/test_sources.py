@@ -46,9 +46,9 @@ def test_raw_talks_become_the_usual_files(tmp_path):
     corpus = iwslt(tmp_path, max_vocabulary=50)
     assert corpus.details["cleaning"] == {"given": 50, "kept": 47, "empty": 1, "too_long": 1, "ratio": 1, "valid": 2}
     assert [corpus.splits[split]["pairs"] for split in SPLITS] == [45, 2, 10]
-    kept = [i for i in range(50) if i not in (5, 7, 9)]
+    remaining = [i for i in range(50) if i not in (5, 7, 9)]
     valid = corpus.pairs("valid").target.read_tokens()
-    assert valid == [f"line {kept[22]} , it &apos;s so !", f"line {kept[45]} , it &apos;s so !"]
+    assert valid == [f"line {remaining[22]} , it &apos;s so !", f"line {remaining[45]} , it &apos;s so !"]
     train = corpus.pairs("train")
     assert train.target.read_tokens()[:4] == [
         "line 0", "line 1", "line 2 , it &apos;s so !", "line 3 , it &apos;s so !",
@@ -81,9 +81,9 @@ def test_the_codes_beside_the_talks_are_used(tmp_path):
     assert corpus.details["codes"].endswith("code")
     assert [corpus.source.entries[i] for i in corpus.source.encode("gut")] == ["gut</w>"]
     put(tmp_path / "mine.codes", ["#version: 0.2", "u t</w>"])
-    mine = iwslt(tmp_path, moses=False, codes="mine.codes")
-    assert [mine.source.entries[i] for i in mine.source.encode("gut")] == ["g", "ut</w>"]
-    assert mine.folder != corpus.folder
+    recoded = iwslt(tmp_path, moses=False, codes="mine.codes")
+    assert [recoded.source.entries[i] for i in recoded.source.encode("gut")] == ["g", "ut</w>"]
+    assert recoded.folder != corpus.folder
     with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
         iwslt(tmp_path, codes="nowhere")
     # and with a number of merges they are not

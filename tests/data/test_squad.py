@@ -59,10 +59,10 @@ def test_every_field(tmp_path):
 
 @pytest.mark.parametrize(("split", "questions", "articles"), [("train", 3939, 17), ("dev", 700, 3)])
 def test_the_real_slices(corpora, split, questions, articles):
-    found = read_squad(corpora, split)
-    assert found.source == str(corpora / "squad" / f"{split}-v1.1.slice.json")
-    assert (len(found.rows), found.is_slice) == (questions, True)
-    assert len({question.title for question in found.rows}) == articles
+    examples = read_squad(corpora, split)
+    assert examples.source == str(corpora / "squad" / f"{split}-v1.1.slice.json")
+    assert (len(examples.rows), examples.is_slice) == (questions, True)
+    assert len({question.title for question in examples.rows}) == articles
 
 
 # windows
@@ -101,7 +101,8 @@ def asked(context, answer="", question="Where is it?", start=None, name="q"):
 @pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 17, 40])
 @pytest.mark.parametrize(("room", "doc_stride"), [(1, 1), (2, 5), (5, 3), (16, 5), (16, 100)])
 def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc_stride):
-    expected, start = [], 0
+    expected = []
+    start = 0
     while start < num_tokens:
         length = min(num_tokens - start, room)
         expected.append((start, start + length))
@@ -121,8 +122,8 @@ def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc
             for start, end in expected
         ]
         assert best[position] == scores.index(max(scores))
-    held = [number for number, window in enumerate(windows) for _ in range(window.max_context.sum())]
-    assert sorted(held) == sorted(best.tolist())
+    numbers = [number for number, window in enumerate(windows) for _ in range(window.max_context.sum())]
+    assert sorted(numbers) == sorted(best.tolist())
 
 
 def test_the_layout_of_bert(bert):
@@ -158,9 +159,8 @@ def test_real_answers_come_back_from_their_targets(corpora, split, max_length, d
         if window.start:
             recovered.setdefault(window.question, set()).add(answer_of(questions[window.question].context, window))
     assert len(recovered) >= 0.995 * len(questions)
-    same = sum(
-        {normalize_answer(text) for text in recovered.get(number, ())} == {normalize_answer(question.answers[0])}
-        for number, question in enumerate(questions)
-    )
+    same = 0
+    for number, question in enumerate(questions):
+        same += {*map(normalize_answer, recovered.get(number, ()))} == {normalize_answer(question.answers[0])}
     print(f"{split} {max_length}: {same} of {len(questions)}, {len(windows)} windows")
     assert same > 0.99 * len(questions)

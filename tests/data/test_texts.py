@@ -22,8 +22,8 @@ def files(tmp_path):
 
 
 def config(folder, **more):
-    given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt", "dir": str(folder)} | more
-    return DataConfig(**{"name": "text", "cache": str(folder / "cache")} | given)
+    settings = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt", "dir": str(folder)} | more
+    return DataConfig(**{"name": "text", "cache": str(folder / "cache")} | settings)
 
 
 def prepared_folders(folder):
@@ -53,12 +53,13 @@ def test_words_of_three_files(files):
 @pytest.mark.parametrize("tokens", ["word", "byte", "character", "bpe"])
 @pytest.mark.parametrize("limit", [1, 333])
 def test_max_tokens_cuts_training_exactly(files, tokens, limit):
-    whole, corpus = prepare(config(files, tokens=tokens)), prepare(config(files, tokens=tokens, max_tokens=limit))
+    uncut = prepare(config(files, tokens=tokens))
+    corpus = prepare(config(files, tokens=tokens, max_tokens=limit))
     assert corpus.splits["train"]["tokens"] == limit == len(corpus.ids("train"))
-    assert text_of(whole, "train").startswith(text_of(corpus, "train"))
+    assert text_of(uncut, "train").startswith(text_of(corpus, "train"))
     kind = {"word": "", "byte": ", bytes", "character": ", characters", "bpe": ", BPE"}[tokens]
     assert corpus.label == f"text (train.txt{kind}; first {limit} tokens)"
-    assert corpus.splits["test"] == whole.splits["test"]
+    assert corpus.splits["test"] == uncut.splits["test"]
     assert corpus.splits["train"]["bytes"] == len(text_of(corpus, "train").encode())
     if tokens == "word":  # its own vocabulary: of what is used
         assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "\n", "<unk>"}

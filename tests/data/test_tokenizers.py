@@ -154,8 +154,8 @@ def test_every_line_begins_with_sos(text, expected):
 
 def test_penn_treebank_with_sos(corpora, tmp_path):
     """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
-    given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
-    corpus = prepare(given, allow_slice=False)
+    config = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
+    corpus = prepare(config, allow_slice=False)
     assert len(corpus.tokenizer) == 10_001
     assert [corpus.splits[split]["tokens"] for split in ("valid", "test")] == [77_130, 86_191]
     assert [corpus.splits[split]["words"] for split in ("train", "valid", "test")] == [929_589, 73_760, 82_430]
@@ -163,7 +163,7 @@ def test_penn_treebank_with_sos(corpora, tmp_path):
     expected = [word for line in raw.splitlines() for word in ["<sos>", *line.split(), "\n"]]
     assert [corpus.tokenizer.entries[i] for i in corpus.ids("test").tolist()] == expected
     assert (corpus.label, corpus.is_slice) == ("ptb (with <sos>)", False)
-    assert prepare(replace(given, max_tokens=5000)).label == "ptb (slice; with <sos>)"
+    assert prepare(replace(config, max_tokens=5000)).label == "ptb (slice; with <sos>)"
 
 
 def test_the_fingerprint_of_words_is_that_of_their_entries():

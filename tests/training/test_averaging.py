@@ -1,4 +1,4 @@
-"""Averages of weights against brute force over all the weights there were."""
+"""Averages of weights against the mean of all weights that were averaged."""
 
 import safetensors.torch
 import torch
@@ -27,7 +27,7 @@ def test_averages_are_evaluated_and_saved_and_do_not_touch_training(tmp_path):
     torch.testing.assert_close(evaluated[-1], expected)
     assert torch.equal(model.inner.weight, evaluated[-1])
     saved = safetensors.torch.load_file(tmp_path / "averaged" / "checkpoints" / "last" / "model.safetensors")
-    own = safetensors.torch.load_file(tmp_path / "averaged" / "checkpoints" / "last" / "training.safetensors")
+    state = safetensors.torch.load_file(tmp_path / "averaged" / "checkpoints" / "last" / "training.safetensors")
     assert torch.equal(saved["inner.weight"], evaluated[-1])
-    assert torch.equal(own["own.inner.weight"], plain[-1])
+    assert torch.equal(state["own.inner.weight"], plain[-1])
     assert saved["seen"] == model.seen > 0

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from training_toy import Death, Objective, Recorder, Toy, outcome, train
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.seal import DamagedError, write_record
+from fullrank.seal import DamagedError
 from fullrank.training.checkpoint import (
     Snapshot,
     list_kept_checkpoints,
@@ -27,25 +27,24 @@ from fullrank.training.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
     write_mean,
-    write_tensors,
 )
 from fullrank.training.values import EvaluationResult
 
 
 def snapshot(step, best_step=None):
-    """A checkpoint whose every part tells its step; the best one so far, unless another is said to be."""
+    """A checkpoint whose every part tells its step, which is the best step so far where `best_step` is not given."""
     value = torch.full((3,), float(step))
     return Snapshot(
         {"w": value}, {"optimizer.w": value + 0.5}, {"step": step, "best_step": best_step or step, "pi": 0.1 + 0.2}
     )
 
 
-def check(found, *steps):
-    assert found.state["step"] in steps
-    wanted = snapshot(found.state["step"], found.state["best_step"])
-    assert torch.equal(found.weights["w"], wanted.weights["w"])
-    assert torch.equal(found.training["optimizer.w"], wanted.training["optimizer.w"])
-    assert found.state == wanted.state
+def check(checkpoint, *steps):
+    assert checkpoint.state["step"] in steps
+    expected = snapshot(checkpoint.state["step"], checkpoint.state["best_step"])
+    assert torch.equal(checkpoint.weights["w"], expected.weights["w"])
+    assert torch.equal(checkpoint.training["optimizer.w"], expected.training["optimizer.w"])
+    assert checkpoint.state == expected.state
 
 
 def refuse(text):
@@ -53,7 +52,7 @@ def refuse(text):
 
 
 def breaking_at(monkeypatch, number, error):
-    """The `number`-th call that reaches for the disk raises `error`; returns a list that holds how many were made."""
+    """Let the `number`-th call that writes to the disk raise `error`; return a list whose one entry counts the calls."""
     calls = [0]
 
     def breaking(call):
@@ -65,20 +64,19 @@ def breaking_at(monkeypatch, number, error):
 
         return wrapped
 
-    reach = [(os, "replace"), (os, "fsync"), (os, "symlink"), (safetensors.torch, "save_file")]
-    reach += [(shutil, "copyfile")]
-    if isinstance(error, Death):  # where removing fails, it does so quietly
-        reach.append((shutil, "rmtree"))
-    for module, name in reach:
+    writers = [(os, "replace"), (os, "fsync"), (os, "symlink"), (safetensors.torch, "save_file"), (shutil, "copyfile")]
+    if isinstance(error, Death):  # an error of the disk in a removal is ignored
+        writers.append((shutil, "rmtree"))
+    for module, name in writers:
         monkeypatch.setattr(module, name, breaking(getattr(module, name)))
     return calls
 
 
 def check_kept(folder, *allowed):
     """The steps whose weights are kept are one of `allowed`, and each is whole: its weights tell its step."""
-    kept = list_kept_checkpoints(folder)
-    assert list(kept) in allowed
-    for step, path in kept.items():
+    paths = list_kept_checkpoints(folder)
+    assert list(paths) in allowed
+    for step, path in paths.items():
         assert torch.equal(mean_weights([path])["w"], snapshot(step).weights["w"])
         assert not (path / "training.safetensors").exists()
 
@@ -91,7 +89,7 @@ def no_links(*args, **options):
     ("error", "links"), [(Death(), True), (OSError(errno.ENOSPC, "No space left on device"), False)]
 )
 def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path, monkeypatch):
-    """Weights of steps 1 to 3 are kept, 4 replaces the first of them; the run goes on from the checkpoint that is there."""
+    """Weights of steps 1 to 3 are kept, and those of step 4 replace the first; the run resumes from a whole checkpoint."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     for step in (1, 2, 3):
@@ -103,14 +101,14 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
             with contextlib.suppress(Death if isinstance(error, Death) else RunError):
                 save_checkpoint(folder, snapshot(4), keep_weights=3)
         check_kept(folder, [1, 2, 3], [1, 2, 3, 4], [2, 3, 4])
-        found = load_checkpoint(folder, refuse)
-        check(found, 3, 4)
-        # a run resumed from step 4 does not come by again: then the best and the kept weights must be there already
-        if found and found.state["step"] == 4:
+        checkpoint = load_checkpoint(folder, refuse)
+        check(checkpoint, 3, 4)
+        # a run resumed from step 4 does not save it again, so that its best and its kept weights have to be complete
+        if checkpoint.state["step"] == 4:
             check(read_checkpoint(folder / "best"), 4)
             check_kept(folder, [2, 3, 4])
         check(read_checkpoint(folder / "best"), 1, 4)
-        save_checkpoint(folder, snapshot(4), keep_weights=3)  # the run comes by again
+        save_checkpoint(folder, snapshot(4), keep_weights=3)  # as a run does that is resumed from step 3
         check(load_checkpoint(folder, refuse), 4)
         check(read_checkpoint(folder / "best"), 4)
         check_kept(folder, [2, 3, 4])
@@ -126,8 +124,9 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error, links, tmp_path
 
 def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(tmp_path, monkeypatch):
     """Without an evaluation before the end; a rhythm that is set holds alone."""
-    now, once = [0.0], {"eval_options": {"every_epochs": 1e6}, "steps": 8}
-    train(tmp_path / "whole", **once)
+    now = [0.0]
+    options = {"eval_options": {"every_epochs": 1e6}, "steps": 8}
+    train(tmp_path / "whole", **options)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def minutes_then_death(model):
@@ -141,17 +140,17 @@ def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(tmp_path, monk
 
         return objective
 
-    for folder, options in (("killed", {}), ("own rhythm", {"save_every_steps": 3})):
+    for folder, rhythm in (("killed", {}), ("own rhythm", {"save_every_steps": 3})):
         with pytest.raises(Death):
-            train(tmp_path / folder, **once, **options, objective=minutes_then_death)
+            train(tmp_path / folder, **options, **rhythm, objective=minutes_then_death)
         last = (tmp_path / folder / "checkpoints" / "last").resolve().name
         assert last == ("step-00000005" if folder == "killed" else "step-00000006")
-    train(tmp_path / "killed", **once)
+    train(tmp_path / "killed", **options)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
 def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path, monkeypatch):
-    whole, _ = train(tmp_path / "whole", steps=10)
+    unbroken, _ = train(tmp_path / "whole", steps=10)
     with pytest.MonkeyPatch.context() as patch:
         breaking_at(patch, 40, OSError(errno.ENOSPC, "No space left on device"))
         with pytest.raises(RunError, match="no space left"):
@@ -159,7 +158,7 @@ def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path, monkeypat
     recorder = Recorder()
     model, _ = train(tmp_path / "full", steps=10, save_every_steps=2, observers=[recorder])
     assert recorder.began[0] > 0
-    assert torch.equal(model.inner.weight, whole.inner.weight)
+    assert torch.equal(model.inner.weight, unbroken.inner.weight)
     assert (tmp_path / "full" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
@@ -215,44 +214,36 @@ def test_the_weights_of_the_last_evaluations_are_kept(tmp_path):
         tmp_path, steps=18, save_every_steps=5, keep_checkpoints=3, evaluate=evaluate, eval_options=rhythm
     )
     assert result.best_step == 4
-    kept = list_kept_checkpoints(tmp_path / "checkpoints")
-    assert list(kept) == [12, 16, 18]
-    for path, weights in zip(kept.values(), (seen[3], seen[4], seen[5]), strict=True):
+    paths = list_kept_checkpoints(tmp_path / "checkpoints")
+    assert list(paths) == [12, 16, 18]
+    for path, weights in zip(paths.values(), (seen[3], seen[4], seen[5]), strict=True):
         assert sorted(file.name for file in path.iterdir()) == ["checkpoint.json", "model.safetensors"]
         model = Toy()
         load_weights(model, path)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
-def made(folder, step, **tensors):
-    path = folder / "kept" / f"step-{step:08d}"
-    path.mkdir(parents=True)
-    write_tensors(path / "model.safetensors", tensors)
-    write_record(path, ("model.safetensors",), {"step": step})
-    return path
-
-
 def test_the_mean_is_numpys(tmp_path):
     """The mean of each tensor in fp64; counts are the last one's; tied tensors stay equal."""
     _, _ = train(tmp_path, steps=20, keep_checkpoints=3, eval_options={"every_steps": 4})
     paths = list(list_kept_checkpoints(tmp_path / "checkpoints").values())
-    found = mean_weights(paths)
-    given = [load_file(path / "model.safetensors") for path in paths]
-    for name, tensor in found.items():
-        values = [weights[name] for weights in given]
+    means = mean_weights(paths)
+    weights = [load_file(path / "model.safetensors") for path in paths]
+    for name, tensor in means.items():
+        values = [tensors[name] for tensors in weights]
         mean = np.mean(values, axis=0, dtype=np.float64).astype(np.float32) if name != "seen" else values[-1]
         assert tensor.numpy().dtype == values[0].dtype
         assert np.array_equal(tensor.numpy(), mean), name
-    assert len({int(weights["seen"]) for weights in given}) == 3
-    assert torch.equal(found["output.weight"], found["embedding.weight"])
-    assert not np.array_equal(given[0]["inner.weight"], given[2]["inner.weight"])
+    assert len({int(tensors["seen"]) for tensors in weights}) == 3
+    assert torch.equal(means["output.weight"], means["embedding.weight"])
+    assert not np.array_equal(weights[0]["inner.weight"], weights[2]["inner.weight"])
 
 
 def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path, monkeypatch):
-    place = write_mean(tmp_path, {"w": torch.zeros(2)}, [1, 2], {})
-    assert write_mean(tmp_path, {"w": torch.ones(2)}, [2, 3], {}) == place == tmp_path / "average"
-    assert mean_weights([place])["w"].tolist() == [1.0, 1.0]
-    state = json.loads((place / "checkpoint.json").read_text())["content"]["state"]
+    average = write_mean(tmp_path, {"w": torch.zeros(2)}, [1, 2], {})
+    assert write_mean(tmp_path, {"w": torch.ones(2)}, [2, 3], {}) == average == tmp_path / "average"
+    assert mean_weights([average])["w"].tolist() == [1.0, 1.0]
+    state = json.loads((average / "checkpoint.json").read_text())["content"]["state"]
     assert state == {"step": 3, "averaged": [2, 3]}
 
     def full(*args, **options):
@@ -261,5 +252,5 @@ def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path, monkeypat
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(RunError, match=r"the average could not be written .*no space left on the disk.* Make room"):
         write_mean(tmp_path, {"w": torch.zeros(2)}, [1], {})
-    assert mean_weights([place])["w"].tolist() == [1.0, 1.0]
+    assert mean_weights([average])["w"].tolist() == [1.0, 1.0]
     assert [path.name for path in tmp_path.iterdir()] == ["average"]

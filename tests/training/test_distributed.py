@@ -37,15 +37,8 @@ def run_together(processes, folder, sharding, names):
 
 
 def torchrun(processes, *words, restarts=0, **variables):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={processes}",
-        f"--max-restarts={restarts}",
-        *map(str, words),
-    ]
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     environment.setdefault("LOGLEVEL", "CRITICAL")
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -78,15 +71,15 @@ def weights(run):
     """The file of the last weights of a run; fine-tuning keeps its model and no checkpoint."""
     return next(
         file
-        for place in (run / "model", run / "checkpoints" / "last")
-        if (file := place / "model.safetensors").is_file()
+        for folder in (run / "model", run / "checkpoints" / "last")
+        if (file := folder / "model.safetensors").is_file()
     )
 
 
 def figures(run):
     lines = read_metrics(run)
     final = read_result(run)["final"]
-    ends = [one["loss" if "loss" in one else "nll"] for one in final.values()]
+    ends = [evaluated["loss" if "loss" in evaluated else "nll"] for evaluated in final.values()]
     return [line[key] for line in lines for key in ("step", "nll", "tokens")] + ends
 
 
@@ -105,8 +98,8 @@ def test_several_processes_train_what_one_trains(alone, processes, sharding):
         close, near = cases[name]
         run = alone / f"{name}-{sharding}"
         single = train_alone(alone, name)
-        one, several = (load_file(weights(folder)) for folder in (single, run))
-        assert max(float((one[key] - several[key]).abs().max()) for key in one) < close, name
+        expected, trained = (load_file(weights(folder)) for folder in (single, run))
+        assert max(float((expected[key] - trained[key]).abs().max()) for key in expected) < close, name
         assert figures(run) == pytest.approx(figures(single), abs=near), name
 
 
@@ -129,45 +122,46 @@ def test_resumed_by_as_many_processes_and_by_one(alone):
     """As many: byte for byte. Another number: the same batches and draws."""
     run_together(2, alone, "fsdp", ["everything"])
     run = alone / "everything-fsdp"
-    whole, parts = alone / "everything-whole", rewound(run, alone / "everything-parts")
-    run.rename(whole)
+    unbroken = alone / "everything-whole"
+    parts = rewound(run, alone / "everything-parts")
+    run.rename(unbroken)
     parts.rename(run)
-    one = rewound(whole, alone / "everything-one")
+    by_one = rewound(unbroken, alone / "everything-one")
     run_together(2, alone, "fsdp", ["everything"])
-    assert last_weights(run) == last_weights(whole)
-    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    run_in_fp64(alone, "everything", one, sharding="fsdp")
-    found, expected = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (one, whole))
-    assert max(float((found[key] - expected[key]).abs().max()) for key in found) < 1e-10
-    assert (one / "checkpoints" / "last" / "training.safetensors").is_file()
+    assert last_weights(run) == last_weights(unbroken)
+    assert (run / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
+    run_in_fp64(alone, "everything", by_one, sharding="fsdp")
+    resumed, expected = (load_file(weights(folder)) for folder in (by_one, unbroken))
+    assert max(float((resumed[key] - expected[key]).abs().max()) for key in resumed) < 1e-10
+    assert (by_one / "checkpoints" / "last" / "training.safetensors").is_file()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "said"), [("refuses", "the second process refuses"), ("hangs", "did nothing for 5 seconds")]
+    ("kind", "message"), [("refuses", "the second process refuses"), ("hangs", "did nothing for 5 seconds")]
 )
-def test_a_process_that_fails_ends_the_others_with_its_message(alone, kind, said):
+def test_a_process_that_fails_ends_the_others_with_its_message(alone, kind, message):
     patience = "5" if kind == "hangs" else "60"
-    done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", FAILURE=kind, FULLRANK_TIMEOUT=patience)
-    assert done.returncode != 0
-    messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
+    process = torchrun(2, HERE / "together.py", alone, "ddp", "plain", FAILURE=kind, FULLRANK_TIMEOUT=patience)
+    assert process.returncode != 0
+    messages = [line for line in process.stderr.splitlines() if line.startswith("fullrank: ")]
     assert len(messages) == 1
-    assert said in messages[0]
+    assert message in messages[0]
 
 
 @pytest.mark.full
 def test_torchrun_starts_killed_processes_again(alone):
     """The remaining process names the loss; the restarted ones go on from the last checkpoint."""
     run = alone / "plain-killed"
-    done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
-    assert done.returncode == 0, done.stderr[-3000:]
-    messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
+    process = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
+    assert process.returncode == 0, process.stderr[-3000:]
+    messages = [line for line in process.stderr.splitlines() if line.startswith("fullrank: ")]
     assert len(messages) == 1
     assert "fullrank: process 0 of 2 waited for another one, which is gone" in messages[0]
     single = train_alone(alone, "plain")
     assert figures(run) == pytest.approx(figures(single), abs=1e-8)
-    one, several = (load_file(weights(folder)) for folder in (single, run))
-    assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10
+    expected, trained = (load_file(weights(folder)) for folder in (single, run))
+    assert max(float((expected[key] - trained[key]).abs().max()) for key in expected) < 1e-10
 
 
 def test_blocks_computed_again_change_nothing(alone, tmp_path):

@@ -36,8 +36,8 @@ def without_dropout(model):
     model.double()
     model.dropout.p = 0.0
 
-    def objective(given, carry, position):
-        parts = given if isinstance(given, list) else [given]
+    def objective(batch, carry, position):
+        parts = batch if isinstance(batch, list) else [batch]
         losses = [Objective(model)(part, {}, position) for part in parts]
         tokens = sum(loss.tokens for loss in losses)
         total = sum(loss.value * loss.tokens for loss in losses)
@@ -53,8 +53,8 @@ def test_accumulation_is_the_big_batch(clip, tmp_path):
     options |= {"objective": without_dropout, "eval_options": {"every_steps": 100}}
     small, result = train(tmp_path / "small", gradient_accumulation_steps=3, **options)
     big, expected = train(tmp_path / "big", batches=Grouped(3, ToyBatches()), **options)
-    for (name, one), two in zip(small.named_parameters(), big.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, accumulated), at_once in zip(small.named_parameters(), big.parameters(), strict=True):
+        torch.testing.assert_close(accumulated, at_once, rtol=1e-12, atol=1e-12, msg=name)
     assert not torch.equal(small.inner.weight, Toy().double().inner.weight)
     assert result.tokens == expected.tokens
     assert read_metrics(tmp_path / "small", "train") == read_metrics(tmp_path / "big", "train")
@@ -72,9 +72,9 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
         return objective
 
     _, result = train(tmp_path, steps=10, log_every_steps=4, schedule="linear", learning_rate=0.01, objective=noting)
-    found = read_metrics(tmp_path, "train")
-    assert [line["step"] for line in found] == [4, 8, 10]
-    for line, (first, last) in zip(found, [(0, 4), (4, 8), (8, 10)], strict=True):
+    lines = read_metrics(tmp_path, "train")
+    assert [line["step"] for line in lines] == [4, 8, 10]
+    for line, (first, last) in zip(lines, [(0, 4), (4, 8), (8, 10)], strict=True):
         mean = sum(nll for nll, _ in seen[first:last]) / sum(tokens for _, tokens in seen[first:last])
         assert line["nll"] == pytest.approx(mean, rel=1e-7)
         assert line["ppl"] == pytest.approx(math.exp(mean), rel=1e-7)
@@ -87,20 +87,20 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path):
 
 
 def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoch(tmp_path):
-    """It outlives a phase."""
-    given = []
+    """A new phase begins with the carry of the phase before it."""
+    counts = []
 
     def counting(model):
         def objective(batch, carry, position):
-            given.append(float(carry["count"]) if carry else None)
+            counts.append(float(carry["count"]) if carry else None)
             loss = Objective(model)(batch, {}, position)
-            return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((given[-1] or 0.0) + 1)})
+            return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((counts[-1] or 0.0) + 1)})
 
         return objective
 
     phases = [PhaseConfig(name="a", steps=2), PhaseConfig(name="b", steps=3)]
     train(tmp_path, phases=phases, objective=counting, gradient_accumulation_steps=2)
-    assert given == [None, 1, 2, 3, 4, 5, 6, None, 1]
+    assert counts == [None, 1, 2, 3, 4, 5, 6, None, 1]
 
 
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path):
@@ -128,9 +128,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value, t
 
         return objective
 
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError) as failure:
         train(tmp_path, steps=20, objective=breaking, learning_rate=0.25)
-    text = str(caught.value)
+    text = str(failure.value)
     assert "the loss at step 12 is not a finite number" in text
     assert "train.learning_rate (now 0.25)" in text
     assert "step-00000010" in text
@@ -160,14 +160,15 @@ BY_BLEU = {"every_steps": 5, "metric": "bleu"}
 def following(nll, bleu):
     """The n-th evaluation of every 5 steps gives the n-th nll per token and the n-th BLEU."""
 
-    def judged(model):
+    def evaluate(model):
         number = int(model.seen) // (5 * STREAMS * LENGTH) - 1
         return EvaluationResult(10 * nll[number], 10, {"bleu": bleu[number], "chrf": 2 * bleu[number]})
 
-    return judged
+    return evaluate
 
 
-FALLING, BLEU = [5.0, 4.0, 3.0, 2.0, 1.0], [10.0, 30.25, 30.25, 20.0, 25.0]
+FALLING = [5.0, 4.0, 3.0, 2.0, 1.0]
+BLEU = [10.0, 30.25, 30.25, 20.0, 25.0]
 
 
 @pytest.mark.parametrize(("metric", "best", "value"), [("loss", 25, 1.0), ("bleu", 10, 30.25)])
@@ -181,8 +182,8 @@ def test_the_best_checkpoint_is_the_one_of_the_metric(metric, best, value, tmp_p
     links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
     assert links == {"last": "step-00000025", "best": f"step-{best:08d}"}
     lines = read_metrics(tmp_path)
-    found = [(line["step"], line["nll"], line["bleu"], line["chrf"]) for line in lines if line["split"] == "valid"]
-    assert found == [(5 * n, FALLING[n - 1], BLEU[n - 1], 2 * BLEU[n - 1]) for n in range(1, 6)]
+    scores = [(line["step"], line["nll"], line["bleu"], line["chrf"]) for line in lines if line["split"] == "valid"]
+    assert scores == [(5 * n, FALLING[n - 1], BLEU[n - 1], 2 * BLEU[n - 1]) for n in range(1, 6)]
     assert not any("bleu" in line for line in lines if line["split"] == "train")
     assert [line for line in recorder.lines if "split" in line] == lines
 
@@ -204,7 +205,7 @@ def test_the_plateau_schedule_follows_the_metric(metric, rates, tmp_path):
 def test_the_rate_follows_the_tokens_of_an_update(tmp_path):
     """The last batch of an epoch has 9 targets instead of 15, and with two batches an update the last one is alone."""
 
-    def moved(name, **changes):
+    def rates_of(name, **changes):
         rates = []
 
         class Rates(torch.optim.SGD):
@@ -220,7 +221,7 @@ def test_the_rate_follows_the_tokens_of_an_update(tmp_path):
         return rates
 
     plain = {"learning_rate": 0.1, "rate_by_length": True}
-    assert moved("test_rates", **plain) == pytest.approx([0.1] * 6 + [0.1 * 9 / 15, 0.1])
-    assert moved("test_pairs", gradient_accumulation_steps=2, **plain) == pytest.approx(
+    assert rates_of("test_rates", **plain) == pytest.approx([0.1] * 6 + [0.1 * 9 / 15, 0.1])
+    assert rates_of("test_pairs", gradient_accumulation_steps=2, **plain) == pytest.approx(
         [0.1] * 3 + [0.1 * 9 / 30] + [0.1] * 3 + [0.1 * 9 / 30]
     )

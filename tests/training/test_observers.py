@@ -7,18 +7,12 @@ import types
 from rich.console import Console
 from training_toy import evaluate_scored, train
 
-from fullrank.training.observers import (
-    JsonLines,
-    Progress,
-    make_observers,
-    metrics_line,
-    timing_line,
-)
+from fullrank.training.observers import JsonLines, Progress, make_observers, metrics_line, timing_line
 
 
 class Recorder:
     def __init__(self, *args, **options):
-        self.made = (args, options)
+        self.arguments = (args, options)
         self.calls = []
         self.closed = False
 
@@ -41,14 +35,14 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     [board] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     train(tmp_path, steps=10, observers=[board], evaluate=evaluate_scored)
-    assert board.writer.made == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
+    assert board.writer.arguments == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
     names = {name for name, _, _ in board.writer.calls}
     assert {"train/nll", "train/ppl", "train/lr", "valid/nll", "valid/bleu", "timing/tokens_per_second"} <= names
     assert {step for name, _, step in board.writer.calls if name == "valid/ppl"} == {5, 10}
     assert board.writer.closed
     [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     train(tmp_path, steps=12, observers=[again])
-    assert again.writer.made[1] == {"purge_step": 11}
+    assert again.writer.arguments[1] == {"purge_step": 11}
 
 
 def test_wandb_resumes_under_the_same_name(tmp_path, monkeypatch):
@@ -60,7 +54,7 @@ def test_wandb_resumes_under_the_same_name(tmp_path, monkeypatch):
         [observer] = make_observers(tmp_path / "run", track=["wandb"], config={"seed": 1}, quiet=True)
         train(tmp_path / "run", steps=steps, observers=[observer])
         runs.append(observer.run)
-    first, second = (run.made[1] for run in runs)
+    first, second = (run.arguments[1] for run in runs)
     assert first["id"] == second["id"] != ""
     assert (first["name"], first["resume"], first["config"]) == ("run", "allow", {"seed": 1})
     assert ("valid/ppl", 5) in [(name, step) for name, _, step in runs[0].calls]
@@ -69,7 +63,8 @@ def test_wandb_resumes_under_the_same_name(tmp_path, monkeypatch):
 
 
 def test_progress_says_loss_perplexity_speed_scores_and_time_left():
-    now, stream = [100.0], io.StringIO()
+    now = [100.0]
+    stream = io.StringIO()
     progress = Progress("plain", console=Console(file=stream, get_time=lambda: now[0]))
     progress.start(step=100, total_steps=2000)
     progress.advance(101)

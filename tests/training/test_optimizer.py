@@ -16,7 +16,10 @@ from fullrank.training.optimizer import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes
-MU, DECAY, BETAS, EPS = 0.9, 0.3, (0.8, 0.95), 1e-3
+MU = 0.9
+DECAY = 0.3
+BETAS = (0.8, 0.95)
+EPS = 1e-3
 
 ON_A_GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -56,9 +59,7 @@ def muon(p, state, g, lr, t):
     return p - lr * DECAY * p - 0.2 * math.sqrt(max(p.shape)) * lr * u @ s.diag() @ v
 
 
-EQUATIONS = {
-    "sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon": muon
-}  # fmt: skip
+EQUATIONS = {"sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon": muon}
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -106,11 +107,12 @@ def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_
 
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_a_parameter_without_gradient_at_the_first_step_follows_later(name):
-    """A layer that is skipped at its first step has no gradient there; later ones are as if it had begun with them."""
+    """A layer that is skipped at the first step has no gradient then; its updates count from the second step on."""
     skipped, other = (nn.Linear(2, 5, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
     optimizer = make_optimizer(name, groups_for(name, skipped, other), options)
-    expected, state = skipped.weight.detach().clone(), {key: torch.zeros_like(skipped.weight) for key in "vwms"}
+    expected = skipped.weight.detach().clone()
+    state = {key: torch.zeros_like(expected) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES[:1] + RATES[:-1], strict=True)):
         skipped.weight.grad = gradient.clone() if t else None
         other.weight.grad = gradient.clone()
@@ -128,20 +130,21 @@ def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest():
     model = fr.LanguageModel(fr.ModelConfig(**sizes, position="relative", attention=attention))
     options = TrainConfig(steps=1, optimizer="muon", betas=BETAS, eps=EPS, weight_decay=DECAY)
     optimizer = make_optimizer("muon", parameter_groups(model, DECAY, muon=True), options)
-    other = make_optimizer("adamw", parameter_groups(copied := copy.deepcopy(model), DECAY), options)
-    for one, same in zip(model.parameters(), copied.parameters(), strict=True):
-        one.grad = torch.randn_like(one)
-        same.grad = one.grad.clone()
+    twin = copy.deepcopy(model)
+    adamw = make_optimizer("adamw", parameter_groups(twin, DECAY), options)
+    for parameter, same in zip(model.parameters(), twin.parameters(), strict=True):
+        parameter.grad = torch.randn_like(parameter)
+        same.grad = parameter.grad.clone()
     optimizer.step()
-    other.step()
+    adamw.step()
     states = {name: set(optimizer.state[p]) for name, p in model.named_parameters()}
     inside = [f"attention.project.{name}" for name in ("query", "key", "value", "relative")]
     inside += ["attention.merge", "feed_forward.up", "feed_forward.down"]
-    found = {name for name, state in states.items() if state == {"momentum_buffer"}}
-    assert found == {f"blocks.0.{name}.weight" for name in inside}
+    by_muon = {name for name, state in states.items() if state == {"momentum_buffer"}}
+    assert by_muon == {f"blocks.0.{name}.weight" for name in inside}
     assert "blocks.0.attention.attend.mix.from_query" in states  # a matrix, but of a mixing
     for name, parameter in model.named_parameters():
-        assert (name in found) != torch.equal(parameter, copied.get_parameter(name)), name
+        assert (name in by_muon) != torch.equal(parameter, twin.get_parameter(name)), name
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
@@ -179,14 +182,14 @@ def test_embedding_and_mixing_learn_at_rates_of_their_own():
     mixing = [attend.mix_scores.mixing, attend.mix.from_query, attend.mix.mixing]
     options = TrainConfig(steps=1, weight_decay=0.1, embedding_rate=2.0, mixing_rate=0.1)
     groups = LanguageModelTask(RunConfig(train=options)).make_groups(model)
-    given = {
+    rates_of = {
         p: (group.get("peak"), group.get("scale"), group["weight_decay"]) for group in groups for p in group["params"]
     }
-    assert sum(len(group["params"]) for group in groups) == len(given) == len(list(model.parameters()))
-    assert given[model.embedding.weight] == (2.0, None, 0.1)
+    assert sum(len(group["params"]) for group in groups) == len(rates_of) == len(list(model.parameters()))
+    assert rates_of[model.embedding.weight] == (2.0, None, 0.1)
     for p in mixing:
-        assert given.pop(p) == (None, 0.1, 0.0)
-    assert {rates[:2] for p, rates in given.items() if p is not model.embedding.weight} == {(None, None)}
+        assert rates_of.pop(p) == (None, 0.1, 0.0)
+    assert {rates[:2] for p, rates in rates_of.items() if p is not model.embedding.weight} == {(None, None)}
 
 
 def fairseq_adam(p, state, g, lr, t, eps):
@@ -198,14 +201,14 @@ def fairseq_adam(p, state, g, lr, t, eps):
 
 
 def test_adamw_is_what_fairseq_calls_adam():
-    """Our eps is its eps / sqrt(1 - b2^t); at 1e-12 the two cannot be told apart, and plain adam can."""
-    found = {}
+    """Our eps is its eps / sqrt(1 - b2^t); at 1e-12 the two agree, and plain adam differs."""
+    weights = {}
     for name in ("adam", "adamw"):
         layer = nn.Linear(2, 5, bias=False, dtype=torch.float64)
         nn.init.constant_(layer.weight, 0.5)
         options = TrainConfig(steps=1, optimizer=name, betas=BETAS, eps=1e-12, weight_decay=DECAY)
         optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
         *_, expected = follow(layer, optimizer, partial(fairseq_adam, eps=1e-12))
-        found[name] = layer.weight.detach()
-    torch.testing.assert_close(found["adamw"], expected, rtol=1e-10, atol=1e-10)
-    assert (found["adam"] - expected).abs().max() > 1e-2
+        weights[name] = layer.weight.detach()
+    torch.testing.assert_close(weights["adamw"], expected, rtol=1e-10, atol=1e-10)
+    assert (weights["adam"] - expected).abs().max() > 1e-2

@@ -1,10 +1,10 @@
 """`train.phases`: when a phase ends, what follows, which position the objective is given, and that a kill changes nothing."""
 
 import json
+import math
 import random
 
 import pytest
-import torch
 from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, at_call, die, outcome, train
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
@@ -18,7 +18,7 @@ def phase(name, plateau=None, **options):
 
 
 class Positions:
-    """The toy's objective, which notes where it is called."""
+    """The toy's objective, which records the position of every call."""
 
     def __init__(self):
         self.seen = []
@@ -37,13 +37,11 @@ class Positions:
         )
 
 
-def judged(perplexities):
-    """An evaluation with these perplexities after these updates (on batches of one size, each)."""
+def evaluation(perplexities):
+    """An evaluation that gives these perplexities, by update; every update reads a batch of the same size."""
 
     def evaluate(model):
-        return EvaluationResult(
-            float(torch.tensor(perplexities[int(model.seen) // (STREAMS * LENGTH)]).double().log()), 1
-        )
+        return EvaluationResult(math.log(perplexities[int(model.seen) // (STREAMS * LENGTH)]), 1)
 
     return evaluate
 
@@ -84,7 +82,9 @@ def test_a_plateau_is_what_its_equation_says(seed):
     plateau = PlateauConfig(ppl=draw.choice([0.3, 1.0, 3.0]), steps=draw.randint(1, 12))
     every = []
     bests = []
-    step, level, verdicts = 0, 100.0, set()
+    verdicts = set()
+    step = 0
+    level = 100.0
     for _ in range(200):
         step += draw.randint(1, 4)
         level *= draw.choice([0.97, 0.999, 1.0])
@@ -105,17 +105,17 @@ def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path):
     positions = Positions()
     phases = [phase("a", plateau=(1.0, 10)), phase("b", plateau=(0.16, 15)), phase("c")]
     options = {"batches": Even(), "schedule": "linear", "log_every_steps": 100}
-    _, result = train(tmp_path, steps=55, phases=phases, objective=positions, evaluate=judged(CURVE), **options)
+    _, result = train(tmp_path, steps=55, phases=phases, objective=positions, evaluate=evaluation(CURVE), **options)
     assert positions.phases() == 25 * "a" + 20 * "b" + 10 * "c"
     assert (result.step, result.stopped_early) == (55, False)
-    found = read_metrics(tmp_path)
-    assert [(line["step"], line["phase"]) for line in found if line["split"] == "train"] == [
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], line["phase"]) for line in lines if line["split"] == "train"] == [
         (25, "a"),
         (45, "b"),
         (55, "c"),
     ]
-    assert found[-1]["split"] == "valid"
-    assert found[5]["lr"] == pytest.approx(1e-3 * (1 - 25 / 55)), "the rate follows what was planned"
+    assert lines[-1]["split"] == "valid"
+    assert lines[5]["lr"] == pytest.approx(1e-3 * (1 - 25 / 55)), "the rate follows what was planned"
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,8 @@ def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(a, expe
     """Training ends with the steps of the last phase, if all phases say when they end."""
     positions = Positions()
     curve = dict.fromkeys(range(100), 50.0) | CURVE
-    _, result = train(
-        tmp_path, phases=[a, phase("b", steps=5)], batches=Even(), evaluate=judged(curve), objective=positions
-    )
+    options = {"batches": Even(), "evaluate": evaluation(curve), "objective": positions}
+    _, result = train(tmp_path, phases=[a, phase("b", steps=5)], **options)
     assert positions.phases() == expected
     assert (result.step, result.stopped_early) == (len(expected), False)
 
@@ -157,15 +156,16 @@ def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name, every, tm
     train(tmp_path / "whole", **options, objective=positions)
     names = [config.name for config in options["phases"]]
     assert sorted(set(positions.phases())) == names
-    begun = {where.step: at for at, where in reversed(list(enumerate(positions.seen)))}  # update -> its first batch
-    done = 0
+    first_batch = {position.step: index for index, position in reversed(list(enumerate(positions.seen)))}  # by update
+    saved = 0
     for number in range(len(positions.seen)):
         with pytest.raises(Death):
-            train(tmp_path / "killed", **options, objective=at_call(number - done + 1, die))
+            train(tmp_path / "killed", **options, objective=at_call(number - saved + 1, die))
         last = tmp_path / "killed" / "checkpoints" / "last" / "checkpoint.json"
-        done = begun[json.loads(last.read_text())["content"]["state"]["step"] + 1] if last.exists() else 0
-    rest, recorder = Positions(), Recorder()
-    train(tmp_path / "killed", **options, objective=rest, observers=[recorder])
+        saved = first_batch[json.loads(last.read_text())["content"]["state"]["step"] + 1] if last.exists() else 0
+    remaining = Positions()
+    recorder = Recorder()
+    train(tmp_path / "killed", **options, objective=remaining, observers=[recorder])
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    assert rest.seen == positions.seen[done:]
+    assert remaining.seen == positions.seen[saved:]
     assert recorder.began[0] or every == 100

@@ -39,17 +39,17 @@ class Known(ToyBatches):
 @pytest.mark.parametrize("tokens", [1, 21, 260, 521])
 def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens, accumulation):
     batches = Known()
-    found = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)
+    counted = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)
     seen = step = 0
-    while not found.is_finished(Counters(step=step, tokens=seen)):
+    while not counted.is_finished(Counters(step=step, tokens=seen)):
         step += 1
-        seen += sum(batches.tokens_of_batches(epoch)[index] for epoch, index in found.batches_of(step))
-    assert found.total_steps == step
+        seen += sum(batches.tokens_of_batches(epoch)[index] for epoch, index in counted.batches_of(step))
+    assert counted.total_steps == step
 
 
 def test_evaluation_by_fractions_of_an_epoch():
     """At the first step at or after 2.1, 4.2, 6.3, ... steps; a tenth of an epoch of 10 steps is every step."""
-    found = plan({"every_epochs": 0.3}, epochs=3)
-    assert [step for step in range(1, 22) if found.evaluation_due(step)] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]
-    found = plan({"every_epochs": 0.1}, epochs=100, batches=ToyBatches(10))
-    assert all(found.evaluation_due(step) for step in range(1, 1001))
+    fractions = plan({"every_epochs": 0.3}, epochs=3)
+    assert [step for step in range(1, 22) if fractions.evaluation_due(step)] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]
+    fractions = plan({"every_epochs": 0.1}, epochs=100, batches=ToyBatches(10))
+    assert all(fractions.evaluation_due(step) for step in range(1, 1001))

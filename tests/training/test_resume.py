@@ -1,6 +1,6 @@
 """A run that was stopped or killed ends as one never stopped: metrics and weights, byte for byte.
 
-It is killed before every batch in test_phases.py, at every reach for the disk in test_checkpoint.py, and by SIGKILL in
+It is killed before every batch in test_phases.py, at every write to the disk in test_checkpoint.py, and by SIGKILL in
 test_killed_runs.py.
 """
 
@@ -54,14 +54,8 @@ def test_paused_on_the_way(name, tmp_path):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_run_on_a_gpu_resumes_exactly(tmp_path):
-    options = {
-        "steps": 24,
-        "save_every_steps": 5,
-        "device": "cuda",
-        "averaging": "swa",
-        "swa_start": 0.1,
-        "max_grad_norm": 1.0,
-    }
+    options = {"steps": 24, "save_every_steps": 5, "device": "cuda", "max_grad_norm": 1.0}
+    options |= {"averaging": "swa", "swa_start": 0.1}
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(14, die))
@@ -105,7 +99,7 @@ def test_a_signal_finishes_the_step_and_saves(number, tmp_path):
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_lines_that_are_gone_are_told(tmp_path):
+def test_lost_lines_are_reported(tmp_path):
     train(tmp_path, steps=12, until=7)
     (tmp_path / "metrics.jsonl").unlink()
     recorder = Recorder()

@@ -82,15 +82,17 @@ TUNED = {
 }
 
 
+def draw_line(rng):
+    return " ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) + "\n"
+
+
 def write_texts(folder):
     """A text, pairs of sentences of many lengths, and an encoder with sentences to judge."""
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
         for end in ("txt", "de", "en"):
-            text = [
-                " ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) for _ in range(lines)
-            ]
-            (folder / f"{split}.{end}").write_text("\n".join(text) + "\n", encoding="utf-8")
+            text = "".join(draw_line(rng) for _ in range(lines))
+            (folder / f"{split}.{end}").write_text(text, encoding="utf-8")
     tiny_encoder(folder / "encoder", dropout=0.0)
     write_cola(folder / "glue")
 
@@ -122,7 +124,8 @@ def document(folder, name, options):
 
 def fail(kind):
     """Let the second process die or fail in its third pass; torchrun asks the first one to end while it notices that."""
-    begin, end, passes = loop.begin_draws, loop.end_draws, itertools.count(1)
+    begin, end = loop.begin_draws, loop.end_draws
+    passes = itertools.count(1)
 
     def begin_or_fail(seed, number):
         if distributed.rank() == 1 and next(passes) == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -143,8 +146,8 @@ def fail(kind):
 
 def train_as(rank, processes, port, folder, sharding, names):
     """Train the cases as one of several processes that meet at `port`; what they say goes to a file of each."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in world.items()})
     log = os.open(folder / f"process-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 2)
     torch.set_num_threads(1)

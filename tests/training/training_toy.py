@@ -96,12 +96,13 @@ def evaluate(model):
 
 def evaluate_scored(model):
     """A toy objective with a score that is unrelated to the loss."""
-    found = evaluate(model)
-    return EvaluationResult(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
+    result = evaluate(model)
+    bleu = 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))
+    return EvaluationResult(result.nll, result.tokens, {"bleu": bleu})
 
 
 def train(folder, *, eval_options=None, **options):
-    """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `Training` and `fit`."""
+    """Train a fresh toy in `folder`, or resume one; keywords are those of TrainConfig, or of `Training` and `fit`."""
     arguments = {
         name: options.pop(name)
         for name in ("objective", "evaluate", "observers", "batches", "until", "engines")
@@ -137,8 +138,8 @@ def outcome(folder):
         files |= {
             f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
         }
-    kept = (path for path in (folder / "checkpoints" / "kept").glob("*/*"))
-    files |= {str(path.relative_to(folder)): path for path in kept}
+    paths = (path for path in (folder / "checkpoints" / "kept").glob("*/*"))
+    files |= {str(path.relative_to(folder)): path for path in paths}
     return {name: path.read_bytes() for name, path in files.items()}
 
 
