@@ -68,7 +68,8 @@ class Loops:
     """The model of a `Setting` with the parameters p."""
 
     def __init__(self, setting, p):
-        self.setting, self.p = setting, p
+        self.setting = setting
+        self.p = p
 
     def linear(self, name, x):
         return self.p[f"{name}.weight"] @ x + self.p[f"{name}.bias"]
@@ -94,7 +95,8 @@ class Loops:
         return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
     def rotated(self, head, position):
-        out, half = np.empty(D), D // 2
+        half = D // 2
+        out = np.empty(D)
         for i in range(half):
             turn = complex(head[i], head[i + half]) * np.exp(1j * position * 10000 ** (-2 * i / D))
             out[i], out[i + half] = turn.real, turn.imag
@@ -106,34 +108,34 @@ class Loops:
             u = self.p["position.biases.content_bias"][h]
             v = self.p["position.biases.position_bias"][h]
             r = self.p[f"{layer}.attention.project.relative.weight"][h * D : (h + 1) * D] @ self.distance(apart)
-            found = (query[1] + u) @ key[1] + (query[1] + v) @ r
+            product = (query[1] + u) @ key[1] + (query[1] + v) @ r
         elif self.setting.position == "rotary":
-            found = self.rotated(query[1], query[0]) @ self.rotated(key[1], query[0] - apart)
+            product = self.rotated(query[1], query[0]) @ self.rotated(key[1], query[0] - apart)
         else:
-            found = query[1] @ key[1]
-        return float(found) / math.sqrt(D)
+            product = query[1] @ key[1]
+        return float(product) / math.sqrt(D)
 
     def normalized(self, scores):
         """Softmax: e^a; sigsoftmax: e^a sigmoid(a); divided by their sum."""
         raw = [math.exp(a) / (1 + math.exp(-a)) if self.setting.mixed else math.exp(a) for a in scores]
         return [x / sum(raw) for x in raw]
 
-    def attention(self, layer, own, known, labels):
-        """One text: what each of `own` is given by itself, those of `own` before it, and `known`.
+    def attention(self, layer, current, remembered, labels):
+        """What each token of `current` reads from itself, from those before it in `current`, and from `remembered`.
 
-        labels: where each known input counts as standing; its true position but for the drifting gap.
+        labels: the position that each remembered input counts with; its true one but for the drifting gap.
         """
 
         def read(x):
             return self.norm(f"{layer}.attention_norm", x) if self.setting.norm == "pre" else x
 
-        sources = [(place, read(x)) for place, (_, x) in zip(labels, known, strict=True)]
-        sources += [(place, read(x)) for place, x in own]
+        sources = [(place, read(x)) for place, (_, x) in zip(labels, remembered, strict=True)]
+        sources += [(place, read(x)) for place, x in current]
         project = f"{layer}.attention.project"
         keys = [(place, self.linear(f"{project}.key", x)) for place, x in sources]
         values = [self.linear(f"{project}.value", x) for _, x in sources]
         outputs = []
-        for place, x in own:
+        for place, x in current:
             query = self.linear(f"{project}.query", read(x))
             seen = [m for m, (other, _) in enumerate(keys) if other <= place]
             if self.setting.same_length:
@@ -164,37 +166,38 @@ class Loops:
     def feed_forward(self, layer, x):
         return self.linear(f"{layer}.feed_forward.down", np.maximum(self.linear(f"{layer}.feed_forward.up", x), 0))
 
-    def block(self, layer, own, known, labels):
-        found = []
-        for (_, x), given in zip(own, self.attention(layer, own, known, labels), strict=True):
+    def block(self, layer, current, remembered, labels):
+        outputs = []
+        for (_, x), attended in zip(current, self.attention(layer, current, remembered, labels), strict=True):
             if self.setting.norm == "pre":
-                y = x + given
-                found.append(y + self.feed_forward(layer, self.norm(f"{layer}.feed_forward_norm", y)))
+                y = x + attended
+                outputs.append(y + self.feed_forward(layer, self.norm(f"{layer}.feed_forward_norm", y)))
             else:
-                y = self.norm(f"{layer}.attention_norm", x + given)
-                found.append(self.norm(f"{layer}.feed_forward_norm", y + self.feed_forward(layer, y)))
-        return found
+                y = self.norm(f"{layer}.attention_norm", x + attended)
+                outputs.append(self.norm(f"{layer}.feed_forward_norm", y + self.feed_forward(layer, y)))
+        return outputs
 
     def nll(self, hidden, target):
         logits = self.linear("output", hidden)
         return math.log(sum(math.exp(a) for a in logits)) - float(logits[target])
 
-    def segment(self, text, first, size, resting, known, rested):
+    def segment(self, text, first, size, resting, memories, rested):
         """nll of the `size` tokens from `first` on, each with the next one as its target, and what layers remember then.
 
         rested: by layer, the tokens at which it ever rested, where memories are labelled as in the released code.
         """
-        places, after = range(first, first + size), list(known)
+        places = range(first, first + size)
+        after = list(memories)
         xs = [self.embed(text[place], place) for place in places]
         for i in range(LAYERS):
             if i in resting:
                 continue
-            own = list(zip(places, xs, strict=True))
-            labels = [place for place, _ in known[i]]
+            current = list(zip(places, xs, strict=True))
+            labels = [place for place, _ in memories[i]]
             if rested is not None:
                 labels = [first - rested[i] - len(labels) + m for m in range(len(labels))]
-            xs = self.block(f"blocks.{i}", own, known[i], labels)
-            after[i] = (known[i] + own)[-self.setting.memory_length :]
+            xs = self.block(f"blocks.{i}", current, memories[i], labels)
+            after[i] = (memories[i] + current)[-self.setting.memory_length :]
         if self.setting.norm == "pre":
             xs = [self.norm("final_norm", x) for x in xs]
         return [self.nll(x, text[place + 1]) for place, x in zip(places, xs, strict=True)], after
@@ -203,13 +206,13 @@ class Loops:
         """One text, segment by segment."""
         length = self.setting.memory_length
         start = [(place, np.zeros(E)) for place in range(-length, 0)] if self.setting.zeros else []
-        known = [start] * LAYERS
+        memories = [start] * LAYERS
         rested = [0] * LAYERS
-        found = Expected([], [])
+        expected = Expected([], [])
         for first, size, resting in zip(STARTS, LENGTHS, pattern, strict=True):
             for i in resting:
                 rested[i] += size
-            nll, known = self.segment(text, first, size, resting, known, rested if drifting else None)
-            found.nll.append(nll)
-            found.memories.append(known)
-        return found
+            nll, memories = self.segment(text, first, size, resting, memories, rested if drifting else None)
+            expected.nll.append(nll)
+            expected.memories.append(memories)
+        return expected

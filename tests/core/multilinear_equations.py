@@ -1,5 +1,6 @@
 """The equations of multi-linear attention, written apart from ours: from the parameters of a layer, by name."""
 
+import itertools
 import math
 
 import torch
@@ -44,9 +45,10 @@ def pairs_equation(module, x, source=None, sees=lambda b, i, j: j <= i):
     source = x if source is None else source
     query, keys, values, core = factors(module, x, source)
     weights = dict(module.named_parameters())
-    rows, queries, places = len(x), x.shape[1], source.shape[1]
-    seen = torch.tensor([[[sees(b, i, j) for j in range(places)] for i in range(queries)] for b in range(rows)])
-    seen = seen.to(WIDE)
+    places = source.shape[1]
+    seen = torch.empty(len(x), x.shape[1], places, dtype=WIDE)
+    for index in itertools.product(*map(range, seen.shape)):
+        seen[index] = sees(*index)
     met = torch.einsum("bjr,bmr->bjmr", keys, values)
     if "attend.score.weight" in weights:  # the position term
         u, v = (weights[f"attend.score.biases.{name}_bias"][0] for name in ("content", "position"))
@@ -80,7 +82,7 @@ def decayed_equation(module, x, distance, seen, source=None):
 
 def distances(queries, keys, rows=2):
     """|p_i - p_j| and whether p_j <= p_i, (B, N, M)."""
-    apart = torch.tensor([[q - k for k in keys] for q in queries]).expand(rows, -1, -1)
+    apart = (torch.tensor(queries)[:, None] - torch.tensor(keys)).expand(rows, -1, -1)
     return apart.abs().to(WIDE), (apart >= 0).to(WIDE)
 
 

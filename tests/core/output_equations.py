@@ -84,8 +84,8 @@ class Case:
         """log(sum_k pi_k p(v | h_k)), (B, N, V)."""
         rows = hidden.flatten(0, -2)
         words = self._words_of_clusters if self.cutoffs else self._words_of_one_matrix
-        found = sum((share * words(tensors, h) for share, h in self._components(tensors, rows)), torch.zeros(()))
-        return found.log().view(*hidden.shape[:-1], -1)
+        total = sum((share * words(tensors, h) for share, h in self._components(tensors, rows)), torch.zeros(()))
+        return total.log().view(*hidden.shape[:-1], -1)
 
     def _components(self, tensors, rows):
         """pi_k (T, 1) and h_k (T, E) of hidden states g (T, E): h_k = tanh(W_k g + b_k) (+ g), pi = softmax(P g)."""
@@ -117,8 +117,8 @@ class Case:
             return h @ tensors[f"{'input.' if shared else ''}projections.{i}"]
 
         def scores(i):
-            found = read(i) @ tensors[f"{'input.' if self.tied else ''}weights.{i}"].T
-            return found + tensors[f"biases.{i}"] if self.bias else found
+            products = read(i) @ tensors[f"{'input.' if self.tied else ''}weights.{i}"].T
+            return products + tensors[f"biases.{i}"] if self.bias else products
 
         classes = read(0) @ tensors["class_weight"].T
         classes = classes + tensors["class_bias"] if self.bias else classes
@@ -141,13 +141,13 @@ def one_softmax(scores, normalize):
 
 def mean_loss(log_prob, targets, weights, smoothing):
     """Cross entropy with (1 - e) [v = x] + e / V, sum(w loss) / sum(w)."""
-    wanted = torch.nn.functional.one_hot(targets, log_prob.shape[-1]).double() * (1 - smoothing)
-    each = -((wanted + smoothing / log_prob.shape[-1]) * log_prob).sum(-1)
+    labels = torch.nn.functional.one_hot(targets, log_prob.shape[-1]).double() * (1 - smoothing)
+    each = -((labels + smoothing / log_prob.shape[-1]) * log_prob).sum(-1)
     share = torch.ones_like(each) if weights is None else weights.double()
     return (each * share).sum() / share.sum()
 
 
-def compare(found, expected, leaves, copies, cotangent):
+def compare(value, expected, leaves, copies, cotangent):
     """A value and its gradients with respect to `leaves` against the equation's with respect to `copies`.
 
     In double precision to 1e-9 of the largest number, in fp32 to 1e-5 of it, or of 1 if that is more. A tensor that the
@@ -155,22 +155,23 @@ def compare(found, expected, leaves, copies, cotangent):
     """
     assert leaves.keys() == copies.keys()
     dtype = next(iter(leaves.values())).dtype
-    assert found.dtype == dtype
+    assert value.dtype == dtype
     tolerance, least = (1e-9, 1e-4) if dtype == DOUBLE else (1e-5, 1.0)
-    close("value", found.detach(), expected.detach(), tolerance, least)
-    asked = [name for name, leaf in leaves.items() if leaf.requires_grad]
-    one = torch.autograd.grad(found, [leaves[name] for name in asked], cotangent.to(dtype), retain_graph=True)
-    other = torch.autograd.grad(
-        expected, [copies[name] for name in asked], cotangent.double(), retain_graph=True, materialize_grads=True
+    close("value", value.detach(), expected.detach(), tolerance, least)
+    names = [name for name, leaf in leaves.items() if leaf.requires_grad]
+    gradients = torch.autograd.grad(value, [leaves[name] for name in names], cotangent.to(dtype), retain_graph=True)
+    references = torch.autograd.grad(
+        expected, [copies[name] for name in names], cotangent.double(), retain_graph=True, materialize_grads=True
     )
-    for name, gradient, right in zip(asked, one, other, strict=True):
+    for name, gradient, right in zip(names, gradients, references, strict=True):
         assert gradient.dtype == dtype, f"gradient of {name} is {gradient.dtype}"
         close(f"gradient of {name}", gradient, right, tolerance, least)
 
 
-def close(name, found, expected, tolerance, least=1.0):
-    assert found.shape == expected.shape, f"{name}: {tuple(found.shape)}, not {tuple(expected.shape)}"
-    off, size = float((found.double() - expected).abs().max()), float(expected.abs().max())
+def close(name, actual, expected, tolerance, least=1.0):
+    assert actual.shape == expected.shape, f"{name}: {tuple(actual.shape)}, not {tuple(expected.shape)}"
+    off = float((actual.double() - expected).abs().max())
+    size = float(expected.abs().max())
     assert off <= tolerance * max(least, size), f"{name} is off by {off:.1e}, its largest number is {size:.1e}"
 
 
@@ -191,15 +192,15 @@ def pairwise_cases():
         return (case.tied or not case.tied_projections) and (case.latent is True or case.mixtures is not None)
 
     draws = random.Random(4)
-    drawn = [Case(**{name: draws.choice(values) for name, values in choices.items()}) for _ in range(3000)]
-    allowed = list(dict.fromkeys(case for case in drawn if possible(case)))
-    pairs = {
-        case: {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(choices, 2)}
-        for case in allowed
-    }
-    missing, cases = set().union(*pairs.values()), []
+    pairs = {}
+    for _ in range(3000):
+        case = Case(**{name: draws.choice(values) for name, values in choices.items()})
+        if possible(case):
+            pairs[case] = {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(choices, 2)}
+    missing = set().union(*pairs.values())
+    cases = []
     while missing:
-        best = max(allowed, key=lambda case: len(pairs[case] & missing))
+        best = max(pairs, key=lambda case: len(pairs[case] & missing))
         missing -= pairs[best]
         cases.append(best)
     return [replace(case, vocabulary=3 if case.cutoffs == (1, 2) else 23) for case in cases]

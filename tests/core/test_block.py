@@ -11,13 +11,9 @@ E, INNER = 8, 11
 
 def config(**changes):
     sizes = {
-        "vocab_size": 13,
-        "hidden_size": E,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": INNER,
+        "vocab_size": 13, "hidden_size": E, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": INNER,
         "position": "sinusoidal",  # added outside of the blocks, as PyTorch's layers expect
-    }
+    }  # fmt: skip
     return fr.ModelConfig(**(sizes | changes))
 
 
@@ -34,11 +30,11 @@ def norm(layer, x, eps):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "expected"),
+    ("kind", "requested", "expected"),
     [("pre", None, True), ("post", None, False), ("pre", False, False), ("post", True, True)],
 )
-def test_final_norm_by_default_with_pre_norm(kind, given, expected):
-    made = shaken(fr.LanguageModel(config(norm=kind, final_norm=given, position="none")))
+def test_final_norm_by_default_with_pre_norm(kind, requested, expected):
+    made = shaken(fr.LanguageModel(config(norm=kind, final_norm=requested, position="none")))
     assert made.config.final_norm is expected
     assert ("final_norm.weight" in made.state_dict()) is expected
     x = made.embedding.weight[torch.tensor([[1, 2, 3]])]
@@ -67,5 +63,6 @@ def test_equals_pytorchs_encoder_layer(eps):
             (other.norm1, block.attention_norm), (other.norm2, block.feed_forward_norm),
         ):  # fmt: skip
             theirs.load_state_dict(ours.state_dict())
-        x, hidden = torch.randn(2, 5, E, dtype=torch.float64), torch.ones(5, 5, dtype=torch.bool).triu(1)
+        x = torch.randn(2, 5, E, dtype=torch.float64)
+        hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
         assert torch.allclose(block(x, fr.Layout.of(5)), other(x, src_mask=hidden), atol=1e-12)

@@ -22,23 +22,24 @@ def test_two_go_on_from_one():
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
         shared = join(start(first), some(1, 4))
-        one = join(shared, a)
-        two = join(shared, b)
-        more = join(one, c)
+        left = join(shared, a)
+        right = join(shared, b)
+        longer = join(left, c)
     text = torch.cat((first, some(1, 4)), 2)
-    for found, parts in ((shared, (text,)), (one, (text, a)), (two, (text, b)), (more, (text, a, c))):
-        assert torch.equal(found.values, torch.cat(parts, 2))
-    assert shared.buffers[1] is one.buffers[1] is more.buffers[1]
-    assert two.buffers[1] is not shared.buffers[1]
+    for cache, parts in ((shared, (text,)), (left, (text, a)), (right, (text, b)), (longer, (text, a, c))):
+        assert torch.equal(cache.values, torch.cat(parts, 2))
+    assert shared.buffers[1] is left.buffers[1] is longer.buffers[1]
+    assert right.buffers[1] is not shared.buffers[1]
 
 
 def test_what_is_given_is_never_written_to_and_growing_is_rare():
     tokens = some(5, 0)
-    found, buffers = start(tokens), []
+    cache = start(tokens)
+    buffers = []
     with torch.no_grad():
         for i in range(300):
-            found = join(found, some(1, i + 1))
-            buffers.append(found.buffers[1])
+            cache = join(cache, some(1, i + 1))
+            buffers.append(cache.buffers[1])
     assert torch.equal(tokens, some(5, 0))
-    assert torch.equal(found.values, torch.cat((tokens, *(some(1, i + 1) for i in range(300))), 2))
+    assert torch.equal(cache.values, torch.cat((tokens, *(some(1, i + 1) for i in range(300))), 2))
     assert len({id(buffer) for buffer in buffers}) == 4  # 64, 128, 256, 512 tokens

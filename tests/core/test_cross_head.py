@@ -27,7 +27,8 @@ def order(route):
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_permutations_come_as_often_as_beta_says(beta):
     """Each of the H! orders has probability beta / H!; to stay put has 1 - beta more."""
-    route, draws = StochasticCrossHead(beta).train(), 3000
+    route = StochasticCrossHead(beta).train()
+    draws = 3000
     counts = Counter(order(route) for _ in range(draws))
     assert set(counts) <= set(itertools.permutations(range(HEADS)))
     for permutation in itertools.permutations(range(HEADS)):
@@ -36,14 +37,15 @@ def test_permutations_come_as_often_as_beta_says(beta):
 
 
 def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing():
-    route, keys = StochasticCrossHead(1.0).train(), torch.arange(HEADS, dtype=torch.float32)[:, None, None]
+    route = StochasticCrossHead(1.0).train()
+    keys = torch.arange(HEADS, dtype=torch.float32)[:, None, None]
     for _ in range(20):
         content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
         assert nothing is None
         assert torch.equal(content[1, :, 0, 0], distances[:, 0, 0])
-    kept = StochasticCrossHead(0.0)(None, keys)
-    assert kept[0] is None
-    assert kept[1] is keys
+    nothing, same = StochasticCrossHead(0.0)(None, keys)
+    assert nothing is None
+    assert same is keys
 
 
 @pytest.mark.parametrize("options", [{"score": "relative"}, {"mix": "position_wise"}], ids=["relative", "mixed"])

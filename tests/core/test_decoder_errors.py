@@ -6,34 +6,36 @@ import torch
 import fullrank as fr
 from fullrank.core.errors import InputError
 
+IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 
-def build(layers=2, **sizes):
-    given = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": layers, **sizes}
-    return fr.LanguageModel(fr.ModelConfig(**given)).eval()
+
+def build(layers=2, **changes):
+    keys = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": layers, **changes}
+    return fr.LanguageModel(fr.ModelConfig(**keys)).eval()
 
 
 def test_a_cache_of_another_model_or_of_other_texts():
-    model, ids = build(), torch.randint(11, (2, 5))
-    cache = build(layers=3)(ids, cache=build(layers=3).new_cache()).cache
+    model = build()
+    deeper = build(layers=3)(IDS, cache=build(layers=3).new_cache()).cache
     with pytest.raises(InputError, match=r"has \(layers, rows\) \(3, \d\), the model and input_ids \(2, "):
-        model(ids, cache=cache)
-    own = model(ids, cache=model.new_cache()).cache
+        model(IDS, cache=deeper)
+    two_rows = model(IDS, cache=model.new_cache()).cache
     with pytest.raises(InputError, match=r"rows\) \(2, 2\), the model and input_ids \(2, 1\)"):
-        model(ids[:1], cache=own)
+        model(IDS[:1], cache=two_rows)
 
 
 def test_a_mask_over_the_past_must_be_the_one_it_was_read_with():
-    model, ids = build(), torch.randint(11, (2, 5))
+    model = build()
     mask = torch.ones(2, 5, dtype=torch.long)
     mask[0, :2] = 0
-    cache = model(ids[:, :3], cache=model.new_cache(), attention_mask=mask[:, :3]).cache
-    whole = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(model(ids[:, 3:], cache=cache, attention_mask=mask).logits, whole[:, 3:])
+    cache = model(IDS[:, :3], cache=model.new_cache(), attention_mask=mask[:, :3]).cache
+    expected = model(IDS, attention_mask=mask).logits
+    torch.testing.assert_close(model(IDS[:, 3:], cache=cache, attention_mask=mask).logits, expected[:, 3:])
     with pytest.raises(InputError, match="hides other earlier tokens"):
-        model(ids[:, 3:], cache=cache, attention_mask=torch.ones(2, 5))
-    unmasked = model(ids[:, :3], cache=model.new_cache()).cache
+        model(IDS[:, 3:], cache=cache, attention_mask=torch.ones(2, 5))
+    unmasked = model(IDS[:, :3], cache=model.new_cache()).cache
     with pytest.raises(InputError, match="hides other earlier tokens"):
-        model(ids[:, 3:], cache=unmasked, attention_mask=mask)
+        model(IDS[:, 3:], cache=unmasked, attention_mask=mask)
 
 
 def test_a_forced_kernel_does_what_it_says_or_refuses():
@@ -42,7 +44,6 @@ def test_a_forced_kernel_does_what_it_says_or_refuses():
         build()(IDS, trace=fr.Trace())
 
 
-IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 HIGH, LOW = IDS.clone(), IDS.clone()
 HIGH[0, 0], LOW[0, 0] = 11, -1
 HIDDEN = torch.zeros(2, 5, 8)
@@ -68,18 +69,18 @@ def parts():
 RANGE = r"an index from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
 CALLS = {
     **{
-        f"{name} {what}": (lambda name=name, given=given, **made: made[name](given), words)
+        f"{name} {what}": (lambda name=name, ids=ids, **made: made[name](ids), words)
         for name in ("lm", "clustered", "masked")
-        for what, given, words in (
+        for what, ids, words in (
             ("float", IDS.float(), "whole numbers in torch.int64, given torch.float32"),
             ("high", HIGH, RANGE), ("low", LOW, RANGE),
         )
     },
     **{
-        f"{name} {way} of {what}": (lambda name=name, way=way, given=given, **m: getattr(m[name], way)(IDS, given), words)
+        f"{name} {way} of {what}": (lambda name=name, way=way, ids=ids, **made: getattr(made[name], way)(IDS, ids), words)
         for name in ("lm", "clustered", "masked")
         for way in ("nll", "loss")
-        for what, given, words in (
+        for what, ids, words in (
             ("floats", IDS.float(), "targets .*whole numbers in torch.int64"), ("high", HIGH, RANGE), ("low", LOW, RANGE),
         )
     },

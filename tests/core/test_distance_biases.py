@@ -35,8 +35,8 @@ def config(position, **changes):
 def test_slopes_of_alibi(heads, slopes):
     """The numbers of the paper (§3) for powers of two; for others those of the power below, then every other one between."""
     position = Alibi(config("alibi", num_attention_heads=heads))
-    found = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[0]
-    assert torch.allclose(found, torch.tensor(slopes, dtype=torch.float64), atol=1e-15)
+    biases = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[0]
+    assert torch.allclose(biases, torch.tensor(slopes, dtype=torch.float64), atol=1e-15)
 
 
 def find_bucket(distance, buckets, longest, causal):
@@ -82,7 +82,8 @@ PLACES["positions of each text"] = fr.Layout(ROWS[:, 4:], ROWS, True, MASK)
 def test_a_layer_adds_the_bias_of_each_distance(position, where, mix):
     """Scores of a layer, one by one: s Q.K + b(p_n - p_m), with positions in the text."""
     model = moved(fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix=mix))).double())
-    layer, layout = model.blocks[0].attention, PLACES[where]
+    layer = model.blocks[0].attention
+    layout = PLACES[where]
     queries, keys = layout.shape
     source = torch.randn(2, keys, E, dtype=torch.float64)
     x = source[:, keys - queries :]
@@ -96,8 +97,8 @@ def test_a_layer_adds_the_bias_of_each_distance(position, where, mix):
     for row in range(2):
         for head in range(H):
             scores = query[row, head] @ key[row, head].T / D**0.5
-            rows = [[write_bias(model, n - m, head, layout.causal) for m in of[row]] for n in at[row]]
-            scores = scores + torch.stack([torch.stack(line) for line in rows])
+            for i, n in enumerate(at[row]):
+                scores[i] += torch.stack([write_bias(model, n - m, head, layout.causal) for m in of[row]])
             weights = scores.masked_fill(~seen[row], float("-inf")).softmax(-1)
             assert torch.allclose(trace.layers[0].weights[row, head], weights, atol=1e-12)
     assert torch.allclose(layer(x, source, placed), out, atol=1e-12)
@@ -117,7 +118,7 @@ def test_every_kernel_equals_the_definition(position, where, stages):
     """Outputs and every gradient, that of T5's table too."""
     layout = PLACES[where]
     queries, keys = layout.shape
-    found = {}
+    by_kernel = {}
     for kernel in ("reference", "auto", "native", *(["sdpa"] if stages == "plain" else [])):
         torch.manual_seed(1)
         attention = fr.AttentionConfig(**STAGES[stages])
@@ -128,10 +129,10 @@ def test_every_kernel_equals_the_definition(position, where, stages):
             out = model.blocks[0].attention(x, source, model.position.place(layout, x))
         out.backward(torch.randn(out.shape, dtype=torch.float64))
         tensors = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        found[kernel] = {"out": out.detach(), "x": source.grad, **tensors}
-    assert ("position.relative_attention_bias" in found["reference"]) == (position == "t5")
-    for name, expected in found.pop("reference").items():
-        for kernel, tensors in found.items():
+        by_kernel[kernel] = {"out": out.detach(), "x": source.grad, **tensors}
+    assert ("position.relative_attention_bias" in by_kernel["reference"]) == (position == "t5")
+    for name, expected in by_kernel.pop("reference").items():
+        for kernel, tensors in by_kernel.items():
             assert torch.allclose(tensors[name], expected, atol=1e-12), (kernel, name)
 
 
@@ -143,11 +144,11 @@ def test_a_memory_is_at_its_distance(position):
     memory = model(ids[:, :4]).memory
     memory = model(ids[:, 4:7], memory, skip=[0]).memory
     out = model(ids[:, 7:], memory).logits
-    block, x = model.blocks[0], model.embedding(ids)
+    x = model.embedding(ids)
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[:, 4:7] = False
     layout = replace(fr.Layout.of(12), key_mask=mask)
-    expected = model.output(model.final_norm(block(x, model.position.place(layout, x))))
+    expected = model.output(model.final_norm(model.blocks[0](x, model.position.place(layout, x))))
     assert torch.allclose(out, expected[:, 7:], atol=1e-12)
 
 

@@ -49,7 +49,8 @@ def documents(row):
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_packed_documents_are_documents_by_themselves(name, kernel):
     """Logits, and the gradient of their sum, which is that of the documents one by one."""
-    model, ids = build(**MODELS[name]), packed()
+    model = build(**MODELS[name])
+    ids = packed()
     cotangent = torch.randn(2, N, VOCABULARY, dtype=torch.float64)
     with fr.kernel(kernel):
         logits = model(ids).logits
@@ -70,32 +71,35 @@ def test_packed_documents_are_documents_by_themselves(name, kernel):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cache_knows_the_documents(name):
     """Cut anywhere, with padding on the left whose id is the one that begins a document, after crop and reorder."""
-    model, ids = build(**MODELS[name]), packed()
+    model = build(**MODELS[name])
+    ids = packed()
     mask = torch.ones(2, N, dtype=torch.int64)
     mask[0, :3] = 0
     padded = ids.masked_fill(mask == 0, BEGIN)
     with torch.no_grad():
-        for given, read in ((None, ids), (mask, padded)):
-            expected = model(read, attention_mask=given).logits
+        for padding, read in ((None, ids), (mask, padded)):
+            expected = model(read, attention_mask=padding).logits
             for cuts in ((5,), (1, 6, 7), (4, 13), tuple(range(1, N))):
-                cache, parts = model.new_cache(), []
+                cache = model.new_cache()
+                parts = []
                 for start, end in itertools.pairwise((0, *cuts, N)):
-                    new = None if given is None else given[:, start:end]
+                    new = None if padding is None else padding[:, start:end]
                     out = model(read[:, start:end], cache=cache, attention_mask=new)
                     parts.append(out.logits)
                     cache = out.cache
-                seen = slice(None) if given is None else given.bool()
+                seen = slice(None) if padding is None else padding.bool()
                 assert torch.allclose(torch.cat(parts, 1)[seen], expected[seen], atol=1e-12)
         half = model(ids[:, :9], cache=model.new_cache()).cache
         assert torch.allclose(model(ids[:, 6:], cache=half.crop(6)).logits, model(ids).logits[:, 6:], atol=1e-12)
         swapped = half.reorder(torch.tensor([1, 0, 1]))
-        found = model(ids[[1, 0, 1], 9:], cache=swapped).logits
-        assert torch.allclose(found, model(ids).logits[[1, 0, 1], 9:], atol=1e-12)
+        logits = model(ids[[1, 0, 1], 9:], cache=swapped).logits
+        assert torch.allclose(logits, model(ids).logits[[1, 0, 1], 9:], atol=1e-12)
         assert torch.allclose(model(ids, cache=half.crop(0)).logits, model(ids).logits, atol=1e-12)
 
 
 def test_padding_is_left_out_of_documents():
-    model, ids = build(**MODELS["rotary"]), packed()[:1]
+    model = build(**MODELS["rotary"])
+    ids = packed()[:1]
     mask = torch.ones(1, N + 4, dtype=torch.int64)
     mask[0, :4] = 0
     left = torch.cat((torch.full((1, 4), BEGIN), ids), dim=1)

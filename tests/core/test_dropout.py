@@ -29,7 +29,8 @@ def test_a_mask_is_a_function_of_the_seed_and_advances_it():
 
 @pytest.mark.parametrize("locked", [False, True])
 def test_does_nothing_in_evaluation_or_at_zero(locked):
-    x, state = torch.randn(2, 3, 4), torch.get_rng_state()
+    x = torch.randn(2, 3, 4)
+    state = torch.get_rng_state()
     assert Dropout(0.5, locked).eval()(x) is x
     assert Dropout(0.0, locked).train()(x) is x
     assert torch.equal(torch.get_rng_state(), state)
@@ -60,14 +61,8 @@ def test_weights_are_dropped_after_mixing():
 def test_places_are_where_they_are_named():
     """Hooks around each place find the share of zeros that belongs to it."""
     shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}
-    config = fr.ModelConfig(
-        vocab_size=9,
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        hidden_act="gelu",
-        dropout=fr.DropoutConfig(**shares),
-    )
+    config = fr.ModelConfig(vocab_size=9, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, hidden_act="gelu",
+                            dropout=fr.DropoutConfig(**shares))  # fmt: skip
     made = fr.LanguageModel(config).train()
     seen = {}
 
@@ -76,8 +71,8 @@ def test_places_are_where_they_are_named():
 
     made.blocks[0].attention_norm.register_forward_pre_hook(note("embedding"))
     made.blocks[0].feed_forward.down.register_forward_pre_hook(note("activation"))
-    kept = {"output": made.output.forward}
-    made.output.forward = lambda h: (seen.setdefault("output", []).append(h), kept["output"](h))[1]
+    forward = made.output.forward
+    made.output.forward = lambda h: (seen.setdefault("output", []).append(h), forward(h))[1]
     made.blocks[0].dropout.register_forward_hook(lambda module, args, out: seen.setdefault("residual", []).append(out))
     made(torch.randint(9, (20, 30)))
     assert len(seen["residual"]) == 2  # attention and feed-forward
@@ -91,8 +86,8 @@ def test_whole_words_are_dropped_in_the_whole_batch():
     ids = torch.randint(4000, (40, 50))
     factor = draw_words(0.25, ids, 4000)
     by_word = {}
-    for word, kept in zip(ids.flatten().tolist(), factor.flatten().tolist(), strict=True):
-        by_word.setdefault(word, set()).add(kept)
+    for word, scale in zip(ids.flatten().tolist(), factor.flatten().tolist(), strict=True):
+        by_word.setdefault(word, set()).add(scale)
     assert all(len(values) == 1 for values in by_word.values())
     assert sorted(set().union(*by_word.values())) == pytest.approx([0.0, 4 / 3])
     share = sum(values == {0.0} for values in by_word.values()) / len(by_word)
@@ -107,7 +102,8 @@ def test_a_dropped_word_is_almost_a_zero_vector_and_still_predicted():
         attention=fr.AttentionConfig(score={"name": "relative", "shared_projection": True}), dropout=dropout,
         initializer="transformer_xl",
     )  # fmt: skip
-    model, seen = fr.LanguageModel(config), 0
+    model = fr.LanguageModel(config)
+    seen = 0
     for seed in range(4):
         torch.manual_seed(seed)
         ids = torch.randperm(9)[None]

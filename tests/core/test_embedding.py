@@ -32,7 +32,7 @@ def test_adaptive_input(div_val, scaled):
         row = row if div_val == 1 else layer.projections[i] @ row
         return row * (width**0.5 if scaled else 1)
 
-    expected = torch.stack([torch.stack([vector(int(word)) for word in row]) for row in ids])
+    expected = torch.stack([vector(word) for word in ids.flatten().tolist()]).view(2, 5, width)
     leaves = dict(layer.named_parameters())
     equations.compare(layer(ids), expected, leaves, leaves, torch.randn(2, 5, width, dtype=DOUBLE))
 
@@ -66,7 +66,7 @@ def test_tensor_train(options, shapes):
             product = product @ core[:, i[k], j[k], :]
         return product[0, 0] * 24**0.5
 
-    expected = torch.stack([torch.stack([entry(int(word), d) for d in range(24)]) for word in ids.flatten()])
+    expected = torch.stack([entry(word, d) for word in ids.flatten().tolist() for d in range(24)])
     leaves = dict(layer.named_parameters())
     equations.compare(layer(ids), expected.view(2, 3, 24), leaves, leaves, torch.randn(2, 3, 24, dtype=DOUBLE))
     assert layer.table().shape == (23, 24)
@@ -92,11 +92,11 @@ def test_factors_are_nearly_equal():
 )
 def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer, variance):
     layer = train(900, 64, rank=8)
-    found = []
+    ratios = []
     for seed in range(30):
         torch.manual_seed(seed)
         registry.lookup("initializer", initializer)(layer)
-        found.append(float(layer.table().detach().square().mean()) / variance)
-    mean, error = np.mean(found), np.std(found) / 30**0.5
+        ratios.append(float(layer.table().detach().square().mean()) / variance)
+    mean, error = np.mean(ratios), np.std(ratios) / 30**0.5
     assert error < 0.06
     assert abs(mean - 1) < 4 * error

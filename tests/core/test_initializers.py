@@ -12,11 +12,9 @@ E, H, D, F, V = 64, 4, 20, 100, 900
 PLAIN = {"position": "learned", "max_position_embeddings": 64}
 CLUSTERS = {"kind": "adaptive", "cutoffs": [200, 500], "div_val": 2}
 ADAPTIVE = {
-    "position": "relative",
-    "attention": {"score": "relative", "bias": False},
-    "input": CLUSTERS,
+    "position": "relative", "attention": {"score": "relative", "bias": False}, "input": CLUSTERS,
     "output": {"kind": "adaptive", "form": "transformer_xl"},
-}
+}  # fmt: skip
 FAIRSEQ = ADAPTIVE | {"output": {"kind": "adaptive", "form": "fairseq", "tied": True, "tied_projections": False}}
 MIXTURE = PLAIN | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 10}}
 
@@ -117,7 +115,8 @@ def test_every_parameter_starts_as_in_the_original(initializer, model, starts):
         vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,
         initializer=initializer, **model,
     )  # fmt: skip
-    used, every = set(), ".*" in starts or model is PLAIN
+    used = set()
+    every = ".*" in starts or model is PLAIN
     for name, parameter in fr.LanguageModel(config).named_parameters():
         pattern = next((pattern for pattern in starts if re.fullmatch(pattern, name)), None)
         assert pattern is not None or not every, name

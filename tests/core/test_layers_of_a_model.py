@@ -38,20 +38,18 @@ CASES = {  # keys of the model, and the attention of each layer
 }
 
 
-def config(case, layers=None, **keys):
-    """The model of a case; layers: of other attention."""
-    more, known = CASES[case]
-    attention = known if layers is None else layers
+def config(case, **keys):
+    """The model of a case."""
+    more, layers = CASES[case]
     return fr.ModelConfig(
-        **SIZES | {"num_hidden_layers": len(attention), "attention": fr.AttentionConfig(**attention[0])} | more | keys,
-        layers=[fr.LayerConfig(attention=fr.AttentionConfig(**one)) for one in attention],
+        **SIZES | {"num_hidden_layers": len(layers), "attention": fr.AttentionConfig(**layers[0])} | more | keys,
+        layers=[fr.LayerConfig(attention=fr.AttentionConfig(**stages)) for stages in layers],
     )
 
 
 def model(case, **keys):
     torch.manual_seed(2)
-    made = moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
-    return made
+    return moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
 
 
 def tokens(rows, length, seed=1):
@@ -71,33 +69,36 @@ def uniform(case, layer, **keys):
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_it_is_the_layers_of_uniform_models_one_after_the_other(case):
-    found, read = model(case), tokens(2, 9)
+    combined = model(case)
+    read = tokens(2, 9)
     layers = []
-    for i, own in enumerate(found.blocks):
+    for i, block in enumerate(combined.blocks):
         other = fr.LanguageModel(uniform(case, i)).double().eval()
-        assert {*found.state_dict()} >= {name for name in other.state_dict() if name.startswith(f"blocks.{i}.")}
-        assert all(own.state_dict()[name].shape == part.shape for name, part in other.blocks[i].state_dict().items())
-        other.blocks[i].load_state_dict(own.state_dict())
-        other.position.load_state_dict(found.position.state_dict())
+        assert {*combined.state_dict()} >= {name for name in other.state_dict() if name.startswith(f"blocks.{i}.")}
+        assert all(block.state_dict()[name].shape == part.shape for name, part in other.blocks[i].state_dict().items())
+        other.blocks[i].load_state_dict(block.state_dict())
+        other.position.load_state_dict(combined.position.state_dict())
         layers.append(other.blocks[i])
-    x = found.position(found.embedding(read), torch.arange(9))
-    layout = found.position.place(Layout.of(9), x)
+    x = combined.position(combined.embedding(read), torch.arange(9))
+    layout = combined.position.place(Layout.of(9), x)
     for layer in layers:
         x = layer(x, layout)
-    torch.testing.assert_close(found(read).logits, found.output(found.final_norm(x)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(combined(read).logits, combined.output(combined.final_norm(x)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_parameters_and_work_are_the_sums_of_the_layers(case):
     length, batch = 24, 2
-    found, count = size(config(case), length, batch), range(len(CASES[case][1]))
-    one, two = ([size(uniform(case, i, num_hidden_layers=n), length, batch) for i in count] for n in (1, 2))
-    assert found["parameters"]["total"] == model(case).num_parameters()
+    report = size(config(case), length, batch)
+    count = range(len(CASES[case][1]))
+    single = [size(uniform(case, i, num_hidden_layers=1), length, batch) for i in count]
+    double = [size(uniform(case, i, num_hidden_layers=2), length, batch) for i in count]
+    assert report["parameters"]["total"] == model(case).num_parameters()
     exact = [("parameters", "total"), ("parameters", "attention"), ("parameters", "mixing"),
              ("bytes", "cache_per_token_fp32"), ("bytes", "state_per_text_fp32")]  # fmt: skip
     for section, name in (*exact, ("flops_per_token", "forward"), ("flops_per_token", "training")):
-        later = sum(two[i][section][name] - one[i][section][name] for i in count[1:])
-        off = abs(found[section][name] - one[0][section][name] - later)
+        later = sum(double[i][section][name] - single[i][section][name] for i in count[1:])
+        off = abs(report[section][name] - single[0][section][name] - later)
         assert off <= (0 if (section, name) in exact else 3), name  # FLOPs are rounded
 
 
@@ -117,16 +118,16 @@ def test_layers_by_place_and_by_number():
 @torch.no_grad()
 def test_both_sides_of_a_translator(case):
     torch.manual_seed(3)
-    whole = replace(config(case), encoder=fr.EncoderConfig(vocab_size=11))
-    found = moved(fr.Translator(whole).double().eval(), 0.2)
-    kinds = [attention.kind for attention in whole.attentions]
-    for blocks in (found.encoder.blocks, found.decoder.blocks):
+    settings = replace(config(case), encoder=fr.EncoderConfig(vocab_size=11))
+    translator = moved(fr.Translator(settings).double().eval(), 0.2)
+    kinds = [attention.kind for attention in settings.attentions]
+    for blocks in (translator.encoder.blocks, translator.decoder.blocks):
         assert ["weighted" if hasattr(b.attention.attend, "mix") else "multilinear" for b in blocks] == kinds
-    assert all(isinstance(block.cross_attention.attend, type(found.decoder.blocks[0].cross_attention.attend))
-               for block in found.decoder.blocks)  # fmt: skip
+    assert all(isinstance(block.cross_attention.attend, type(translator.decoder.blocks[0].cross_attention.attend))
+               for block in translator.decoder.blocks)  # fmt: skip
     source, target = tokens(2, 7, 4).clamp_max(10), tokens(2, 6, 5)
     trace = Trace()
-    found(source, target, trace=trace)
-    assert len(trace.layers) == sum(isinstance(module, WeightedValues) for module in found.modules())
-    sized = translation_size(whole, 7)
-    assert sized["parameters"]["total"] == found.num_parameters()
+    translator(source, target, trace=trace)
+    assert len(trace.layers) == sum(isinstance(module, WeightedValues) for module in translator.modules())
+    sized = translation_size(settings, 7)
+    assert sized["parameters"]["total"] == translator.num_parameters()

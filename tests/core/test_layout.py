@@ -9,7 +9,7 @@ import fullrank as fr
 
 
 def picture(layout, row=0):
-    return ["".join(".x"[int(seen)] for seen in line) for line in layout.visible()[row, 0].tolist()]
+    return ["".join(map(".x".__getitem__, line)) for line in layout.visible()[row, 0].tolist()]
 
 
 def test_padding_on_either_side():
@@ -54,10 +54,10 @@ def test_strided_pattern():
     """Child et al. 2019, §4.3: A1 = {t, .., i} with t = max(0, i - l), A2 = {j: (i - j) mod l = 0}; a merged head sees both."""
     tokens, stride = 9, 3
     layout = replace(fr.Layout.of(tokens), stride=stride)
-    near = [set(range(max(0, i - stride), i + 1)) for i in range(tokens)]
-    far = [{j for j in range(i + 1) if (i - j) % stride == 0} for i in range(tokens)]
-    found = [{j for j in range(tokens) if seen[j]} for seen in layout.visible()[0, 0].tolist()]
-    assert found == [a | b for a, b in zip(near, far, strict=True)]
+    for i, seen in enumerate(layout.visible()[0, 0].tolist()):
+        near = set(range(max(0, i - stride), i + 1))
+        far = {j for j in range(i + 1) if (i - j) % stride == 0}
+        assert {j for j in range(tokens) if seen[j]} == near | far
     assert picture(layout)[-1] == "..x..xxxx"
     assert not layout.plain_causal
     assert not layout.unrestricted
@@ -77,10 +77,8 @@ def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directi
 
 
 def test_a_model_has_weights_where_its_pattern_sees():
-    model, trace = (
-        fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention={"pattern": "strided", "stride": 3})),
-        fr.Trace(),
-    )
+    model = fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention={"pattern": "strided", "stride": 3}))
+    trace = fr.Trace()
     model.eval()(torch.randint(11, (2, 13)), trace=trace)
     seen = replace(fr.Layout.of(13), stride=3).visible()
     assert all(torch.equal(layer.weights > 0, seen.expand_as(layer.weights)) for layer in trace.layers)

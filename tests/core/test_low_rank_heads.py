@@ -34,14 +34,15 @@ def layer_of(logits, head_dim, mixing=None):
     x = torch.randn(tokens, tokens + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     inverse = torch.linalg.pinv(x)  # (E, N), a right inverse: X has full row rank
     with torch.no_grad():
-        for i, wanted in enumerate(logits):
-            left, values, right = torch.linalg.svd(wanted * head_dim**0.5)
-            rows, size = slice(i * head_dim, (i + 1) * head_dim), values[:head_dim].sqrt()
-            kept = len(size)
+        for i, scores in enumerate(logits):
+            left, values, right = torch.linalg.svd(scores * head_dim**0.5)
+            rows = slice(i * head_dim, (i + 1) * head_dim)
+            size = values[:head_dim].sqrt()
+            rank = len(size)
             layer.project.query.weight[rows] = 0
             layer.project.key.weight[rows] = 0
-            layer.project.query.weight[rows][:kept] = (inverse @ left[:, :kept] * size).T
-            layer.project.key.weight[rows][:kept] = (inverse @ right[:kept].T * size).T
+            layer.project.query.weight[rows][:rank] = (inverse @ left[:, :rank] * size).T
+            layer.project.key.weight[rows][:rank] = (inverse @ right[:rank].T * size).T
         if mixing is not None:
             layer.attend.mix.mixing.copy_(mixing)
     return layer, x[None]

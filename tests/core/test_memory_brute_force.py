@@ -21,7 +21,8 @@ PATTERNS = {
 
 def check(setting, pattern, drifting=False):
     """Values of every segment and memories with their ages, by every kernel, cached or projected anew."""
-    model, text = setting.build(), texts()
+    model = setting.build()
+    text = texts()
     expected = [Loops(setting, numbers(model)).read(row, pattern, drifting) for row in text.tolist()]
     for kernel in ("reference", "auto"):
         for cached in (False, True):
@@ -33,10 +34,10 @@ def check(setting, pattern, drifting=False):
                     memory = memory or model.new_memory()
                     memory = DriftingMemory.from_memory(memory) if drifting else memory
                     hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting))
-                    found = model.output.nll(hidden, targets).detach().numpy()
-                    close(found, np.array([one.nll[number] for one in expected]), where)
+                    nll = model.output.nll(hidden, targets).detach().numpy()
+                    close(nll, np.array([row.nll[number] for row in expected]), where)
                     for i in range(LAYERS):
-                        same_memory(memory, i, first + size, [one.memories[number][i] for one in expected], where)
+                        same_memory(memory, i, first + size, [row.memories[number][i] for row in expected], where)
 
 
 def numbers(model):
@@ -48,14 +49,15 @@ def texts():
 
 
 def same_memory(memory, layer, length, expected, where):
-    known, hidden = ages(memory, layer), memory.layers[layer].hidden
+    distances = ages(memory, layer)
+    hidden = memory.layers[layer].hidden
     assert memory.length == length, where
-    assert known == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
-    if not known:
+    assert distances == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
+    if not distances:
         assert hidden is None or hidden.shape[1] == 0
         return
     assert not hidden.requires_grad
-    right = np.array([[x for _, x in row] for row in expected])
+    right = np.array([x for row in expected for _, x in row]).reshape(hidden.shape)
     close(hidden.numpy(), right, f"memory of layer {layer}, {where}")
 
 

@@ -30,7 +30,7 @@ def test_parameters_and_matrices():
     assert torch.equal(average.matrix(query), torch.full((H, H), 1 / H))
 
 
-def test_random_is_fixed_and_without_parameters():
+def test_random_is_fixed_normal_and_without_parameters():
     mix = RandomMixing(None, SIZE)
     torch.manual_seed(77)
     other = RandomMixing(None, SIZE)
@@ -40,6 +40,7 @@ def test_random_is_fixed_and_without_parameters():
     assert not torch.equal(other.mixing, mix.mixing)
     other.load_state_dict(mix.state_dict())
     assert torch.equal(other.mixing, mix.mixing)
+    check_normal(RandomMixing(None, LARGE).mixing)
 
 
 def check_normal(mixing):
@@ -49,10 +50,6 @@ def check_normal(mixing):
     assert abs(float(numbers.square().mean()) - 1) < 5 * math.sqrt(2) / 100
     inside = float((numbers.abs() < 1).float().mean())
     assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.2166) / 100
-
-
-def test_random_entries_are_normal():
-    check_normal(RandomMixing(None, LARGE).mixing)
 
 
 @pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])

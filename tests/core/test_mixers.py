@@ -33,26 +33,26 @@ def softmax_of(scores):
 
 
 def by_hand(
-    layer,
-    x,
-    projections=lambda layer, projections: projections,
-    scores=lambda layer, maps: maps,
-    weights=lambda layer, maps: maps,
-    outputs=lambda layer, x, maps, values: maps,
-):
+    layer, x, projections=lambda layer, projections: projections, scores=lambda layer, maps: maps,
+    weights=lambda layer, maps: maps, outputs=lambda layer, x, maps, values: maps,
+):  # fmt: skip
     """Causal attention head by head: what is done to scores, to weights and to outputs is handed in."""
     linears = (layer.project.query, layer.project.key, layer.project.value)
     query, keys, values = projections(layer, [projected(linear, x) for linear in linears])
     layer.x = x  # for equations that read it
     maps = scores(layer, [q @ k.mT / math.sqrt(D) for q, k in zip(query, keys, strict=True)])
-    maps = weights(layer, [softmax_of(one) for one in maps])
+    maps = weights(layer, [softmax_of(head) for head in maps])
     heads = outputs(layer, x, [p @ v for p, v in zip(maps, values, strict=True)], values)
     return F.linear(torch.cat(heads, -1), layer.merge.weight, layer.merge.bias)
 
 
+def add_up(shares, maps):
+    return sum(share * head for share, head in zip(shares, maps, strict=True))
+
+
 def combined(maps, matrix):
     """Head i is sum_j matrix_ji of head j."""
-    return [sum(matrix[j, i] * one for j, one in enumerate(maps)) for i in range(len(maps))]
+    return [add_up(column, maps) for column in matrix.T]
 
 
 def talking_scores(layer, maps):
@@ -65,11 +65,12 @@ def talking_weights(layer, maps):
 
 def position_wise(layer, maps):
     """m_ji(n) = sum_d Q_j(n)_d W_di + B_ji: the query of the source head, with its bias and before the scale."""
-    mix, queries = layer.attend.mix, projected(layer.project.query, layer.x)
+    mix = layer.attend.mix
+    queries = projected(layer.project.query, layer.x)
     mixed = []
     for i in range(len(maps)):
-        shares = [query @ mix.from_query[:, i] + mix.mixing[j, i] for j, query in enumerate(queries)]
-        mixed.append(sum(share[..., None] * one for share, one in zip(shares, maps, strict=True)))
+        shares = [query @ mix.from_query[:, i, None] + mix.mixing[j, i] for j, query in enumerate(queries)]
+        mixed.append(add_up(shares, maps))
     return mixed
 
 
@@ -97,7 +98,7 @@ def convolved(layer, maps):
 def composed(module, x, maps):
     """DCFormer's equations for one pair of tokens at a time."""
     parts, rank, heads = module.shape
-    out = [one.clone() for one in maps]
+    out = [head.clone() for head in maps]
     for part in range(parts):
         hidden = F.gelu(x @ module.hidden[:, part])
         diagonal = torch.tanh(x @ module.diagonal[:, part])
@@ -106,8 +107,8 @@ def composed(module, x, maps):
             first, second = hidden @ module.first[part, :, r], hidden @ module.second[part, :, r]
             first = first / (first.square().mean(-1, keepdim=True) + 1e-6).sqrt()
             together = sum(first[..., j][token] * maps[j] for j in range(heads))
-            out = [one + second[..., i][token] * together for i, one in enumerate(out)]
-        out = [one + diagonal[..., i][token] * maps[i] for i, one in enumerate(out)]
+            out = [head + second[..., i][token] * together for i, head in enumerate(out)]
+        out = [head + diagonal[..., i][token] * maps[i] for i, head in enumerate(out)]
     return out
 
 
@@ -121,7 +122,7 @@ def dynamic_weights(layer, maps):
 
 def knocked(layer, projections):
     maps = layer.project.mix_qkv.maps
-    return [[head @ matrix for head in heads] for heads, matrix in zip(projections, maps, strict=True)]
+    return [torch.stack(heads) @ matrix for heads, matrix in zip(projections, maps, strict=True)]
 
 
 def gated_values(layer, projections):
@@ -132,17 +133,17 @@ def gated_values(layer, projections):
 
 def low_rank(layer, maps):
     left, right = layer.attend.mix.left, layer.attend.mix.right
-    together = [sum(left[j, r] * one for j, one in enumerate(maps)) for r in range(left.shape[1])]
-    return [one + sum(right[i, r] * part for r, part in enumerate(together)) for i, one in enumerate(maps)]
+    together = [add_up(column, maps) for column in left.T]
+    return [head + add_up(row, together) for row, head in zip(right, maps, strict=True)]
 
 
 def gate_by_head(layer, x, maps, values):
-    return [2 / (1 + torch.exp(-(x @ w)))[..., None] * one for w, one in zip(layer.gate.weight, maps, strict=True)]
+    return [2 / (1 + torch.exp(-(x @ w)))[..., None] * head for w, head in zip(layer.gate.weight, maps, strict=True)]
 
 
 def gate_by_number(layer, x, maps, values):
     parts = layer.gate.weight.split(D)
-    return [2 / (1 + torch.exp(-(x @ w.mT))) * one for w, one in zip(parts, maps, strict=True)]
+    return [2 / (1 + torch.exp(-(x @ w.mT))) * head for w, head in zip(parts, maps, strict=True)]
 
 
 def exclusive(layer, x, maps, values):
@@ -195,7 +196,8 @@ def compare(out, expected, layer, x):
 @pytest.mark.parametrize("name", CASES)
 def test_is_its_equation_with_all_gradients(name, kernel):
     attention, steps = CASES[name]
-    layer, x = layer_of(layer=3, **attention), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
+    layer = layer_of(layer=3, **attention)
+    x = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     expected = by_hand(layer, x, **steps)
     with fr.kernel(kernel):
         out = layer(x)
@@ -216,7 +218,8 @@ def test_starts_as_plain_attention(name):
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_differential_attention_is_the_released_code(kernel):
     """microsoft/unilm Diff-Transformer/multihead_diffattn.py: H/2 heads, whose values are 2 D wide, and its order of rows."""
-    layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
+    layer = layer_of(layer=2, mix="differential")
+    x = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
     project, mix = layer.project, layer.attend.mix
     query = project.query(x).view(B, N, H, D).transpose(1, 2)
     keys = project.key(x).view(B, N, H, D).transpose(1, 2)
@@ -234,17 +237,15 @@ def test_differential_attention_is_the_released_code(kernel):
 def test_interleaved_heads_are_their_equation():
     """Over the tokens (1, 1), (1, 2), .., (N, P), one head at a time; a token sees itself and all before it."""
     layer = layer_of(mix_qkv={"name": "interleaved", "pseudo_heads": 3})
-    x, mix = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True), layer.project.mix_qkv
-    linears = (layer.project.query, layer.project.key, layer.project.value)
-    tokens = [
-        [
-            torch.stack([combined(heads, mix.mixing[which, :, :, p])[i] for p in range(3)], 2).flatten(1, 2)
-            for i in range(H)
-        ]
-        for which, heads in enumerate(projected(linear, x) for linear in linears)
-    ]
+    mix = layer.project.mix_qkv
+    x = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
+    tokens = []
+    for matrices, linear in zip(mix.mixing, (layer.project.query, layer.project.key, layer.project.value), strict=True):
+        copies = [combined(projected(linear, x), matrices[:, :, p]) for p in range(3)]
+        tokens.append([torch.stack(heads, 2).flatten(1, 2) for heads in zip(*copies, strict=True)])
     outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*tokens, strict=True)]
-    joined = [sum(mix.collapsing[i, j, p] * outputs[j][:, p::3] for j in range(H) for p in range(3)) for i in range(H)]
+    parts = [out[:, p::3] for out in outputs for p in range(3)]
+    joined = [add_up(shares.flatten(), parts) for shares in mix.collapsing]
     compare(layer(x), layer.merge(torch.cat(joined, -1)), layer, x)
 
 
@@ -258,8 +259,8 @@ def test_interleaved_heads_start_as_plain_attention():
         return fr.Attention(fr.ModelConfig(attention=fr.AttentionConfig(**attention), **sizes)).double()(x)
 
     assert torch.allclose(build(mix_qkv="interleaved"), build(), atol=1e-12)
-    one = build("rotary", mix_qkv={"name": "interleaved", "pseudo_heads": 1})
-    assert torch.allclose(one, build("rotary"), atol=1e-15)
+    single = build("rotary", mix_qkv={"name": "interleaved", "pseudo_heads": 1})
+    assert torch.allclose(single, build("rotary"), atol=1e-15)
 
 
 def grouped(**attention):

@@ -42,10 +42,10 @@ def gradients(made, value):
     return {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        equations.close(name, found[name], tensor, 1e-10, 1e-2)
+        equations.close(name, actual[name], tensor, 1e-10, 1e-2)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
@@ -53,7 +53,8 @@ def same(found, expected):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind, model, kernel):
     """Values and the gradients of every parameter, in training too; targets of -100 count no more than a weight of 0."""
-    made, read, targets = build(kind, model).train(kernel == "auto"), torch.randint(V, (4, 6)), torch.randint(V, (4, 6))
+    made = build(kind, model).train(kernel == "auto")
+    read, targets = torch.randint(V, (4, 6)), torch.randint(V, (4, 6))
     logits = made(read).logits
     logs = logits.log_softmax(-1)
     if "mixture" in KINDS[kind].get("kind", "") or "adaptive" in KINDS[kind].get("kind", ""):
@@ -62,21 +63,21 @@ def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind, model, kernel):
     with fr.kernel(kernel):
         nll = made.nll(read, targets).per_token
         assert torch.allclose(nll, each, atol=1e-12)
-        found = gradients(made, nll.square().sum())
-        same(found, gradients(made, each.square().sum()))
-        assert all(float(gradient.abs().max()) > 0 for gradient in found.values() if gradient.dim() > 1)
+        by_parameter = gradients(made, nll.square().sum())
+        same(by_parameter, gradients(made, each.square().sum()))
+        assert all(float(gradient.abs().max()) > 0 for gradient in by_parameter.values() if gradient.dim() > 1)
         weights = torch.rand(read.shape, dtype=DOUBLE)
         weights[1, 2:] = 0
         ignored = targets.masked_fill(weights < 0.4, -100)
         counted = (ignored != -100).double()
-        for smoothing, given, wanted, share in (
+        for smoothing, weighting, ids, share in (
             (0.0, None, targets, None),
             (0.1, weights, targets, weights),
             (0.0, None, ignored, counted),
             (0.1, weights, ignored, weights * counted),
         ):
             expected = equations.mean_loss(logs, targets, share, smoothing)
-            parts = made.loss_parts(read, wanted, given, label_smoothing=smoothing)
+            parts = made.loss_parts(read, ids, weighting, label_smoothing=smoothing)
             assert abs(float((parts.loss - expected).detach())) < 1e-12
             assert abs(float(parts.nll - equations.mean_loss(logs, targets, share, 0.0).detach())) < 1e-12
             same(gradients(made, parts.loss), gradients(made, expected))
@@ -87,7 +88,9 @@ def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind, model, kernel):
 
 def test_padding_and_weights_give_the_mean_over_the_tokens():
     """A padded batch has the loss of its texts alone, each token counting once."""
-    made, read, targets, lengths = build().eval(), torch.randint(V, (3, 5)), torch.randint(V, (3, 5)), (5, 2, 3)
+    made = build().eval()
+    read, targets = torch.randint(V, (3, 5)), torch.randint(V, (3, 5))
+    lengths = (5, 2, 3)
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
     alone = sum(made.nll(read[i : i + 1, :n], targets[i : i + 1, :n]).per_token.sum() for i, n in enumerate(lengths))
     assert torch.allclose(made.loss(read, targets, mask.double(), attention_mask=mask), alone / 10, atol=1e-12)
@@ -111,17 +114,19 @@ def test_inputs_before_the_targets_are_context(memory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_output_layer_reads_masked_places_only(kind):
-    made, read = build(kind, "masked"), []
-    ids, weights = torch.randint(V - 1, (3, 9)), torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
+    made = build(kind, "masked")
+    shapes = []
+    ids = torch.randint(V - 1, (3, 9))
+    weights = torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
     loss = made.output.loss
 
     def watched(hidden, *rest):
-        read.append(tuple(hidden.shape))
+        shapes.append(tuple(hidden.shape))
         return loss(hidden, *rest)
 
     made.output.loss = watched
     made.loss(ids, ids, weights)
-    assert read == [(1, int((weights != 0).sum()), E)]
+    assert shapes == [(1, int((weights != 0).sum()), E)]
 
 
 @pytest.mark.parametrize("mixtures", [1, 4])
@@ -136,6 +141,6 @@ def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initia
     torch.testing.assert_close(mixed(ids).logits, plain(ids).logits.log_softmax(-1), rtol=1e-12, atol=1e-12)
 
     mixed.loss(ids[:, :-1], ids[:, 1:]).backward()
-    found = mixed.output.mixture.latent.weight.grad.view(mixtures, 8, 8)
-    assert found.abs().amax((1, 2)).min() > 0
-    assert all((found[0] - other).abs().max() > 1e-3 * found[0].abs().max() for other in found[1:])
+    gradients = mixed.output.mixture.latent.weight.grad.view(mixtures, 8, 8)
+    assert gradients.abs().amax((1, 2)).min() > 0
+    assert all((gradients[0] - other).abs().max() > 1e-3 * gradients[0].abs().max() for other in gradients[1:])

@@ -32,19 +32,14 @@ def repeat_rows(rows):
 
 def add_up(rows):
     """The sum over the heads that share, the transpose of `repeat_rows`."""
-    heads, sums = rows.unflatten(0, (H, D)), [torch.zeros_like(rows[:D]) for _ in range(G)]
+    heads = rows.unflatten(0, (H, D))
+    sums = [torch.zeros_like(rows[:D]) for _ in range(G)]
     for i in range(H):
         sums[i // (H // G)] += heads[i]
     return torch.cat(sums)
 
 
-SHARED = (
-    "project.key.weight",
-    "project.key.bias",
-    "project.value.weight",
-    "project.value.bias",
-    "project.relative.weight",
-)
+SHARED = {f"project.{name}" for name in ("key.weight", "key.bias", "value.weight", "value.bias", "relative.weight")}
 LAYERS = [
     {"mix": "none"},
     {"mix": "position_wise", "normalize": "sigsoftmax"},
@@ -63,17 +58,17 @@ def test_grouped_queries_are_heads_whose_keys_and_values_are_equal(options, kern
     assert shared
     plain.load_state_dict(grouped.state_dict() | {name: repeat_rows(value) for name, value in shared.items()})
     x, cotangent = torch.randn(2, 2, N, E, dtype=torch.float64)
-    found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+    x_grouped, x_plain = x.clone().requires_grad_(), x.clone().requires_grad_()
     with fr.kernel(kernel):
-        out, other = grouped(found), plain(expected)
+        out, other = grouped(x_grouped), plain(x_plain)
         out.backward(cotangent)
         other.backward(cotangent)
     assert torch.allclose(out, other, atol=1e-12)
-    assert torch.allclose(found.grad, expected.grad, atol=1e-12)
+    assert torch.allclose(x_grouped.grad, x_plain.grad, atol=1e-12)
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in grouped.named_parameters():
-        wanted = add_up(gradients[name]) if name in SHARED else gradients[name]
-        assert torch.allclose(parameter.grad, wanted, atol=1e-11), name
+        gradient = add_up(gradients[name]) if name in SHARED else gradients[name]
+        assert torch.allclose(parameter.grad, gradient, atol=1e-11), name
 
 
 def test_cross_head_permutes_the_shared_heads():
@@ -91,8 +86,8 @@ def test_cross_head_permutes_the_shared_heads():
     for seed in range(20):
         torch.manual_seed(seed)
         out = grouped.train()(x)
-        seen |= {name for name, wanted in expected.items() if torch.allclose(out, wanted, atol=1e-12)}
-        assert any(torch.allclose(out, wanted, atol=1e-12) for wanted in expected.values())
+        seen |= {name for name, output in expected.items() if torch.allclose(out, output, atol=1e-12)}
+        assert any(torch.allclose(out, output, atol=1e-12) for output in expected.values())
     assert seen == {"kept", "swapped"}
 
 
@@ -129,8 +124,8 @@ def test_counts_of_grouped_queries(groups):
     assert model.num_parameters() == counted["parameters"]["total"]
     with torch.no_grad():
         cache = model(torch.zeros(1, 5, dtype=torch.int64), cache=model.new_cache()).cache
-    kept = sum(part.numel() for past in cache.layers for part in (past.keys, past.values))
-    assert 4 * kept == 5 * counted["bytes"]["cache_per_token_fp32"]
+    numbers = sum(part.numel() for past in cache.layers for part in (past.keys, past.values))
+    assert 4 * numbers == 5 * counted["bytes"]["cache_per_token_fp32"]
 
 
 def root_mean_square_norm(x, weight, eps):

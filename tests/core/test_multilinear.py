@@ -34,7 +34,8 @@ import fullrank as fr
 @pytest.mark.parametrize("kernel", ["auto", "multilinear"])
 def test_pairs(length, core_weights, bias, causal, cores, kernel):
     """13 of 16 positions: a shorter text uses the leading part of the map. By the definition and by the engine."""
-    module, x = layer(cores=cores, causal=causal, core_weights=core_weights, bias=bias), tokens(2, length)
+    module = layer(cores=cores, causal=causal, core_weights=core_weights, bias=bias)
+    x = tokens(2, length)
     with fr.kernel(kernel):
         agree(module, module(x), pairs_equation(module, x, sees=MASKS[causal]), [x])
 
@@ -43,8 +44,7 @@ def test_pairs(length, core_weights, bias, causal, cores, kernel):
 def test_the_position_term(cores, causal):
     config = fr.AttentionConfig(kind="multilinear", score="relative", rank=R, cores=cores, causal=causal)
     torch.manual_seed(3)
-    module = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=P).double()
-    moved(module)
+    module = moved(fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=P).double())
     x = tokens(2, 11)
     agree(module, module(x), pairs_equation(module, x, sees=MASKS[causal]), [x])
     attention = fr.Attention(config, hidden_size=E, max_position_embeddings=P).double()
@@ -55,18 +55,11 @@ def test_the_position_term(cores, causal):
 def test_the_published_form_as_its_code_has_it():
     """A loop over queries, keys, values and cores; W_O (d, L^2), keys major; positions L-1 .. 0, without shift; u and v."""
     length, cores = 5, 2
-    config = fr.AttentionConfig(
-        kind="multilinear",
-        score="relative",
-        rank=R,
-        cores=cores,
-        causal="as_published",
-        core_weights="free",
-        bias=False,
-    )
-    module = fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=length).double()
-    moved(module)
-    state, x = dict(module.state_dict()), tokens(1, length).detach()
+    config = fr.AttentionConfig(kind="multilinear", score="relative", rank=R, cores=cores, causal="as_published",
+                                core_weights="free", bias=False)  # fmt: skip
+    module = moved(fr.MultiLinearAttention(config, hidden_size=E, max_position_embeddings=length).double())
+    state = module.state_dict()
+    x = tokens(1, length).detach()
     q, k, val = ((x[0] @ state[f"project.{name}.weight"].T).tolist() for name in ("query", "key", "value"))
     u, v = (state[f"attend.score.biases.{name}_bias"][0].tolist() for name in ("content", "position"))
     p = [(state["attend.score.weight"] @ sinusoid(length - 1 - j)).tolist() for j in range(length)]
@@ -104,7 +97,8 @@ def test_the_start_is_that_of_the_paper():
 def test_layouts_of_encoders_and_padding(causal, padding, kernel):
     mask = ENCODER[padding]
     real = None if mask is None else torch.tensor(mask, dtype=torch.bool)
-    module, x = layer(cores=2), tokens(2, 7)
+    module = layer(cores=2)
+    x = tokens(2, 7)
 
     def sees(b, i, j):
         return (j <= i or not causal) and (mask is None or bool(mask[b][j]))
@@ -119,7 +113,8 @@ def test_layouts_of_encoders_and_padding(causal, padding, kernel):
 
 def test_cross_attention():
     for queries, keys in ((7, 5), (4, 9)):
-        module, x, source = layer(cores=2), tokens(2, queries), tokens(2, keys, seed=6)
+        module = layer(cores=2)
+        x, source = tokens(2, queries), tokens(2, keys, seed=6)
         agree(module, module(x, source), pairs_equation(module, x, source, lambda b, i, j: True), [x, source])
         decayed = layer(output_map="decayed", decays=3)
         apart, _ = distances(list(range(keys - queries, keys)), list(range(keys)))
@@ -139,18 +134,15 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel):
         (fr.Layout.of(8, 8, causal=False, window=3), 3),
     ):
         queries, keys = layout.shape
-        own, places = layout.query_positions.tolist(), layout.key_positions.tolist()
+        query_places, key_places = layout.query_positions.tolist(), layout.key_positions.tolist()
         source = tokens(2, keys)
         x = source[:, -queries:]
         # the same on a text whose other places are empty
-        text = torch.zeros(2, max(places) + 1, E, dtype=WIDE).index_copy(1, layout.key_positions, source)
+        text = torch.zeros(2, max(key_places) + 1, E, dtype=WIDE).index_copy(1, layout.key_positions, source)
 
-        def sees(
-            b, i, j, own = own, places = places, window = window,
-            causal = layout.causal,
-        ):  # fmt: skip
-            near = window is None or j > own[i] - window
-            return j in places and near and (j <= own[i] or not causal)
+        def sees(b, i, j, query_places=query_places, key_places=key_places, window=window, causal=layout.causal):
+            near = window is None or j > query_places[i] - window
+            return j in key_places and near and (j <= query_places[i] or not causal)
 
         with fr.kernel(kernel):
             agree(module, module(x, source, layout), pairs_equation(module, x, text, sees), [source])
@@ -174,15 +166,17 @@ def test_decayed(length, core_weights, bias, cores, kernel):
 
 @pytest.mark.parametrize("padding", ENCODER)
 def test_decayed_both_ways_and_with_padding(padding):
-    mask, module, x = ENCODER[padding], layer(output_map="decayed", decays=3), tokens(2, 7)
+    mask = ENCODER[padding]
+    module = layer(output_map="decayed", decays=3)
+    x = tokens(2, 7)
     real = None if mask is None else torch.tensor(mask, dtype=torch.bool)
     apart, before = distances(list(range(7)), list(range(7)))
-    there = torch.ones_like(apart) if real is None else real[:, None, :].to(WIDE).expand_as(apart)
+    seen = torch.ones_like(apart) if real is None else real[:, None, :].to(WIDE).expand_as(apart)
     out = module(x, layout=fr.Layout.of(7, causal=False, key_mask=real))
-    agree(module, out, decayed_equation(module, x, apart, there), [x])
+    agree(module, out, decayed_equation(module, x, apart, seen), [x])
     if real is not None:
         causal = module(x, layout=fr.Layout.of(7, key_mask=real))
-        expected = decayed_equation(module, x, apart, there * before)
+        expected = decayed_equation(module, x, apart, seen * before)
         # a query that is padding itself is not used
         agree(module, causal[real], expected[real], [x])
 

@@ -29,8 +29,7 @@ def config(kind="pairs", attention=None, **keys):
 
 def model(kind="pairs", **keys):
     torch.manual_seed(2)
-    found = moved(fr.LanguageModel(config(kind, **keys)).double().eval())
-    return found
+    return moved(fr.LanguageModel(config(kind, **keys)).double().eval())
 
 
 def ids(rows, length, seed=1):
@@ -38,16 +37,19 @@ def ids(rows, length, seed=1):
 
 
 def test_a_cache_of_decayed_sums_does_not_grow():
-    found, read = model("decayed"), ids(2, 200)
+    decayed = model("decayed")
+    read = ids(2, 200)
 
     def numbers(cache):
         return sum(t.numel() for past in cache.layers for t in (past.keys, past.values))
 
     with torch.no_grad():
-        expected = found(read).logits
-        cache, parts, sizes = found.new_cache(), [], set()
+        expected = decayed(read).logits
+        cache = decayed.new_cache()
+        parts = []
+        sizes = set()
         for place in range(200):
-            out = found(read[:, place : place + 1], cache=cache)
+            out = decayed(read[:, place : place + 1], cache=cache)
             cache = out.cache
             parts.append(out.logits)
             sizes.add(numbers(cache))
@@ -59,17 +61,18 @@ def test_a_cache_of_decayed_sums_does_not_grow():
 def test_a_text_goes_on_beyond_the_trained_length():
     """Decayed sums have no last position; pairs do, with a cache and without."""
     long = ids(1, 100)
-    found = model("decayed")
-    assert found.max_length is None
+    decayed = model("decayed")
+    assert decayed.max_length is None
     with torch.no_grad():
-        assert found(long).logits.isfinite().all()
-        memory, parts = None, []
-        longer = found.with_memory(100)
+        assert decayed(long).logits.isfinite().all()
+        memory = None
+        parts = []
+        longer = decayed.with_memory(100)
         for part in long.split(9, 1):
             out = longer(part, memory)
             memory = out.memory
             parts.append(out.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), found(long).logits, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(torch.cat(parts, 1), decayed(long).logits, rtol=1e-9, atol=1e-9)
         for kind in ("pairs", "relative"):
             bounded = model(kind)
             assert bounded.max_length == P
@@ -89,17 +92,10 @@ def trained(**attention):
     """nll (S, N) of fresh segments after training on others."""
     torch.manual_seed(1)
     config = fr.ModelConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        intermediate_size=64,
-        max_position_embeddings=LENGTH,
-        position="learned",
-        norm="post",
-        initializer="pytorch",
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=64,
+        max_position_embeddings=LENGTH, position="learned", norm="post", initializer="pytorch",
         attention=fr.AttentionConfig(kind="multilinear", rank=32, core_weights="free", bias=False, **attention),
-    )
+    )  # fmt: skip
     model = fr.LanguageModel(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(5)

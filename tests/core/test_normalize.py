@@ -22,8 +22,8 @@ ROWS = [[0.0, 0.0, 0.0], [1.0, -2.0, 0.5], [30.0, 29.0, 31.5], [-30.0, -29.0, -3
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_sigsoftmax_is_equation_21(row):
-    given = SigSoftmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
-    assert torch.allclose(given[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
+    weights = SigSoftmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
+    assert torch.allclose(weights[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
 
 
 def test_values_and_gradients_at_ten_thousand():

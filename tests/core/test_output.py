@@ -18,31 +18,30 @@ KINDS = {"softmax": Case(), "mixture": Case(mixtures=3), "adaptive": Case(cutoff
 kinds = pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
 
 
-def check(case, dtype=DOUBLE, targets=None):
+def check(case):
     """Log-probabilities, nll, losses, and every gradient."""
-    layer, (hidden, drawn) = case.layer(dtype), case.batch(dtype)
-    if targets is not None:
-        drawn, hidden = targets, torch.randn(*targets.shape, case.width, dtype=dtype, requires_grad=True)
+    layer = case.layer()
+    hidden, targets = case.batch()
     leaves = case.tensors(layer) | {"hidden": hidden}
     copies = {name: tensor.detach().double().requires_grad_() for name, tensor in leaves.items()}
     logs = case.log_prob(copies, copies["hidden"])
-    total = torch.ones(drawn.shape, dtype=DOUBLE)
+    total = torch.ones(targets.shape, dtype=DOUBLE)
     assert torch.allclose(logs.exp().sum(-1), total)
     log_prob = layer.log_prob(hidden)
-    assert torch.allclose(log_prob.exp().sum(-1).double(), total, rtol=1e-10 if dtype == DOUBLE else 1e-4)
+    assert torch.allclose(log_prob.exp().sum(-1), total, rtol=1e-10)
     equations.compare(log_prob, logs, leaves, copies, torch.randn(logs.shape, dtype=DOUBLE))
     logits = layer(hidden)  # the log-probabilities themselves, of one softmax up to a constant
     assert torch.equal(logits if case.cutoffs or case.mixtures else torch.log_softmax(logits, -1), log_prob)
-    each = -logs.gather(-1, drawn[..., None]).squeeze(-1)
-    equations.compare(layer.nll(hidden, drawn), each, leaves, copies, torch.randn(drawn.shape, dtype=DOUBLE))
-    weights = torch.rand(drawn.shape, dtype=DOUBLE).to(dtype) + 0.1
+    each = -logs.gather(-1, targets[..., None]).squeeze(-1)
+    equations.compare(layer.nll(hidden, targets), each, leaves, copies, torch.randn(targets.shape, dtype=DOUBLE))
+    weights = torch.rand(targets.shape, dtype=DOUBLE) + 0.1
     weights[:, 1::3] = 0
     for smoothing, share, cotangent in ((0.0, None, 1.0), (0.0, weights, -1.7), (0.1, weights, 1.0), (0.6, None, 2.0)):
-        loss, nll = layer.loss(hidden, drawn, share, smoothing)
-        expected = equations.mean_loss(logs, drawn, share, smoothing)
+        loss, nll = layer.loss(hidden, targets, share, smoothing)
+        expected = equations.mean_loss(logs, targets, share, smoothing)
         equations.compare(loss, expected, leaves, copies, torch.tensor(cotangent, dtype=DOUBLE))
-        plain = equations.mean_loss(logs, drawn, share, 0.0).detach()
-        equations.close("nll", nll, plain, 1e-9 if dtype == DOUBLE else 1e-5)
+        plain = equations.mean_loss(logs, targets, share, 0.0).detach()
+        equations.close("nll", nll, plain, 1e-9)
         assert not nll.requires_grad
         assert loss.shape == nll.shape == ()
 
@@ -59,7 +58,8 @@ def test_every_probability_and_every_gradient(case, kernel):
 def test_a_temperature_divides_the_logits_of_every_softmax(case, bias):
     """Beside the equations with every matrix and bias divided, since z / T = (W / T) h + b / T; the prior stays."""
     case = replace(case, bias=bias)
-    layer, (hidden, targets) = case.layer(), case.batch()
+    layer = case.layer()
+    hidden, targets = case.batch()
     leaves = case.tensors(layer) | {"hidden": hidden}
     copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
     divided = {n: t / 1.7 if "weight" in n or "bias" in n else t for n, t in copies.items() if "mixture" not in n}
@@ -91,23 +91,24 @@ def test_equals_transformer_xl(case):
     )  # fmt: skip
     embedding = fr.AdaptiveInput(config).double()
     layers = nn.ModuleDict({"embedding": embedding, "output": fr.AdaptiveSoftmax(config, embedding).double()})
-    given = {name: torch.tensor(numbers, dtype=DOUBLE) for name, numbers in case["parameters"].items()}
-    layers.load_state_dict({name: given[name].view_as(p) for name, p in layers.named_parameters()})
-    assert given.keys() == dict(layers.named_parameters()).keys()
-    hidden, count = torch.tensor(case["hidden"], dtype=DOUBLE).view(1, -1, sizes["hidden_size"]), len(case["ids"])
-    for found, expected in (
+    parameters = {name: torch.tensor(numbers, dtype=DOUBLE) for name, numbers in case["parameters"].items()}
+    layers.load_state_dict({name: parameters[name].view_as(p) for name, p in layers.named_parameters()})
+    assert parameters.keys() == dict(layers.named_parameters()).keys()
+    hidden = torch.tensor(case["hidden"], dtype=DOUBLE).view(1, -1, sizes["hidden_size"])
+    for tensor, expected in (
         (embedding(torch.tensor([case["ids"]])), case["embedded"]),
         (layers["output"](hidden), case["log_prob"]),
         (layers["output"].nll(hidden, torch.tensor([case["targets"]])), case["nll"]),
     ):
-        assert found.shape[:2] == (1, count)
-        assert torch.allclose(found.flatten(), torch.tensor(expected, dtype=DOUBLE), atol=1e-12)
+        assert tensor.shape[:2] == (1, len(case["ids"]))
+        assert torch.allclose(tensor.flatten(), torch.tensor(expected, dtype=DOUBLE), atol=1e-12)
 
 
 @kinds
 def test_second_derivatives_are_right_or_refused(case):
     """Never wrong in silence, and always there with the formulas of the reference."""
-    layer, (hidden, targets) = case.layer(), case.batch()
+    layer = case.layer()
+    hidden, targets = case.batch()
     leaves = case.tensors(layer) | {"hidden": hidden}
     copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
 
@@ -125,11 +126,11 @@ def test_second_derivatives_are_right_or_refused(case):
         with fr.kernel("reference"):
             equations.compare(penalty(value(), hidden), expected, leaves, copies, torch.ones(()))
         try:
-            found = penalty(value(), hidden)
+            actual = penalty(value(), hidden)
         except RuntimeError as error:
             assert "no second derivative" in str(error)  # noqa: PT017 - it may also succeed
         else:
-            equations.compare(found, expected, leaves, copies, torch.ones(()))
+            equations.compare(actual, expected, leaves, copies, torch.ones(()))
 
 
 def improbable(dtype):
@@ -147,7 +148,8 @@ def improbable(dtype):
 def test_an_improbable_word_keeps_its_gradient(dtype):
     """log p = -200: exp underflows in fp32, the gradient does not vanish."""
     layer, hidden, case = improbable(dtype)
-    exact, targets = hidden.detach().double().requires_grad_(), torch.tensor([[1]])
+    targets = torch.tensor([[1]])
+    exact = hidden.detach().double().requires_grad_()
     tensors = {name: tensor.detach().double() for name, tensor in case.tensors(layer).items()}
     expected = -case.log_prob(tensors, exact)[..., 1].sum()
     assert 190 < float(expected.detach()) < 210
@@ -168,7 +170,8 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target, rare):
             for parameter in layer.parameters():
                 parameter.mul_(0.1)
             case.tensors(layer)[rare][-1].copy_(torch.tensor([-170.0, -170.0]))
-        hidden, ids = torch.tensor([[[0.7, 0.5]]], dtype=dtype, requires_grad=True), torch.tensor([[target]])
+        hidden = torch.tensor([[[0.7, 0.5]]], dtype=dtype, requires_grad=True)
+        ids = torch.tensor([[target]])
         values = (layer.nll(hidden, ids).sum(), layer.loss(hidden, ids)[0], -layer(hidden)[0, 0, target])
         results.append([(float(v.detach()), torch.autograd.grad(v, hidden)[0]) for v in values])
     for (value, gradient), (right, exact) in zip(*results, strict=True):

@@ -27,23 +27,24 @@ def masks(layer, hidden):
 @pytest.mark.parametrize("p", [0.2, 0.5])
 def test_latents_are_dropped(p):
     """A share p of them is zero and the rest 1 / (1 - p), each on its own."""
-    layer, hidden = revealing(p), torch.randn(50, 6, 40, dtype=DOUBLE)
-    found = masks(layer, hidden)
-    dropped = found == 0
-    assert torch.allclose(found[~dropped], torch.full((), 1 / (1 - p), dtype=DOUBLE), atol=1e-5)
+    factors = masks(revealing(p), torch.randn(50, 6, 40, dtype=DOUBLE))
+    dropped = factors == 0
+    assert torch.allclose(factors[~dropped], torch.full((), 1 / (1 - p), dtype=DOUBLE), atol=1e-5)
     assert abs(float(dropped.double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
     pairs = [(dropped[0], dropped[1]), (dropped[:, :, 0], dropped[:, :, 1]), (dropped[:, 0], dropped[:, 1])]
-    for one, other in pairs:  # two sequences, two softmaxes, two positions
-        agree, expected = float((one == other).double().mean()), p * p + (1 - p) * (1 - p)
-        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / one.numel())
+    expected = p * p + (1 - p) * (1 - p)
+    for first, second in pairs:  # two sequences, two softmaxes, two positions
+        agree = float((first == second).double().mean())
+        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / first.numel())
 
 
 def test_values_agree_under_one_seed_and_evaluation_draws_nothing():
     case = Case(3)
-    layer, (hidden, targets) = case.layer(latent_dropout=0.4), case.batch()
+    layer = case.layer(latent_dropout=0.4)
+    hidden, targets = case.batch()
 
     def values():
-        found = []
+        results = []
         for value in (
             lambda: layer.loss(hidden, targets)[0],
             lambda: layer.loss(hidden, targets)[1],
@@ -51,8 +52,8 @@ def test_values_agree_under_one_seed_and_evaluation_draws_nothing():
             lambda: -layer(hidden).gather(-1, targets[..., None]).mean(),
         ):
             torch.manual_seed(21)
-            found.append(value())
-        return found
+            results.append(value())
+        return results
 
     noisy = values()
     for value in noisy[1:]:
@@ -73,8 +74,8 @@ def test_dropout_in_tails():
     case = Case(cutoffs=(3, 4), form="transformer_xl", vocabulary=12, width=64, tokens=(1, 5))
     layer = case.layer(tail_dropout=0.5)
     hidden = torch.randn(1, 5, 64, dtype=DOUBLE)
-    plain, again = layer.eval()(hidden), layer(hidden)
-    assert torch.equal(plain, again)
+    plain = layer.eval()(hidden)
+    assert torch.equal(plain, layer(hidden))
     layer.train()
     noisy = layer(hidden)
     assert torch.equal(noisy[..., :4], plain[..., :4])  # the fourth word is alone in its tail
@@ -84,7 +85,7 @@ def test_dropout_in_tails():
         layer.weights[2][0, 0] = 1
     read = (hidden @ layer.projections["2"])[..., 0]
     logits = [layer(hidden)[..., 4:] - layer.biases[2] for _ in range(30)]
-    values = torch.stack([(one[..., 0] - one[..., 1]) / read for one in logits])
+    values = torch.stack([(tail[..., 0] - tail[..., 1]) / read for tail in logits])
     assert bool(((values - 2).abs().minimum(values.abs()) < 1e-8).all())
     assert 0.3 < float((values > 1).double().mean()) < 0.7
 
@@ -99,8 +100,7 @@ def test_gradients_are_those_of_the_values_under_dropout(mixtures):
 
     def seeded(*_, run):
         torch.manual_seed(3)
-        value = run()
-        return value
+        return run()
 
     for run in (
         lambda: layer.nll(hidden, targets), lambda: layer.loss(hidden, targets, None, 0.2)[0],

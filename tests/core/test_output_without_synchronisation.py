@@ -14,7 +14,7 @@ OUTPUTS = {"softmax": {}, "mixture": {"kind": "mixture_of_softmaxes", "mixtures"
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 
 
-class Asked(TorchDispatchMode):
+class HostReads(TorchDispatchMode):
     """Operations that needed numbers on the host, and those that took some from there."""
 
     def __init__(self):
@@ -42,6 +42,6 @@ def step(output, device, smoothing, weighted):
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
 def test_losses_ask_for_no_number(output, weighted, smoothing):
     config = fr.ModelConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, num_attention_heads=2, output=output)
-    with Asked() as asked:
+    with HostReads() as reads:
         step(fr.LanguageModel(config).output.to("meta"), "meta", smoothing, weighted)
-    assert asked.names == []
+    assert reads.names == []

@@ -27,8 +27,8 @@ def test_parts_add_up():
     assert parts["embedding"] == 20_000 * 1024 + 40_000 * 256 + 207_744 * 64 + 1024 * (1024 + 256 + 64)
     assert (parts["output"], parts["mixing"], parts.get("other", 0)) == (2 * 1024, 17_408, 0)
     assert sum(number for part, number in parts.items() if part != "total") == parts["total"] == 246_933_504 + 17_408
-    own = replace(config, output={"kind": "adaptive", "tied": True, "tied_projections": False})
-    assert imagined(own).num_parameters() == parts["total"] + 327_680
+    untied = replace(config, output={"kind": "adaptive", "tied": True, "tied_projections": False})
+    assert imagined(untied).num_parameters() == parts["total"] + 327_680
 
 
 sizes = st.integers(1, 12)
@@ -41,9 +41,8 @@ sizes = st.integers(1, 12)
     learned=st.booleans(),
 )  # fmt: skip
 def test_every_size_by_its_formula(
-    layers, heads, head_dim, width, inner, vocabulary, tied, attention_bias,
-    mlp_bias, gated, pre, learned,
-):  # fmt: skip
+    layers, heads, head_dim, width, inner, vocabulary, tied, attention_bias, mlp_bias, gated, pre, learned
+):
     def count(mix, **choices):
         return imagined(
             fr.ModelConfig(
@@ -77,12 +76,12 @@ def test_size_counts_flops_by_their_formula():
             vocab_size=v, hidden_size=e, num_hidden_layers=layers, num_attention_heads=h, head_dim=d, intermediate_size=f,
             attention=fr.AttentionConfig(mix=mix, **attention), output=output or {},
         )  # fmt: skip
-        found = size(config, n)
-        assert found["flops_per_token"]["length"] == n
-        assert found["flops_per_token"]["training"] == 3 * found["flops_per_token"]["forward"]
-        assert found["bytes"]["weights_fp32"] == 4 * imagined(config).num_parameters()
-        assert found["bytes"]["cache_per_token_fp32"] == 4 * 2 * layers * h * d
-        return found["flops_per_token"]["forward"]
+        report = size(config, n)
+        assert report["flops_per_token"]["length"] == n
+        assert report["flops_per_token"]["training"] == 3 * report["flops_per_token"]["forward"]
+        assert report["bytes"]["weights_fp32"] == 4 * imagined(config).num_parameters()
+        assert report["bytes"]["cache_per_token_fp32"] == 4 * 2 * layers * h * d
+        return report["flops_per_token"]["forward"]
 
     keys = (n + 1) / 2
     plain = 2 * (layers * (4 * e * h * d + 2 * e * f) + layers * 2 * h * d * keys + v * e)

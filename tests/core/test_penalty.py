@@ -39,7 +39,8 @@ def test_orthogonality_of_a_model_is_the_sum_over_layers(mix):
 
 
 def test_orthogonality_of_a_trace_is_the_mean_over_positions():
-    made, trace = model("position_wise"), fr.Trace()
+    made = model("position_wise")
+    trace = fr.Trace()
     made(torch.randint(7, (2, 5)), trace=trace)
     assert len(trace.layers) == 2
     expected = 0.0
@@ -58,14 +59,15 @@ def test_overlap_is_equation_20_over_all_pairs_of_heads(shape):
         for first, second in itertools.combinations(text, 2):
             rows += np.linalg.norm(first @ second.T) ** 2 / shape[0]
             columns += np.linalg.norm(first.T @ second) ** 2 / shape[0]
-    found = overlap_terms(weights)
-    assert abs(float(found[0]) - rows) < 1e-12
-    assert abs(float(found[1]) - columns) < 1e-12
+    terms = overlap_terms(weights)
+    assert abs(float(terms[0]) - rows) < 1e-12
+    assert abs(float(terms[1]) - columns) < 1e-12
     assert abs(float(fr.overlap(weights)) - rows - columns) < 1e-12
 
 
 def test_overlap_of_a_trace_takes_the_weights_before_mixing():
-    made, trace = model("position_independent"), fr.Trace()
+    made = model("position_independent")
+    trace = fr.Trace()
     made(torch.randint(7, (2, 5)), trace=trace)
     expected = sum(float(fr.overlap(layer.weights.detach())) for layer in trace.layers)
     assert abs(float(fr.overlap(trace).detach()) - expected) < 1e-12

@@ -25,13 +25,13 @@ def test_sinusoids(width):
 def test_angles_are_exact_anywhere(size):
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])
     for dtype, tolerance in ((torch.float32, 3e-6), (torch.float64, 1e-8)):
-        found = angles(positions, size, 10000.0, torch.empty(0, dtype=dtype))
-        assert found.shape == (5, (size + 1) // 2)
+        radians = angles(positions, size, 10000.0, torch.empty(0, dtype=dtype))
+        assert radians.shape == (5, (size + 1) // 2)
         for row, position in enumerate(positions.tolist()):
             for i in range((size + 1) // 2):
                 angle = position * 10000.0 ** (-2 * i / size)
-                assert abs(math.sin(angle) - math.sin(float(found[row, i]))) < tolerance
-                assert abs(math.cos(angle) - math.cos(float(found[row, i]))) < tolerance
+                assert abs(math.sin(angle) - math.sin(float(radians[row, i]))) < tolerance
+                assert abs(math.cos(angle) - math.cos(float(radians[row, i]))) < tolerance
 
 
 @pytest.mark.parametrize("position", ["rotary", "relative"])
@@ -47,11 +47,10 @@ def test_what_depends_on_distance_does_so_far_into_a_text(position):
     ids = torch.randint(9, (1, 12))
     from fullrank.core.memory import Memory
 
-    late = Memory.empty(2)
-    late = Memory(late.layers, 3_000_000)
-    memory, found = None, []
+    early, late = None, Memory(Memory.empty(2).layers, 3_000_000)
+    differences = []
     for part in ids.split(6, dim=1):
-        early_out, late_out = model(part, memory), model(part, late)
-        memory, late = early_out.memory, late_out.memory
-        found.append(float((early_out.logits - late_out.logits).detach().abs().max()))
-    assert max(found) < 2e-6
+        early_out, late_out = model(part, early), model(part, late)
+        early, late = early_out.memory, late_out.memory
+        differences.append(float((early_out.logits - late_out.logits).detach().abs().max()))
+    assert max(differences) < 2e-6

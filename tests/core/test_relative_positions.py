@@ -9,16 +9,9 @@ from moving import moved
 
 def model(score="relative", **changes):
     torch.manual_seed(3)
-    sizes = {
-        "vocab_size": 9,
-        "hidden_size": 8,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "position": "relative",
-    }
-    config = fr.ModelConfig(**(sizes | changes), attention=fr.AttentionConfig(score=score))
-    made = fr.LanguageModel(config).eval()
-    return moved(made)
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = fr.ModelConfig(**sizes | changes, position="relative", attention=fr.AttentionConfig(score=score))
+    return moved(fr.LanguageModel(config).eval())
 
 
 def biases(made):
@@ -29,25 +22,25 @@ SHARED = ["position.biases.content_bias", "position.biases.position_bias"]
 
 
 def test_u_and_v_are_one_parameter_of_the_model_or_one_of_each_layer():
-    own = model({"name": "relative", "shared_biases": False})
-    assert biases(own) == [
+    separate = model({"name": "relative", "shared_biases": False})
+    assert biases(separate) == [
         f"blocks.{i}.attention.attend.score.biases.{name}"
         for i in range(3)
         for name in ("content_bias", "position_bias")
     ]
-    assert own.num_parameters() == model().num_parameters() + 2 * 2 * 8
+    assert separate.num_parameters() == model().num_parameters() + 2 * 2 * 8
     shared = model()
     assert biases(shared) == SHARED
     state = shared.state_dict()
-    own.load_state_dict(
+    separate.load_state_dict(
         {name: state["position.biases." + name.rpartition(".")[2]] if "score" in name else state[name]
-         for name in own.state_dict()})  # fmt: skip
+         for name in separate.state_dict()})  # fmt: skip
     read = torch.tensor([[1, 2, 3, 4]])
-    assert torch.equal(own(read).logits, shared(read).logits)
-    for made in (own, shared):
+    assert torch.equal(separate(read).logits, shared(read).logits)
+    for made in (separate, shared):
         made.loss(read, read).backward()
     for name in ("content_bias", "position_bias"):
-        total = sum(getattr(block.attention.attend.score.biases, name).grad for block in own.blocks)
+        total = sum(getattr(block.attention.attend.score.biases, name).grad for block in separate.blocks)
         assert torch.allclose(getattr(shared.position.biases, name).grad, total, atol=1e-7)
 
 
@@ -59,14 +52,14 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked):
         block.attention.project.relative.register_forward_hook(lambda module, args, out: seen.append(args[0].encodings))
     read = torch.randint(9, (2, 50))
     made(read)
-    whole = seen[0].clone()
-    assert whole.shape == (50, 64)
+    undropped = seen[0].clone()
+    assert undropped.shape == (50, 64)
     seen.clear()
     made.train()(read)
     assert len(seen) == 3
     assert all(torch.equal(table, seen[0]) for table in seen)
-    dropped = (seen[0] == 0) & (whole != 0)
-    assert torch.allclose(seen[0][~dropped], whole[~dropped] / 0.75)
+    dropped = (seen[0] == 0) & (undropped != 0)
+    assert torch.allclose(seen[0][~dropped], undropped[~dropped] / 0.75)
     if locked:
         assert torch.equal(dropped[1:, 32:].any(0), dropped[1:, 32:].all(0))  # one mask for all distances
     else:
@@ -79,7 +72,8 @@ def test_distances_through_the_projection_of_tokens():
     made = model(score, num_hidden_layers=1, memory_length=3).double()
     assert not biases(made)
     assert not [name for name in made.state_dict() if "relative" in name]
-    block, width, heads = made.blocks[0], 8, 2
+    block = made.blocks[0]
+    width, heads = 8, 2
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
     x = block.attention_norm(made.embedding(tokens))
     project = block.attention.project
@@ -96,9 +90,9 @@ def test_distances_through_the_projection_of_tokens():
             )
             expected[n, h] = scores.softmax(0) @ values[: n + 1, h]
     expected = block.attention.merge(expected.flatten(1))[None]
-    whole = block.attention(x)
-    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
-    logits, cache = made(tokens).logits, made.new_cache()
+    torch.testing.assert_close(block.attention(x), expected, rtol=0, atol=1e-12)
+    logits = made(tokens).logits
+    cache = made.new_cache()
     for n in range(6):  # keys and values alone are kept
         step = made(tokens[:, n : n + 1], cache=cache)
         cache = step.cache

@@ -39,7 +39,8 @@ def equation(made, x, distance, visible):
 
     q, k, v = (linear(module, x) for module in (made.project.query, made.project.key, made.project.value))
     u, w = (numbers(b) for b in (made.attend.score.biases.content_bias, made.attend.score.biases.position_bias))
-    to_keys, count = numbers(made.project.relative.weight), len(x)
+    to_keys = numbers(made.project.relative.weight)
+    count = len(x)
     weights = np.zeros((H, count, count))
     for h in range(H):
         part = slice(h * D, (h + 1) * D)
@@ -65,15 +66,16 @@ def equation(made, x, distance, visible):
 
 
 def test_as_published_measures_from_the_end_of_the_block():
-    made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
-    given = made(x)[0].detach().numpy()
-    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: m <= n)).max() < 1e-12
-    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: n - m, lambda n, m: m <= n)).max() > 1e-2
+    made = layer(as_published=True)
+    x = torch.randn(1, 6, E, dtype=torch.float64)
+    out = made(x)[0].detach().numpy()
+    assert np.abs(out - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: m <= n)).max() < 1e-12
+    assert np.abs(out - equation(made, x[0].numpy(), lambda n, m: n - m, lambda n, m: m <= n)).max() > 1e-2
     shorter = made(x[:, :5])[0].detach().numpy()
-    assert np.abs(given[:5] - shorter).max() > 1e-3  # what is appended changes what was there
+    assert np.abs(out[:5] - shorter).max() > 1e-3  # what is appended changes what was there
     other = x.clone()
     other[:, 5] += 1  # but not by what it says
-    assert np.array_equal(made(other)[0, :5].detach().numpy(), given[:5])
+    assert np.array_equal(made(other)[0, :5].detach().numpy(), out[:5])
 
 
 @pytest.mark.parametrize("start", ["empty", "zeros"])
@@ -92,10 +94,10 @@ def test_a_model_as_published_with_same_length(start):
     block = made.blocks[0]
     attention = block.attention
     x = made.embedding(ids).detach()[0]
-    whole = torch.cat((torch.zeros(4, E), x))  # a memory of zeros in front, which the second block no longer sees
+    after_zeros = torch.cat((torch.zeros(4, E), x))  # a memory of zeros in front, which the second block no longer sees
     for block_end, logits in ((5, first.logits), (9, made(ids[:, 5:], first.memory).logits)):
         begin = 0 if block_end == 5 else 5
-        keys = whole[begin : 4 + block_end] if start == "zeros" or begin else x[:block_end]
+        keys = after_zeros[begin : 4 + block_end] if start == "zeros" or begin else x[:block_end]
         count = len(keys)
         expected = equation(
             attention, keys.numpy(), lambda n, m, last=count - 1: last - m, lambda n, m: n - 4 < m <= n

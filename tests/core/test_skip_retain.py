@@ -27,10 +27,10 @@ EQUATIONS = {
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 8, 12, 15, 16, 31])
 def test_schedules_are_the_equations(name, num_layers):
     p = Fraction(3, 16)
-    given = None if name == "linear" else float(p)
-    found = fr.SkipRetain(name, given, num_layers=num_layers).probabilities
-    assert len(found) == num_layers
-    for i, probability in enumerate(found, start=1):
+    requested = None if name == "linear" else float(p)
+    probabilities = fr.SkipRetain(name, requested, num_layers=num_layers).probabilities
+    assert len(probabilities) == num_layers
+    for i, probability in enumerate(probabilities, start=1):
         assert probability == pytest.approx(float(EQUATIONS[name](i, num_layers, p)), abs=1e-15)
 
 
@@ -54,10 +54,10 @@ def test_the_draw_depends_on_nothing_else():
 def _draws(policy, seed, steps):
     """(steps, layers), 1 where a layer rests."""
     layers = len(policy.probabilities)
-    found = np.zeros((len(steps), layers))
-    for row, step in zip(found, steps, strict=True):
+    resting = np.zeros((len(steps), layers))
+    for row, step in zip(resting, steps, strict=True):
         row[list(policy.skipped(seed, step))] = 1
-    return found
+    return resting
 
 
 def test_layers_rest_as_often_as_they_should():

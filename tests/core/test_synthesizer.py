@@ -17,7 +17,8 @@ def dense():
 
 
 def test_dense_is_its_equation():
-    score, query = dense(), torch.randn(B, H, 3, D, dtype=torch.float64)
+    score = dense()
+    query = torch.randn(B, H, 3, D, dtype=torch.float64)
     weight, bias = score.to_positions.weight.detach(), score.to_positions.bias.detach()
     assert weight.shape == (P, D)
 
@@ -44,10 +45,10 @@ def test_random_is_a_table():
     score = RandomSynthesizer(None, SIZE).double()
     assert score.logits.shape == (H, P, P)
     assert abs(float(score.logits.detach().std()) - 1) < 5 / math.sqrt(2 * H * P * P)
-    found = score(fr.Layout.of(2, 5)).detach()
-    assert found.shape == (1, H, 2, 5)
-    assert torch.equal(found[0, :, 0, :], score.logits[:, 3, :5])
-    assert torch.equal(found[0, :, 1, :], score.logits[:, 4, :5])
+    logits = score(fr.Layout.of(2, 5)).detach()
+    assert logits.shape == (1, H, 2, 5)
+    assert torch.equal(logits[0, :, 0, :], score.logits[:, 3, :5])
+    assert torch.equal(logits[0, :, 1, :], score.logits[:, 4, :5])
     places = torch.tensor([[0, 0, 1, 2], [1, 3, 5, 7]])
     by_row = score(fr.Layout(places[:, 2:], places)).detach()
     shared = score(fr.Layout(places[1, 2:], places[1])).detach()
@@ -69,15 +70,13 @@ def attention(score, mix="none", length=P, **options):
 
 
 def test_a_kept_key_projection_is_there_and_idle():
-    plain, kept = attention("dense_synthesizer"), attention({"name": "dense_synthesizer", "keep_key_projection": True})
-    assert {*dict(kept.named_parameters())} - {*dict(plain.named_parameters())} == {
-        "project.key.weight",
-        "project.key.bias",
-    }
+    plain, idle = attention("dense_synthesizer"), attention({"name": "dense_synthesizer", "keep_key_projection": True})
+    added = {*dict(idle.named_parameters())} - {*dict(plain.named_parameters())}
+    assert added == {"project.key.weight", "project.key.bias"}
     x = torch.randn(2, 5, 10, dtype=torch.float64)
-    before = kept(x)
+    before = idle(x)
     with torch.no_grad():
-        for parameter in kept.project.key.parameters():
+        for parameter in idle.project.key.parameters():
             parameter.fill_(math.nan)
-    assert torch.equal(kept(x), before)
-    assert not any(parameter.requires_grad for parameter in kept.project.key.parameters())
+    assert torch.equal(idle(x), before)
+    assert not any(parameter.requires_grad for parameter in idle.project.key.parameters())

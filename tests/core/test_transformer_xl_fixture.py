@@ -6,6 +6,7 @@ The figures were written once by `fixtures/make_transformer_xl.py`, which says h
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,8 @@ def test_the_fixture_tells_settings_apart():
     """Each case's own setting changes the nll of the last segment, so that agreement with all of them says something."""
     last = [TENSORS[f"{name}.{len(ABOUT['segments']) - 1}.nll"] for name in CASES]
     assert len(last) == 11
-    for i, one in enumerate(last):
-        for other in last[:i]:
-            assert float((one - other).abs().max()) > 1e-3
+    for first, second in combinations(last, 2):
+        assert float((first - second).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("kernel", "cached"), [("reference", False), ("auto", True)])
@@ -61,7 +61,8 @@ def test_the_fixture_tells_settings_apart():
 def test_segment_by_segment(name, kernel, cached):
     """Hidden states and nll of every segment, memories after the last; keys and values of memory cached or projected anew."""
     case = CASES[name]
-    model, states, losses = build(case), None, None
+    model = build(case)
+    states = losses = None
     with fr.kernel(kernel), torch.no_grad() if cached else nullcontext():
         for number, ids, targets in segments():
             hidden, states, _ = model.hidden(ids, states)
@@ -70,10 +71,10 @@ def test_segment_by_segment(name, kernel, cached):
             close(hidden, TENSORS[f"{name}.{number}.hidden"], f"hidden states of segment {number}")
             close(nll.per_token, TENSORS[f"{name}.{number}.nll"], f"nll of segment {number}")
     for memory in (states, losses):
-        found = torch.stack([layer.hidden for layer in memory.layers])
-        assert not found.requires_grad
-        close(found, TENSORS[f"{name}.memories"], "memories")
-        count = found.shape[2]
+        remembered = torch.stack([layer.hidden for layer in memory.layers])
+        assert not remembered.requires_grad
+        close(remembered, TENSORS[f"{name}.memories"], "memories")
+        count = remembered.shape[2]
         for layer in range(SIZES["n_layer"]):
             assert ages(memory, layer) == list(range(count, 0, -1))
 
@@ -83,7 +84,8 @@ def test_gradients(kernel, way):
     """Gradients of the mean nll of the last segment for every parameter; memory is a constant."""
     name = ABOUT["gradients_of"]
     case = CASES[name]
-    model, memory = build(case), None
+    model = build(case)
+    memory = None
     *before, (_, ids, targets) = segments()
     with fr.kernel(kernel):
         for _, earlier, _ in before:
@@ -96,8 +98,8 @@ def test_gradients(kernel, way):
             loss = -model(ids, memory).logits.gather(-1, targets[..., None]).mean()
         loss.backward()
     expected = renamed("gradient", case)
-    found = {parameter: value.grad for parameter, value in model.named_parameters()}
-    assert found.keys() == expected.keys()
-    for parameter, gradient in found.items():
+    gradients = {parameter: value.grad for parameter, value in model.named_parameters()}
+    assert gradients.keys() == expected.keys()
+    for parameter, gradient in gradients.items():
         assert gradient is not None, parameter
         close(gradient, expected[parameter], f"gradient of {parameter}")

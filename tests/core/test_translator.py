@@ -13,12 +13,12 @@ from translator_models import PAIRS, TARGET, WEIGHTED, WIDE, WIDTH, padding, sen
 LENGTHS = [7, 3, 5]
 
 
-def whole(model, source, mask, texts, of):
-    """The last logits of each text, the sentence `of` it read again from its first token, (R, V)."""
+def read_again(model, source, mask, texts, of):
+    """The last logits of each text, (R, V): sentence `of` and text are both read from their first token."""
     out = []
     for text, row in zip(texts, of, strict=True):
-        own = source[row : row + 1] if mask is None else source[row][mask[row].bool()][None]
-        out.append(model(own, torch.tensor([text])).logits[0, -1])
+        sentence = source[row : row + 1] if mask is None else source[row][mask[row].bool()][None]
+        out.append(model(sentence, torch.tensor([text])).logits[0, -1])
     return torch.stack(out)
 
 
@@ -50,7 +50,8 @@ def test_beams_equal_reading_each_text_again(mechanism, selection, side):
     source, _ = sentences(model, 3, 7)
     mask = padding(LENGTHS, 7, side) if side else None
     generator = torch.Generator().manual_seed(3)
-    texts, of = [[1], [2], [3]], [0, 1, 2]
+    texts = [[1], [2], [3]]
+    of = [0, 1, 2]
     with torch.no_grad():
         writer = model.of_source(model.encode(source, mask))
         out = writer(torch.tensor([[text[-1]] for text in texts]), cache=writer.new_cache())
@@ -60,7 +61,7 @@ def test_beams_equal_reading_each_text_again(mechanism, selection, side):
             texts = [[*texts[i], int(token)] for i, token in zip(index, new, strict=True)]
             of = [of[i] for i in index]
             out = writer(new[:, None], cache=cache)
-            close(out.logits[:, 0], whole(model, source, mask, texts, of), f"{selection} {index}")
+            close(out.logits[:, 0], read_again(model, source, mask, texts, of), f"{selection} {index}")
             assert cache.length == len(texts[0]) - 1
 
 
@@ -114,8 +115,7 @@ def _without_mix(attention):
 def test_released_cross_never_mixes_across():
     released = translator("B", decoder_keys={"released_cross": True})
     assert not [name for name in released.state_dict() if "cross_attention.attend.mix" in name]
-    own = {"cross": {"mix": "none"}}
-    model = translator("B", **own)
+    model = translator("B", cross={"mix": "none"})
     model.load_state_dict(released.state_dict())
     source, target = sentences(model)
     with torch.no_grad():
@@ -159,7 +159,8 @@ def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights()
             if layer.weights.shape[3] == 7:
                 assert not layer.weights[~mask.bool()[:, None, None].expand(layer.weights.shape)].any()
     everywhere = translator("multi-linear everywhere")
-    everywhere(*sentences(everywhere), trace=(trace := fr.Trace()))
+    trace = fr.Trace()
+    everywhere(*sentences(everywhere), trace=trace)
     assert trace.layers == []
 
 
@@ -174,12 +175,11 @@ def test_one_table_is_saved_once_and_its_gradients_add_up():
     separate.load_state_dict(state)
     shared.load_state_dict({name: value for name, value in state.items() if name != "encoder.embedding.weight"})
     source, target = sentences(separate)
-    wanted = tokens(TARGET, 3, 5, seed=9)
+    targets = tokens(TARGET, 3, 5, seed=9)
     for model in (shared, separate):
-        model.loss(source, target, wanted).backward()
+        model.loss(source, target, targets).backward()
     grads = {name: p.grad for name, p in separate.named_parameters()}
     both = grads["decoder.embedding.weight"], grads["encoder.embedding.weight"]
-    found = shared
-    close(found.decoder.embedding.weight.grad, both[0] + both[1], "gradient of the table", 1e-12)
+    close(shared.decoder.embedding.weight.grad, both[0] + both[1], "gradient of the table", 1e-12)
     with torch.no_grad():
         assert torch.equal(shared(source, target).logits, separate(source, target).logits)

@@ -17,15 +17,15 @@ def logits(config, read, source, target):
 
 def encoded(config, read, source):
     """(M,) -> (M, E)."""
-    own = config.encoder
-    shared = "decoder.embedding.weight" if own.share_embedding else "encoder.embedding.weight"
+    encoder = config.encoder
+    shared = "decoder.embedding.weight" if encoder.share_embedding else "encoder.embedding.weight"
     x = embedded(config, read, "encoder.", shared, source)
     everything = torch.ones(len(source), len(source), dtype=torch.bool)
-    for i in range(own.num_hidden_layers or config.num_hidden_layers):
+    for i in range(encoder.num_hidden_layers or config.num_hidden_layers):
         name = f"encoder.blocks.{i}."
-        stages, biases = own.attention or config.attention, f"{name}attention.attend.score.biases"
-        if "encoder.position.biases.content_bias" in read:
-            biases = "encoder.position.biases"
+        stages = encoder.attention or config.attention
+        shared_biases = "encoder.position.biases.content_bias" in read
+        biases = "encoder.position.biases" if shared_biases else f"{name}attention.attend.score.biases"
         x = line(config, read, f"{name}attention_norm", x, lambda h, n=name, s=stages, b=biases: attention(
             config, s, read, f"{n}attention.", h, h, everything, config.position, b))  # fmt: skip
         x = line(config, read, f"{name}feed_forward_norm", x, lambda h, n=name: feed_forward(read, n, h))
@@ -34,16 +34,16 @@ def encoded(config, read, source):
 
 def decoded(config, read, source, target):
     """source (M, E) of the encoder, target (N,) -> (N, V)."""
-    own = config.decoder
+    decoder = config.decoder
     x = embedded(config, read, "decoder.", "decoder.embedding.weight", target)
-    past = torch.tensor([[m <= n for m in range(len(target))] for n in range(len(target))])
+    past = torch.ones(len(target), len(target), dtype=torch.bool).tril()
     everything = torch.ones(len(target), len(source), dtype=torch.bool)
-    for i in range(own.num_hidden_layers or config.num_hidden_layers):
+    for i in range(decoder.num_hidden_layers or config.num_hidden_layers):
         name = f"decoder.blocks.{i}."
-        stages, biases = own.attention or config.attention, f"{name}attention.attend.score.biases"
-        if "decoder.position.biases.content_bias" in read:
-            biases = "decoder.position.biases"
-        across = own.cross or config.attention
+        stages = decoder.attention or config.attention
+        shared_biases = "decoder.position.biases.content_bias" in read
+        biases = "decoder.position.biases" if shared_biases else f"{name}attention.attend.score.biases"
+        across = decoder.cross or config.attention
         x = line(config, read, f"{name}attention_norm", x, lambda h, n=name, s=stages, b=biases: attention(
             config, s, read, f"{n}attention.", h, h, past, config.position, b))  # fmt: skip
         x = line(config, read, f"{name}cross_attention_norm", x, lambda h, n=name, s=across: attention(
@@ -60,11 +60,9 @@ def embedded(config, read, part, table, ids):
     if config.position == "learned":
         x = x + read[f"{part}position.weight"][: len(ids)]
     if config.position == "sinusoidal":  # sine and cosine take turns
-        rows = [
-            [math.sin(p / 10000 ** (2 * (i // 2) / width) + (i % 2) * math.pi / 2) for i in range(width)]
-            for p in range(len(ids))
-        ]
-        x = x + torch.tensor(rows, dtype=x.dtype)
+        for p in range(len(ids)):
+            waves = [math.sin(p / 10000 ** (2 * (i // 2) / width) + (i % 2) * math.pi / 2) for i in range(width)]
+            x[p] += torch.tensor(waves, dtype=x.dtype)
     return x
 
 
@@ -104,7 +102,8 @@ def attention(config, stages, read, name, x, source, seen, position, biases):
         queries.append(q)
         valued.append(v)
         if position == "rotary":
-            q, k = (torch.stack([turned(row, place) for place, row in enumerate(of)]) for of in (q, k))
+            q = torch.stack([turned(row, place) for place, row in enumerate(q)])
+            k = torch.stack([turned(row, place) for place, row in enumerate(k)])
         if position == "relative":
             u, t = (read[f"{biases}.{which}_bias"][i] for which in ("content", "position"))
             table = read[f"{name}project.relative.weight"][i * size : (i + 1) * size]
@@ -129,8 +128,8 @@ def share(read, name, stages, query, j, i):
     mix = stage_name(stages.mix)
     if mix == "none":
         return torch.full((len(query), 1), float(i == j), dtype=query.dtype)
-    whole = read[f"{name}mixing"][j, i].expand(len(query), 1)
-    return whole if mix != "position_wise" else whole + (query @ read[f"{name}from_query"][:, i])[:, None]
+    mixing = read[f"{name}mixing"][j, i].expand(len(query), 1)
+    return mixing if mix != "position_wise" else mixing + (query @ read[f"{name}from_query"][:, i])[:, None]
 
 
 def turned(row, place):
@@ -157,7 +156,8 @@ def pairs(read, name, query, keys, values, seen):
     """O_i = sum_jm (sum_r g_r Q_ir K_jr V_mr) W_jm + b, over places j and m that i sees."""
     raw = read[f"{name}attend.cores.weight"]
     core = (raw.exp() / raw.exp().sum(1, keepdim=True)).mean(0)
-    table, places = read[f"{name}attend.weight"], len(keys)
+    table = read[f"{name}attend.weight"]
+    places = len(keys)
     visible = seen.to(query.dtype)
     out = torch.einsum("r,ir,jr,mr,ij,im,jme->ie", core, query, keys, values, visible, visible, table[:places, :places])
     return out + read[f"{name}attend.bias"]
