@@ -21,7 +21,8 @@ def call(
     convolution, and "keys", which add to both.
 
     times: what queries and keys are multiplied by, which makes scores large."""
-    (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
+    queries, keys = layout.shape
+    generator = torch.Generator().manual_seed(5)
     mixing, scoring, of_keys = (*mixing.split(", "), "none", "none")[:3]
 
     def drawn(*shape, times=1.0):
@@ -45,10 +46,11 @@ def scores(problem):
     layout, query, far = problem.layout, problem.query, problem.distances
     if far is None:
         return problem.scale * query @ problem.keys.transpose(2, 3)
-    row, rows = {}, []  # distance -> its place in the table
+    row = {}  # distance -> its place in the table
     for low, high in layout.spans:
         for distance in range(low, high + 1):
             row[distance] = len(row)
+    rows = []
     for n in layout.query_positions.tolist():
         rows.append([row.get(n - m, 0) for m in layout.key_positions.tolist()])
     keys_of_distances = far.keys[:, torch.tensor(rows, device=query.device)]  # (H, N, M, D)
@@ -88,11 +90,11 @@ def mixed_maps(maps, of_queries, of_keys):
     return (matrix.permute(0, 3, 4, 1, 2) * maps[:, :, None]).sum(1)
 
 
-def equation(problem, kept=None):
-    """kept: 1 where dropout keeps a weight, (B, H, N, M)."""
+def equation(problem, keep_mask=None):
+    """keep_mask: 1 where dropout keeps a weight, (B, H, N, M)."""
     mixed = weights(problem)
-    if kept is not None:
-        mixed = mixed * kept / (1 - problem.dropout)
+    if keep_mask is not None:
+        mixed = mixed * keep_mask / (1 - problem.dropout)
     return mixed @ problem.values
 
 
@@ -116,21 +118,21 @@ def named(problem):
     return ["query", "keys", "values", *matrices, *far]
 
 
-def check(problem, out, tolerance, kept=None, relative_norm=False):
+def check(problem, out, tolerance, keep_mask=None, relative_norm=False):
     """`out` and all gradients under a random cotangent beside the equation: relative to the largest number, or by norms."""
     wide = exact(problem)
-    expected = equation(wide, kept)
+    expected = equation(wide, keep_mask)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(out)
     cotangent = cotangent[:, :1].expand_as(out) if out.shape[2] % 2 else cotangent  # heads on each other
-    found = [out.detach(), *torch.autograd.grad(out, differentiable(problem), cotangent)]
-    right = [expected.detach(), *torch.autograd.grad(expected, differentiable(wide), cotangent.double())]
-    for name, one, other in zip(["output", *named(problem)], found, right, strict=True):
-        assert one.shape == other.shape, name
-        assert one.isfinite().all(), f"{name} is not finite"
+    actual = [out.detach(), *torch.autograd.grad(out, differentiable(problem), cotangent)]
+    references = [expected.detach(), *torch.autograd.grad(expected, differentiable(wide), cotangent.double())]
+    for name, tensor, reference in zip(["output", *named(problem)], actual, references, strict=True):
+        assert tensor.shape == reference.shape, name
+        assert tensor.isfinite().all(), f"{name} is not finite"
         if relative_norm:
-            off = float((one.double() - other).norm() / other.norm())
+            off = float((tensor.double() - reference).norm() / reference.norm())
         else:
-            off = float((one.double() - other).abs().max() / other.abs().max().clamp(min=1.0))
+            off = float((tensor.double() - reference).abs().max() / reference.abs().max().clamp(min=1.0))
         assert off <= tolerance, f"{name} is off by {off:.1e}"
 
 

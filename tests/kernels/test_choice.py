@@ -85,7 +85,8 @@ def test_every_layout_is_that_of_the_equation(name, kernel):
 @pytest.mark.parametrize("name", ["reference", *FAST])
 def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name):
     """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
-    p, layer = 0.25, fr.Attention(fr.AttentionConfig(), hidden_size=15, num_attention_heads=3, dropout=0.25).train()
+    p = 0.25
+    layer = fr.Attention(fr.AttentionConfig(), hidden_size=15, num_attention_heads=3, dropout=p).train()
     same = torch.zeros(400, 8, 15)
     with torch.no_grad():
         layer.project.value.bias.fill_(1.0)
@@ -116,6 +117,7 @@ def test_transforms_of_functions_get_kernels_that_know_them(mix):
 
 def test_transforms_of_losses_get_the_definition():
     output = fr.LanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)).output
-    hidden, ids = torch.randn(2, 5, 8, requires_grad=True), torch.arange(10).view(2, 5) % 9
+    hidden = torch.randn(2, 5, 8, requires_grad=True)
+    ids = torch.arange(10).view(2, 5) % 9
     gradient = torch.func.grad(lambda hidden: output.loss(hidden, ids)[0])(hidden.detach())
     torch.testing.assert_close(gradient, torch.autograd.grad(output.loss(hidden, ids)[0], hidden)[0])

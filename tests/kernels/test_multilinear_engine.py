@@ -13,10 +13,7 @@ from fullrank.kernels import multilinear as engine
 NAMES = ("query", "keys", "values", "weight")
 
 
-def leaves_of(
-    batch, queries, keys, length = None, rank = 5, width = 4,
-    dtype = torch.float64,
-):  # fmt: skip
+def leaves_of(batch, queries, keys, length=None, rank=5, width=4, dtype=torch.float64):
     generator = torch.Generator().manual_seed(7)
     length = length or keys
     shapes = ((batch, queries, rank), (batch, keys, rank), (batch, keys, rank), (length, length, width))
@@ -29,8 +26,8 @@ def seen_by(way, queries, keys, rows=1):
         seen = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.4
         seen[:, queries // 2] = False
         return seen
-    last = [keys - queries + i if way == "causal" else keys for i in range(queries)]
-    return torch.tensor([[[m <= last[i] for m in range(keys)] for i in range(queries)]])
+    last = torch.arange(keys - queries, keys) if way == "causal" else torch.full((queries,), keys)
+    return (torch.arange(keys) <= last[:, None])[None]
 
 
 def equation(query, keys, values, weight, seen):
@@ -60,8 +57,8 @@ def test_every_order_is_exact(queries, keys, length, way, by_state, most, monkey
     monkeypatch.setattr(engine, "_SHELL_SMALL", 3)
     monkeypatch.setattr(engine, "_PAIRS", most)
     monkeypatch.setattr(engine, "order", lambda size: engine.list_steps(size, by_state))
-    leaves, rows = leaves_of(2, queries, keys, length), 1 if length == keys else 2
-    seen = seen_by(way, queries, keys, rows)
+    leaves = leaves_of(2, queries, keys, length)
+    seen = seen_by(way, queries, keys, rows=1 if length == keys else 2)
     out = computed(leaves, way, seen if way == "visible" else None)
     assert way != "visible" or not out[:, queries // 2].any()
     agree(out, equation(*leaves, seen), leaves)
@@ -88,14 +85,15 @@ def test_no_look_ahead(tokens):
     """Later tokens may be anything, also inf: outputs keep every bit."""
     leaves = leaves_of(1, tokens, tokens, rank=3, width=2)
     before = computed(leaves)
-    for here in (0, tokens // 2, tokens - 2):
-        to_keys, to_values = torch.autograd.grad(before[:, : here + 1].sum(), leaves[1:3], retain_graph=True)
-        assert not to_keys[:, here + 1 :].any()
-        assert not to_values[:, here + 1 :].any()
-        assert to_keys[:, here].any()
+    for place in (0, tokens // 2, tokens - 2):
+        to_keys, to_values = torch.autograd.grad(before[:, : place + 1].sum(), leaves[1:3], retain_graph=True)
+        assert not to_keys[:, place + 1 :].any()
+        assert not to_values[:, place + 1 :].any()
+        assert to_keys[:, place].any()
         changed = [tensor.detach().clone() for tensor in leaves]
-        changed[0][:, here + 1 :], changed[1][:, here + 1 :], changed[2][:, here + 1 :] = 5.0, -7.0, float("inf")
-        assert torch.equal(computed(changed)[:, : here + 1], before[:, : here + 1])
+        for tensor, number in zip(changed[:3], (5.0, -7.0, float("inf")), strict=True):
+            tensor[:, place + 1 :] = number
+        assert torch.equal(computed(changed)[:, : place + 1], before[:, : place + 1])
 
 
 def test_who_computes():
@@ -114,10 +112,10 @@ def test_who_computes():
 def test_nothing_of_size_n_cubed(way, tokens):
     leaves = [leaf.detach() for leaf in leaves_of(1, tokens, tokens, rank=4, width=4, dtype=torch.float32)]
     seen = seen_by(way, tokens, tokens) if way == "visible" else None
-    given = engine.Arguments(*leaves, seen, way == "causal", torch.float32)
+    arguments = engine.Arguments(*leaves, seen, way == "causal", torch.float32)
     with Watch() as watch:
-        out, states = engine._forward(given)
-        engine._backward(given, out, states, (True,) * 4)
+        out, states = engine._forward(arguments)
+        engine._backward(arguments, out, states, (True,) * 4)
     assert tokens * tokens * 4 <= watch.largest < tokens**3 / 4
 
 
@@ -148,8 +146,8 @@ def test_decayed_sums(count, gaps, with_state):
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     leaves = [tokens, log, state] if with_state else [tokens, log]
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    wanted = torch.autograd.grad(expected, leaves, cotangent)
-    for a, b in zip(torch.autograd.grad(out, leaves, cotangent), wanted, strict=True):
+    references = torch.autograd.grad(expected, leaves, cotangent)
+    for a, b in zip(torch.autograd.grad(out, leaves, cotangent), references, strict=True):
         assert (a - b).abs().max() <= 1e-9 * (1 + b.abs().max())
 
 

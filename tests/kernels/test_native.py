@@ -115,14 +115,15 @@ def test_equals_the_equation(queries, keys, heads, size, relative, normalize, mi
 def test_no_less_exact_than_the_equation_in_fp32(where, normalize):
     """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""
     single = call(layout(where, 84, 84), "B", normalize=normalize, heads=10, size=16, dtype=SINGLE, times=4.0)
-    double, cotangent = exact(single), torch.randn(2, 10, 84, 16)
+    double = exact(single)
+    cotangent = torch.randn(2, 10, 84, 16)
     ours, plain, right = (
         [out.detach(), *torch.autograd.grad(out, differentiable(problem)[:2], cotangent.to(out))]
         for problem, out in ((single, attend(single)), (single, equation(single)), (double, equation(double)))
     )
-    for name, one, other, true in zip(("output", "query", "keys"), ours, plain, right, strict=True):
-        allowed = 2 * (other - true).abs().max() + 5e-7 * right[1].abs().max()
-        assert (one - true).abs().max() <= allowed, name
+    for name, tensor, in_fp32, in_fp64 in zip(("output", "query", "keys"), ours, plain, right, strict=True):
+        allowed = 2 * (in_fp32 - in_fp64).abs().max() + 5e-7 * right[1].abs().max()
+        assert (tensor - in_fp64).abs().max() <= allowed, name
 
 
 @pytest.mark.parametrize("offset", [-1e4, 300.0])
@@ -133,7 +134,8 @@ def test_scores_far_from_zero(normalize, offset):
     with torch.no_grad():
         problem.query[..., 0] = offset / problem.scale
         problem.keys[..., 0] = 1.0
-    cotangent, inputs = torch.randn(problem.query.shape, dtype=DOUBLE), differentiable(problem)[:3]
+    cotangent = torch.randn(problem.query.shape, dtype=DOUBLE)
+    inputs = differentiable(problem)[:3]
     both = (
         [out.detach(), *torch.autograd.grad(out, inputs, cotangent)] for out in (attend(problem), equation(problem))
     )
@@ -160,8 +162,8 @@ def test_threads(relative, batch, scoring):
         computed(threads, tokens=50)  # its buffers are those of the longer call, which are kept
         second = computed(threads)
         assert all(map(torch.equal, first, second)), "it differs from call to call"
-        for one, other in zip(first, expected, strict=True):
-            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), f"{threads} threads"
+        for tensor, reference in zip(first, expected, strict=True):
+            assert torch.allclose(tensor, reference, rtol=1e-12, atol=1e-12), f"{threads} threads"
 
 
 @pytest.mark.parametrize(("changed", "relative"), [(15, True), (16, False)])
@@ -180,7 +182,8 @@ def test_sees_nothing_ahead(relative, changed):
 @pytest.mark.parametrize("mixing", ["none", "B"])
 def test_no_weights_are_kept(mixing):
     """Nothing of N M numbers, for inputs of which none has as many."""
-    problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
+    problem = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3)
+    sizes = []
 
     def packed(tensor):
         sizes.append(tensor.numel())

@@ -51,7 +51,7 @@ class Workshop:
         return len(diary.read_text().splitlines()) if diary.exists() else 0
 
     @property
-    def kept(self):
+    def cached_files(self):
         """Files in the cache, without locks."""
         return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix != ".lock")
 
@@ -77,8 +77,8 @@ def computed():
 
 
 def warnings_of(caplog):
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    return [text for text in said if not text.startswith("compiling")]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in messages if not text.startswith("compiling")]
 
 
 COPIES = 'cp "$compiled" "$out"'
@@ -102,13 +102,13 @@ def test_compiles_once(workshop, caplog):
         library.cache_clear()
         assert computed() == ({"native"}, True)
     assert workshop.calls == 1
-    assert workshop.kept == [".so"]
+    assert workshop.cached_files == [".so"]
     assert not warnings_of(caplog)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_compiler_with_a_fault(fault, workshop, caplog):
-    does, said = FAULTS[fault]
+    does, message = FAULTS[fault]
     if does is None:
         workshop.patch.setenv("CXX", "no-such-compiler")
     else:
@@ -118,8 +118,8 @@ def test_compiler_with_a_fault(fault, workshop, caplog):
     assert right
     (warning,) = warnings_of(caplog)
     assert "without the C++ kernel" in warning
-    assert said in warning
-    assert workshop.kept == []
+    assert message in warning
+    assert workshop.cached_files == []
     computed()
     assert len(warnings_of(caplog)) == 1
 
@@ -129,11 +129,11 @@ def test_two_processes_at_once(workshop):
     workshop.compiler(f"sleep 1\n{COPIES}")
     command = [sys.executable, "-c", LOADS, str(build.__file__)]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(process.communicate(timeout=60)[1] for process in started)
+    reports = sorted(process.communicate(timeout=60)[1] for process in started)
     assert [process.returncode for process in started] == [0, 0]
-    assert "compiling" in said[1]
+    assert "compiling" in reports[1]
     assert workshop.calls == 1
-    assert workshop.kept == [".so"]
+    assert workshop.cached_files == [".so"]
 
 
 @pytest.mark.full

@@ -47,34 +47,30 @@ def test_forward_and_backward_have_one_mask(queries, keys, relative, normalize, 
     torch.manual_seed(3)
     mask = (attend(problem) / weights(problem)).detach().nan_to_num(0.0)
     seen = layout.visible().expand_as(mask)
-    kept = seen & (mask != 0)
-    assert torch.allclose(mask[kept], torch.tensor(1 / 0.6, dtype=torch.float64), rtol=1e-6)
-    assert 0.55 < kept.sum() / seen.sum() < 0.65
+    kept_weights = seen & (mask != 0)
+    assert torch.allclose(mask[kept_weights], torch.tensor(1 / 0.6, dtype=torch.float64), rtol=1e-6)
+    assert 0.55 < kept_weights.sum() / seen.sum() < 0.65
     torch.manual_seed(3)
-    check(problem, attend(problem), 1e-11, kept.double())
+    check(problem, attend(problem), 1e-11, kept_weights.double())
 
 
-def test_comes_from_torchs_seed():
-    assert torch.equal(masks(0.5, 4), masks(0.5, 4))
-    assert not torch.equal(masks(0.5, 4), masks(0.5, 5))
+def _correlation(first, second):
+    return float(torch.corrcoef(torch.stack((first.flatten(), second.flatten())))[0, 1])
 
 
-def _correlation(one, other):
-    return float(torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1])
-
-
-def test_nothing_repeats():
-    """Between calls, texts, heads, rows and keys, next to each other: correlations as small as chance makes them."""
+def test_a_seed_decides_and_nothing_repeats():
+    """Between seeds, texts, heads, rows and keys, next to each other: correlations as small as chance makes them."""
     first, second = masks(0.5, 4), masks(0.5, 5)
+    assert torch.equal(masks(0.5, 4), first)
     pairs = {
-        "calls": (first, second),
+        "seeds": (first, second),
         "texts": (first[0], first[1]),
         "heads": (first[:, 0], first[:, 1]),
         "rows": (first[:, :, 1:], first[:, :, :-1]),
         "keys": (first[..., 1:], first[..., :-1]),
         "rows, shifted": (first[:, :, 1:, 1:], first[:, :, :-1, :-1]),
         "heads, shifted": (first[:, 1:, :, 1:], first[:, :-1, :, :-1]),
-        "rows and calls": (first[:, :, 1:], second[:, :, :-1]),
+        "rows and seeds": (first[:, :, 1:], second[:, :, :-1]),
     }
-    for name, (one, other) in pairs.items():
-        assert abs(_correlation(one, other)) < 5 / one.numel() ** 0.5, name
+    for name, (mask, neighbour) in pairs.items():
+        assert abs(_correlation(mask, neighbour)) < 5 / mask.numel() ** 0.5, name

@@ -100,9 +100,9 @@ def shown_mask(problem):
     one_hot = torch.eye(size, device=DEVICE)[:keys].expand_as(problem.values)
     mixing = None if problem.mixing is None else problem.mixing.detach().abs() + 0.1
     same = replace(problem, query=torch.zeros_like(problem.query), values=one_hot, mixing=mixing)
-    whole, dropped = (attend(replace(same, dropout=p)) for p in (0.0, problem.dropout))
+    undropped, dropped = (attend(replace(same, dropout=p)) for p in (0.0, problem.dropout))
     seen = problem.layout.visible().expand(*problem.query.shape[:2], -1, -1)
-    ratio = (dropped / whole.where(whole != 0, 1))[..., :keys]
+    ratio = (dropped / undropped.where(undropped != 0, 1))[..., :keys]
     return torch.where(seen, ratio, torch.ones_like(ratio))
 
 
@@ -112,21 +112,21 @@ def test_backward_drops_what_forward_dropped(mixing):
     """Five heads: two draws of four, and several groups of heads."""
     problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)
     torch.manual_seed(11)
-    kept = shown_mask(problem).double()
-    assert (kept.isclose(torch.tensor(1 / 0.6, dtype=kept.dtype)) | (kept == 0) | (kept == 1)).all()
-    assert (kept == 0).any()
+    factors = shown_mask(problem).double()
+    assert (factors.isclose(torch.tensor(1 / 0.6, dtype=factors.dtype)) | (factors == 0) | (factors == 1)).all()
+    assert (factors == 0).any()
     torch.manual_seed(11)
-    check(problem, attend(problem), EXACT, (kept > 0).double())
+    check(problem, attend(problem), EXACT, (factors > 0).double())
 
 
 @pytest.mark.full
 def test_dropout_has_its_distribution():
     """Share of dropped weights, and no connection between heads, sequences, queries or keys."""
     p = 0.3
-    kept = (shown_mask(fp32(of(32, 64, causal=False), p=p, batch=2, heads=5, size=64)) > 0).double()
+    keep_mask = (shown_mask(fp32(of(32, 64, causal=False), p=p, batch=2, heads=5, size=64)) > 0).double()
     deviation = math.sqrt(p * (1 - p))
-    assert abs(float(kept.mean()) - (1 - p)) < 5 * deviation / math.sqrt(kept.numel())
-    centred = (kept - (1 - p)) / deviation
+    assert abs(float(keep_mask.mean()) - (1 - p)) < 5 * deviation / math.sqrt(keep_mask.numel())
+    centred = (keep_mask - (1 - p)) / deviation
     for head in range(1, 5):
         together = float((centred[:, 0] * centred[:, head]).mean())
         assert abs(together) < 5 / math.sqrt(2 * 32 * 64), head
@@ -175,8 +175,8 @@ def test_block_sizes_for_every_number_and_size_of_heads():
 def test_rows_of_any_stride_are_read_where_they_are():
     """Query, keys and values as slices of one projection, and keys whose numbers do not stand side by side."""
     problem = fp32(of(21), "B", heads=3, size=20, batch=2)
-    whole = torch.stack([problem.query, problem.keys, problem.values], 3).detach()
-    query, keys, values = (whole[:, :, :, part].requires_grad_() for part in range(3))
+    projection = torch.stack([problem.query, problem.keys, problem.values], 3).detach()
+    query, keys, values = (projection[:, :, :, part].requires_grad_() for part in range(3))
     keys = keys.detach().mT.contiguous().mT.requires_grad_()
     assert query.stride(2) == 60
     assert keys.stride(3) != 1
@@ -193,10 +193,10 @@ def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
     for mixing in (None, 2, 4):
         assert triton.find_failure(*kind, mixing, True, True, True, True) is None
     monkeypatch.setattr("fullrank.kernels.triton.launch.launch", fail)
-    with pytest.warns(RuntimeWarning, match="out of resource: shared memory$") as said:
+    with pytest.warns(RuntimeWarning, match="out of resource: shared memory$") as warned:
         reasons = [triton.find_failure(*kind, 2) for _ in range(2)]
     assert reasons == ["its kernels fail on this machine: RuntimeError: out of resource: shared memory"] * 2
-    assert len(said) == 1
+    assert len(warned) == 1
     triton.try_out.cache_clear()
 
 

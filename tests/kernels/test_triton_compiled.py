@@ -19,20 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def compile_kernels(folder, *words):
     """The table of that call: cards and kinds of heads, each with the best block sizes of its kernels."""
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
-    environment = kept | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "compile_gpu.py"),
-        "--json",
-        str(folder / "table.json"),
-        *words,
-    ]
+    environment = inherited | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
+    table = folder / "table.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "compile_gpu.py"), "--json", str(table), *words]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
-    results = json.loads((folder / "table.json").read_text())["results"]
-    return results
+    return json.loads(table.read_text())["results"]
 
 
 def test_outputs_load_and_compute_no_more_than_chosen(tmp_path):

@@ -17,10 +17,7 @@ DOUBLE = torch.float64
 TOLERANCES = {torch.float32: 1e-5, DOUBLE: 1e-11}
 
 
-def softmaxes(
-    tokens, width, vocabulary, mixtures = None, dtype = DOUBLE,
-    bias = True, normalize = "softmax",
-):  # fmt: skip
+def softmaxes(tokens, width, vocabulary, mixtures=None, dtype=DOUBLE, bias=True, normalize="softmax"):
     """One softmax, or a mixture of them; the leaves of its graph by name; targets."""
     torch.manual_seed(tokens + vocabulary)
     shapes = {"states": (tokens, mixtures or 1, width), "weight": (vocabulary, width)}
@@ -36,14 +33,14 @@ def softmaxes(
     return components, leaves, torch.randint(vocabulary, (tokens,))
 
 
-def log_prob(given):
+def log_prob(components):
     """log sum_k pi_k softmax_k, from PyTorch's own functions."""
-    z = F.linear(given.states, given.clusters[0].weight, given.clusters[0].bias)
-    z = z + F.logsigmoid(z) if given.normalize == "sigsoftmax" else z
+    z = F.linear(components.states, components.clusters[0].weight, components.clusters[0].bias)
+    z = z + F.logsigmoid(z) if components.normalize == "sigsoftmax" else z
     each = z.log_softmax(-1)
-    if given.log_prior is None:
+    if components.log_prior is None:
         return each[:, 0]
-    return (given.log_prior[:, :, None] + each).logsumexp(1)
+    return (components.log_prior[:, :, None] + each).logsumexp(1)
 
 
 def cross_entropy(logs, ids, smoothing=0.0):
@@ -51,18 +48,18 @@ def cross_entropy(logs, ids, smoothing=0.0):
     return -(1 - smoothing) * logs.gather(1, ids[:, None])[:, 0] - smoothing * logs.mean(1)
 
 
-def compare(found, expected, leaves, cotangent, tolerance):
+def compare(value, expected, leaves, cotangent, tolerance):
     """A value and its gradients with respect to the leaves that require one."""
-    asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    given = dict(zip(asked, torch.autograd.grad(found, [*asked.values()], cotangent, retain_graph=True), strict=True))
-    right = dict(
-        zip(asked, torch.autograd.grad(expected, [*asked.values()], cotangent, retain_graph=True), strict=True)
-    )
-    for name, other in (right | {"value": expected.detach()}).items():
-        one = (given | {"value": found.detach()})[name]
-        assert one.dtype == other.dtype, name
-        off = float((one - other).abs().max())
-        assert off <= tolerance * max(1.0, float(other.abs().max())), f"{name} is off by {off:.1e}"
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    results = []
+    for out in (value, expected):
+        gradients = torch.autograd.grad(out, [*leaves.values()], cotangent, retain_graph=True)
+        results.append({"value": out.detach(), **dict(zip(leaves, gradients, strict=True))})
+    for name, reference in results[1].items():
+        tensor = results[0][name]
+        assert tensor.dtype == reference.dtype, name
+        off = float((tensor - reference).abs().max())
+        assert off <= tolerance * max(1.0, float(reference.abs().max())), f"{name} is off by {off:.1e}"
 
 
 SHAPES = [  # tokens, width, vocabulary, mixtures: both sides of the boundaries of chunks and of blocks
@@ -79,16 +76,17 @@ def test_chunks_of_any_size(index):
     tokens, width, vocabulary, mixtures = SHAPES[index]
     dtype = (DOUBLE, torch.float32)[index % 2]
     normalize = ("softmax", "sigsoftmax", "softmax")[index % 3]
-    given, leaves, ids = softmaxes(tokens, width, vocabulary, mixtures, dtype, tokens % 4 == 1, normalize)
-    logs, tolerance = log_prob(given), TOLERANCES[dtype]
+    components, leaves, ids = softmaxes(tokens, width, vocabulary, mixtures, dtype, tokens % 4 == 1, normalize)
+    logs = log_prob(components)
+    tolerance = TOLERANCES[dtype]
     cotangent = torch.randn(tokens, dtype=DOUBLE).to(dtype)
-    nll = vocabulary_nll(given, ids)
+    nll = vocabulary_nll(components, ids)
     assert nll.shape == (tokens,)
     compare(nll, cross_entropy(logs, ids), leaves, cotangent, tolerance)
     scale = torch.rand(tokens, dtype=DOUBLE).to(dtype) / tokens
     scale[:: 3 if tokens > 1 else 2] = 0
     for smoothing in (0.0, 0.1) if mixtures is None else (0.0,):
-        loss, plain = vocabulary_loss(given, ids, scale, smoothing)
+        loss, plain = vocabulary_loss(components, ids, scale, smoothing)
         expected = (scale * cross_entropy(logs, ids, smoothing)).sum()
         compare(loss, expected, leaves, torch.tensor(-1.7, dtype=dtype), tolerance)
         unsmoothed = float((scale * cross_entropy(logs, ids)).sum().detach())
@@ -109,11 +107,11 @@ class Watch(TorchDispatchMode):
         from torch.multiprocessing.reductions import StorageWeakRef
 
         out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage()._cdata for x in _tensors(args)}
+        read = {x.untyped_storage()._cdata for x in _tensors(args)}
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             self.largest = max(self.largest, storage.nbytes() // tensor.element_size())
-            if storage._cdata not in given:
+            if storage._cdata not in read:
                 self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         self.peak = max(self.peak, self.held())
         if "mm" in str(func):
@@ -145,26 +143,26 @@ CHUNK = 20 << 20  # bytes: 16 MiB of logits, and some of their rows once more
 
 def test_the_loss_takes_a_fifth_of_the_naive_memory():
     """No (T, K, V), a chunk instead; and between forward and backward the gradients alone."""
-    given, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
+    components, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
     scale = torch.full((TOKENS,), 1 / TOKENS)
-    naive = watched(lambda: (scale * cross_entropy(log_prob(given), ids)).sum().backward())
+    naive = watched(lambda: (scale * cross_entropy(log_prob(components), ids)).sum().backward())
     assert naive.largest >= ALL  # the instrument sees what it is to see
     with Watch() as watch:
-        loss, _ = vocabulary_loss(given, ids, scale, 0.0)
+        loss, _ = vocabulary_loss(components, ids, scale, 0.0)
         assert watch.held() < 4 * ALL // 50
         loss.backward()
     assert watch.largest < ALL // 2
     assert watch.peak < min(naive.peak / 5, CHUNK), f"{watch.peak / 2**20:.0f} MiB"
-    assert watched(lambda: vocabulary_loss(given, ids, scale, 0.0)[0].backward()).largest * 4 <= 16.1 * 2**20
+    assert watched(lambda: vocabulary_loss(components, ids, scale, 0.0)[0].backward()).largest * 4 <= 16.1 * 2**20
 
 
 @pytest.mark.parametrize("mixtures", [None, 3])
 def test_backward_twice_and_accumulation(mixtures):
     """Gradients formed in the forward pass are not spoiled by a backward, another cotangent or an optimiser."""
-    given, leaves, ids = softmaxes(5, 3, 7, mixtures)
+    components, leaves, ids = softmaxes(5, 3, 7, mixtures)
     scale = torch.full((5,), 0.2, dtype=DOUBLE)
-    right = torch.autograd.grad(cross_entropy(log_prob(given), ids).mean(), [*leaves.values()])
-    loss, _ = vocabulary_loss(given, ids, scale, 0.0)
+    right = torch.autograd.grad(cross_entropy(log_prob(components), ids).mean(), [*leaves.values()])
+    loss, _ = vocabulary_loss(components, ids, scale, 0.0)
     loss.backward(retain_graph=True)
     # a view of what was formed: autograd refuses to change it in place
     leaves["states"].grad = 2 * leaves["states"].grad
@@ -174,9 +172,9 @@ def test_backward_twice_and_accumulation(mixtures):
     (3 * loss).backward()
     for leaf, gradient in zip(leaves.values(), right, strict=True):
         assert torch.allclose(leaf.grad, 6 * gradient, atol=1e-12)
-    first, second = (vocabulary_loss(given, ids, scale, 0.0)[0] for _ in range(2))
-    for found, gradient in zip(torch.autograd.grad(first + 2 * second, [*leaves.values()]), right, strict=True):
-        assert torch.allclose(found, 3 * gradient, atol=1e-12)
+    first, second = (vocabulary_loss(components, ids, scale, 0.0)[0] for _ in range(2))
+    for actual, gradient in zip(torch.autograd.grad(first + 2 * second, [*leaves.values()]), right, strict=True):
+        assert torch.allclose(actual, 3 * gradient, atol=1e-12)
 
 
 def adaptive(tokens, sizes, dtype=torch.float32):
@@ -191,11 +189,12 @@ def adaptive(tokens, sizes, dtype=torch.float32):
 
 def test_tails_are_computed_for_their_own_tokens_in_chunks():
     """Never what a full softmax would build."""
-    given = adaptive(300, (50, 50, 30_000))
+    components = adaptive(300, (50, 50, 30_000))
     ids = torch.randint(100, (300,))
     ids[:25] += 20_000
-    scale, all_logits = torch.full((300,), 1 / 300), 300 * 30_100
-    for run in (lambda: vocabulary_loss(given, ids, scale, 0.0)[0], lambda: vocabulary_nll(given, ids)):
+    scale = torch.full((300,), 1 / 300)
+    all_logits = 300 * 30_100
+    for run in (lambda: vocabulary_loss(components, ids, scale, 0.0)[0], lambda: vocabulary_nll(components, ids)):
         watch = watched(lambda run=run: run().sum().backward())
         assert watch.largest < all_logits / 2
         assert watch.peak < 4 * all_logits + CHUNK
@@ -208,22 +207,23 @@ def test_tails_are_computed_for_their_own_tokens_in_chunks():
 )
 def test_autocast_to_bfloat16(smoothing, mixtures, normalize):
     """Products in bf16; softmax, nll and sums in fp32: close to fp32, and gradients in the dtype of the leaves."""
-    given, leaves, ids = softmaxes(300, 16, 1000, mixtures, torch.float32, normalize=normalize)
-    scale, cotangent = torch.full((300,), 1 / 300), torch.randn(300)
+    components, leaves, ids = softmaxes(300, 16, 1000, mixtures, torch.float32, normalize=normalize)
+    scale = torch.full((300,), 1 / 300)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, each = vocabulary_loss(given, ids, scale, smoothing)[0], vocabulary_nll(given, ids)
-    exact = log_prob(given)
-    right, each_right = (scale * cross_entropy(exact, ids, smoothing)).sum(), cross_entropy(exact, ids)
-    assert loss.dtype == each.dtype == torch.float32
-    assert abs(float((loss - right).detach())) < 2e-3 * float(right.detach())
-    assert (each - each_right).abs().max() < 0.1
-    values = [(loss, right, torch.ones(())), (each, each_right, cotangent)]
-    for found, expected, weights in values:
-        given_gradients = torch.autograd.grad(found, [*leaves.values()], weights, retain_graph=True)
-        right_gradients = torch.autograd.grad(expected, [*leaves.values()], weights, retain_graph=True)
-        for name, one, other in zip(leaves, given_gradients, right_gradients, strict=True):
-            assert one.dtype == torch.float32
-            assert float((one - other).norm() / other.norm()) < 0.03, name
+        loss, _ = vocabulary_loss(components, ids, scale, smoothing)
+        nll = vocabulary_nll(components, ids)
+    exact = log_prob(components)
+    exact_loss = (scale * cross_entropy(exact, ids, smoothing)).sum()
+    exact_nll = cross_entropy(exact, ids)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert abs(float((loss - exact_loss).detach())) < 2e-3 * float(exact_loss.detach())
+    assert (nll - exact_nll).abs().max() < 0.1
+    for value, expected, cotangent in ((loss, exact_loss, torch.ones(())), (nll, exact_nll, torch.randn(300))):
+        gradients = torch.autograd.grad(value, [*leaves.values()], cotangent, retain_graph=True)
+        references = torch.autograd.grad(expected, [*leaves.values()], cotangent, retain_graph=True)
+        for name, gradient, reference in zip(leaves, gradients, references, strict=True):
+            assert gradient.dtype == torch.float32
+            assert float((gradient - reference).norm() / reference.norm()) < 0.03, name
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -233,5 +233,5 @@ def test_losses_of_a_compiled_model():
     ids = torch.randint(50, (2, 12))
     for run in (model.loss, lambda ids, targets: model.nll(ids, targets).per_token.mean()):
         value = torch.compile(run, backend="eager")(ids, ids)
-        found = torch.autograd.grad(value, model.parameters())
-        torch.testing.assert_close(found, torch.autograd.grad(run(ids, ids), model.parameters()))
+        gradients = torch.autograd.grad(value, model.parameters())
+        torch.testing.assert_close(gradients, torch.autograd.grad(run(ids, ids), model.parameters()))
