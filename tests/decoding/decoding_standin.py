@@ -1,4 +1,4 @@
-"""A tiny recurrent model with the protocol of decoding, in float64, and the slow truth about it."""
+"""A tiny recurrent model with the protocol of decoding, in float64, and slow computations of what decoding should give."""
 
 import itertools
 from dataclasses import dataclass
@@ -30,11 +30,9 @@ class Recurrent(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-        self.embedding, self.recurrence, self.readout = (
-            draw(vocabulary, 6),
-            draw(6, 6) / 2,
-            draw(6, vocabulary) * sharpness,
-        )
+        self.embedding = draw(vocabulary, 6)
+        self.recurrence = draw(6, 6) / 2
+        self.readout = draw(6, vocabulary) * sharpness
         self.bias = torch.zeros(vocabulary, dtype=torch.float64)
         self.max_length = max_length
         self.calls = 0
@@ -78,7 +76,7 @@ def all_texts(vocabulary, longest, eos):
 
 
 def keeps(text, *, eos, shortest, ngram):
-    """A text, whole or begun, keeps the constraints."""
+    """Whether a text, finished or not, keeps the constraints."""
     grams = [text[i : i + ngram] for i in range(len(text) - ngram + 1)] if ngram else []
     return len(grams) == len(set(grams)) and (eos is None or eos not in text[:shortest])
 

@@ -26,7 +26,8 @@ def build(**settings):
 
 def slow(model, prompt, count, window):
     """The likeliest tokens, every one from a context that is read anew: the last `window` tokens, or half once it was full."""
-    context, written = prompt[-window:], list(prompt)
+    context = prompt[-window:]
+    written = list(prompt)
     for _ in range(count):
         with torch.no_grad():
             token = int(model(torch.tensor([context])).logits[0, -1].argmax())
@@ -41,7 +42,7 @@ def slow(model, prompt, count, window):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_window_slides(name, window):
     model = build(**MODELS[name])
-    found = model.generate(PROMPT, 20, greedy=True, window=window)
-    assert found.tolist() == [slow(model, row, 20, window) for row in PROMPT.tolist()]
+    written = model.generate(PROMPT, 20, greedy=True, window=window)
+    assert written.tolist() == [slow(model, row, 20, window) for row in PROMPT.tolist()]
     searched = model.generate(PROMPT, 20, beams=1, window=window)
-    assert torch.equal(searched, found)
+    assert torch.equal(searched, written)

@@ -70,7 +70,7 @@ def test_a_memory_takes_the_place_of_the_cache(position):
     ids, mask = left_padded(PROMPTS)
     reader = MemoryReader(lm)
     batch = sample(reader, ids, greedy=True, attention_mask=mask, max_new_tokens=9)
-    found = beam_search(reader, ids, beams=3, n_best=3, attention_mask=mask, max_new_tokens=9)
+    beams = beam_search(reader, ids, beams=3, n_best=3, attention_mask=mask, max_new_tokens=9)
     for b, prompt in enumerate(PROMPTS):
         text = list(prompt)
         for n in range(9):  # with one layer, what a token sees is all that counts
@@ -81,19 +81,20 @@ def test_a_memory_takes_the_place_of_the_cache(position):
             assert abs(float(batch.log_probs[b, n] - log_probs[token])) < 1e-10
             text.append(token)
         alone = beam_search(reader, torch.tensor([prompt]), beams=3, n_best=3, max_new_tokens=9)
-        torch.testing.assert_close(found.scores[b], alone.scores[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(beams.scores[b], alone.scores[0], rtol=0, atol=1e-10)
 
 
 def test_a_model_with_memory_is_decoded_without_dropout():
     """In training mode, alone and in an ensemble, and it stays in that mode."""
     lm = language_model("none", "relative", memory_length=4, dropout=fr.DropoutConfig(embedding=0.5, residual=0.5))
-    ids, limits = left_padded(PROMPTS)[0], {"greedy": True, "max_new_tokens": 9}
+    ids, _ = left_padded(PROMPTS)
+    limits = {"greedy": True, "max_new_tokens": 9}
     expected = sample(MemoryReader(lm), ids, **limits)
     lm.train()
     for reader in (MemoryReader(lm), Ensemble([MemoryReader(lm), MemoryReader(lm)])):
-        found = sample(reader, ids, **limits)
-        assert found.ids.equal(expected.ids)
-        torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-10)
+        drawn = sample(reader, ids, **limits)
+        assert drawn.ids.equal(expected.ids)
+        torch.testing.assert_close(drawn.log_probs, expected.log_probs, rtol=0, atol=1e-10)
     assert all(module.training for module in lm.modules())
 
 

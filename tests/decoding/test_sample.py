@@ -18,23 +18,23 @@ def greedy_by_hand(model, prompt, count, eos):
     return text
 
 
-def rows(found):
-    return [ids[:length].tolist() for ids, length in zip(found.ids, found.lengths.tolist(), strict=True)]
+def rows(drawn):
+    return [ids[:length].tolist() for ids, length in zip(drawn.ids, drawn.lengths.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("eos", [None, 2])
 def test_greedy_batch_with_padding_is_each_row_by_hand(eos):
     model = Recurrent(7, seed=3).eval()
     ids, mask = padded(PROMPTS)
-    found = sample(model, ids, max_new_tokens=9, greedy=True, eos_id=eos, attention_mask=mask)
+    drawn = sample(model, ids, max_new_tokens=9, greedy=True, eos_id=eos, attention_mask=mask)
     expected = [greedy_by_hand(model, prompt, 9, eos) for prompt in PROMPTS]
-    assert rows(found) == expected
+    assert rows(drawn) == expected
     if eos is not None:
         assert len({len(text) for text in expected}) > 1  # rows end at different steps, or nothing is shown
     for b, text in enumerate(expected):
-        assert found.log_probs[b].sum().item() == pytest.approx(log_prob(model, PROMPTS[b], tuple(text)), abs=1e-12)
-        assert found.ids[b, len(text) :].tolist() == [eos] * (found.ids.shape[1] - len(text))
-        assert found.log_probs[b, len(text) :].tolist() == [0.0] * (found.ids.shape[1] - len(text))
+        assert drawn.log_probs[b].sum().item() == pytest.approx(log_prob(model, PROMPTS[b], tuple(text)), abs=1e-12)
+        assert drawn.ids[b, len(text) :].tolist() == [eos] * (drawn.ids.shape[1] - len(text))
+        assert drawn.log_probs[b, len(text) :].tolist() == [0.0] * (drawn.ids.shape[1] - len(text))
 
 
 def test_every_token_is_read_once():
@@ -57,18 +57,20 @@ def test_truncation_by_hand(levels, top_k, top_p):
         torch.randint(levels, (5, 40), generator=torch.Generator().manual_seed(levels)) / levels, -1
     )
     drawn = distribution(scores, temperature=0.7, top_k=top_k, top_p=top_p)
-    for row, given in zip(scores.tolist(), drawn, strict=True):
+    for row, probabilities in zip(scores.tolist(), drawn, strict=True):
         order = sorted(range(40), key=lambda token: (-row[token], token))[:top_k]
         weights = {token: math.exp(row[token] / 0.7) for token in order}
-        total, before, kept = sum(weights.values()), 0.0, {}
+        total = sum(weights.values())
+        before = 0.0
+        likeliest = {}
         for token in order:
-            if top_p is None or before < top_p * total or not kept:
-                kept[token] = weights[token]
+            if top_p is None or before < top_p * total or not likeliest:
+                likeliest[token] = weights[token]
             before += weights[token]
         expected = torch.zeros(40, dtype=torch.float64)
-        for token, weight in kept.items():
-            expected[token] = weight / sum(kept.values())
-        torch.testing.assert_close(given, expected)
+        for token, weight in likeliest.items():
+            expected[token] = weight / sum(likeliest.values())
+        torch.testing.assert_close(probabilities, expected)
 
 
 def test_seed_decides_and_the_global_generator_is_untouched():
@@ -109,7 +111,7 @@ def test_samples_follow_the_model_among_what_is_allowed():
     """4,000 texts of two tokens: each pair as often as p(a) p(b | a), with <eos> left out before and equal tokens left out."""
     model = Recurrent(4, seed=3, sharpness=0.5).eval()
     draws = 4000
-    found = sample(
+    drawn = sample(
         model, torch.tensor([[1, 3]]).expand(draws, -1), max_new_tokens=2, min_new_tokens=2, no_repeat_ngram_size=1,
         eos_id=0, seed=5,
     )  # fmt: skip
@@ -120,12 +122,12 @@ def test_samples_follow_the_model_among_what_is_allowed():
         second = second / second.sum()
         for b in range(4):
             p = float(first[a] * second[b])
-            seen = found.ids.eq(torch.tensor([a, b])).all(1).double().mean().item()
+            seen = drawn.ids.eq(torch.tensor([a, b])).all(1).double().mean().item()
             assert abs(seen - p) <= 4.5 * math.sqrt(p * (1 - p) / draws), (a, b)
             if p == 0:
                 assert seen == 0
-    whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
-    torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
+    expected = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in drawn.ids[:20].tolist()])
+    torch.testing.assert_close(drawn.log_probs[:20].sum(1).float(), expected)
 
 
 @pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
@@ -134,16 +136,16 @@ def test_min_p_is_that_of_transformers(min_p):
     scores = torch.randn(5, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     warped = transformers.MinPLogitsWarper(min_p)(None, scores / 0.7)
     expected = torch.softmax(warped, -1)
-    given = distribution(torch.log_softmax(scores, -1), temperature=0.7, min_p=min_p)
-    torch.testing.assert_close(given, expected)
+    probabilities = distribution(torch.log_softmax(scores, -1), temperature=0.7, min_p=min_p)
+    torch.testing.assert_close(probabilities, expected)
     # after top_k and top_p, in the order of transformers
     chain = [transformers.TopKLogitsWarper(7), transformers.TopPLogitsWarper(0.9), transformers.MinPLogitsWarper(min_p)]
     warped = scores
-    for one in chain:
-        warped = one(None, warped)
-    given = distribution(torch.log_softmax(scores, -1), top_k=7, top_p=0.9, min_p=min_p)
-    torch.testing.assert_close(given, torch.softmax(warped, -1))
-    assert bool((given > 0).sum(-1).ge(1).all())
+    for warp in chain:
+        warped = warp(None, warped)
+    probabilities = distribution(torch.log_softmax(scores, -1), top_k=7, top_p=0.9, min_p=min_p)
+    torch.testing.assert_close(probabilities, torch.softmax(warped, -1))
+    assert bool((probabilities > 0).sum(-1).ge(1).all())
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
@@ -176,8 +178,8 @@ def test_penalized_texts_are_those_of_transformers():
         drawn = sample(CausalModel(theirs), ids, max_new_tokens=16, greedy=True, repetition_penalty=penalty)
         assert torch.equal(drawn.ids, expected[:, 5:])
         texts[penalty] = drawn.ids.tolist()
-        whole = torch.cat((ids, drawn.ids), 1)
-        log_p = theirs(whole).logits.log_softmax(-1)[:, 4:-1].gather(2, drawn.ids[..., None])[..., 0]
+        continued = torch.cat((ids, drawn.ids), 1)
+        log_p = theirs(continued).logits.log_softmax(-1)[:, 4:-1].gather(2, drawn.ids[..., None])[..., 0]
         torch.testing.assert_close(drawn.log_probs, log_p)
     assert len({str(text) for text in texts.values()}) == 3
 
@@ -191,14 +193,14 @@ def mean_log_prob(models, text):
 def test_an_ensemble_takes_the_mean_of_probabilities():
     models = [Recurrent(7, seed=seed).eval() for seed in (3, 4, 5)]
     ids, mask = padded(PROMPTS)
-    found = sample(Ensemble(models), ids, max_new_tokens=9, greedy=True, attention_mask=mask)
+    drawn = sample(Ensemble(models), ids, max_new_tokens=9, greedy=True, attention_mask=mask)
     for row, prompt in enumerate(PROMPTS):
         text = list(prompt)
         for place in range(9):
             log_p = mean_log_prob(models, text)
             text.append(int(log_p.argmax()))
-            assert found.log_probs[row, place].item() == pytest.approx(float(log_p.max()), abs=1e-12)
-        assert found.ids[row].tolist() == text[len(prompt) :]
+            assert drawn.log_probs[row, place].item() == pytest.approx(float(log_p.max()), abs=1e-12)
+        assert drawn.ids[row].tolist() == text[len(prompt) :]
     searched = beam_search(Ensemble(models), torch.tensor([PROMPTS[0]]), max_new_tokens=3, beams=400, n_best=3)
     scores = {}
     for text in itertools.product(range(7), repeat=3):
