@@ -29,16 +29,15 @@ def changing_a_token_changes_nothing_before(combination, training):
 
 def no_gradient_from_the_future(combination):
     model = combination.moved(**noisy(combination)).train()
-    kept = []
-    model.embedding.register_forward_hook(lambda module, args, out: kept.append(out))
+    embedded = []
+    model.embedding.register_forward_hook(lambda module, args, out: embedded.append(out))
     for kernel in kernels_for(model):
         with fr.kernel(kernel):
-            kept.clear()
+            embedded.clear()
             logits = model(tokens()).logits
         for place in range(LENGTH):
-            (gradient,) = torch.autograd.grad(
-                logits[:, place], kept[0], torch.randn_like(logits[:, place]), retain_graph=True
-            )
+            cotangent = torch.randn_like(logits[:, place])
+            (gradient,) = torch.autograd.grad(logits[:, place], embedded[0], cotangent, retain_graph=True)
             assert torch.equal(gradient[:, place + 1 :], torch.zeros_like(gradient[:, place + 1 :])), (
                 f"{kernel}: logits of token {place} depend on later embeddings"
             )
@@ -50,8 +49,8 @@ def starts_as_plain_attention(combination):
     plain = combination.but("mix", "none")
     with torch.no_grad():
         with fr.kernel("reference"):
-            expected, given = plain.model()(tokens()).logits, combination.model()(tokens()).logits
-        assert torch.equal(given, expected)
+            expected, mixed = plain.model()(tokens()).logits, combination.model()(tokens()).logits
+        assert torch.equal(mixed, expected)
         fast = plain.model()(tokens()).logits
         assert (combination.model()(tokens()).logits - fast).abs().max() <= 1e-6 * max(1.0, float(fast.abs().max()))
 
@@ -72,8 +71,9 @@ def mixing_leaves_other_parameters_alone(combination):
     assert plain.keys() <= mixed.keys()
     for name, value in plain.items():
         assert torch.equal(mixed[name], value), f"{name} starts otherwise than without mixing"
-    own = (".attend.mix.",) if _reads_query(combination) else (".attend.mix.", ".project.query.")
-    assert all(any(mark in name for mark in own) for name in mixed.keys() - plain.keys())
+    marks = (".attend.mix.",) if _reads_query(combination) else (".attend.mix.", ".project.query.")
+    for name in mixed.keys() - plain.keys():
+        assert any(mark in name for mark in marks), f"{name} is none of mixing"
 
 
 def _reads_query(combination):
@@ -97,7 +97,8 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 def decoding_equals_one_pass(combination, dtype):
     """With a key/value cache and the text cut anywhere, also when rows begin with padding."""
-    model, read = combination.moved(dtype=dtype), tokens(3, 12)
+    model = combination.moved(dtype=dtype)
+    read = tokens(3, 12)
     padding = torch.ones(3, 12, dtype=torch.int64)
     padding[1, :4] = 0
     generator = torch.Generator().manual_seed(2)
@@ -107,7 +108,8 @@ def decoding_equals_one_pass(combination, dtype):
             for _ in range(3):
                 cuts = torch.randperm(11, generator=generator)[: int(torch.randint(1, 11, (), generator=generator))]
                 bounds = [0, *(cuts + 1).sort().values.tolist(), 12]
-                cache, parts = model.new_cache(), []
+                cache = model.new_cache()
+                parts = []
                 for start, end in itertools.pairwise(bounds):
                     new = None if mask is None else mask[:, start:end]
                     out = model(read[:, start:end], cache=cache, attention_mask=new)
@@ -124,43 +126,45 @@ def decoding_equals_one_pass(combination, dtype):
 def segments_with_memory_equal_one_pass(combination, dtype):
     """A memory as long as the text makes segments one pass, with cached keys or without; a short one is the same for every
     kernel, also where a layer rests."""
-    read, cuts = tokens(3, 12), [0, 4, 5, 12]
+    read = tokens(3, 12)
     model = combination.moved(dtype=dtype, memory_length=12)
     with torch.no_grad():
         expected = model.with_memory(0)(read).logits
     for cached in (False, True):
-        memory, parts = None, []
-        for start, end in itertools.pairwise(cuts):
-            with torch.set_grad_enabled(not cached):
-                out = model(read[:, start:end], memory)
-            memory = out.memory
-            parts.append(out.logits.detach())
-        close(torch.cat(parts, 1), expected, f"cached: {cached}", TOLERANCES[dtype])
-    found = []
-    changed = model.with_memory(3)
-    skips = [(), (1,), ()]
+        with torch.set_grad_enabled(not cached):
+            close(_in_segments(model, read), expected, f"cached: {cached}", TOLERANCES[dtype])
+    by_kernel = []
     for kernel in kernels_for(model):
-        memory, parts = None, []
-        for skip, (start, end) in zip(skips, itertools.pairwise(cuts), strict=True):
-            with fr.kernel(kernel):
-                out = changed(read[:, start:end], memory, skip=skip)
-            memory = out.memory
-            parts.append(out.logits.detach())
-        found.append(torch.cat(parts, 1))
-    for other in found[1:]:
-        close(other, found[0], "kernels disagree", TOLERANCES[dtype])
+        with fr.kernel(kernel):
+            by_kernel.append(_in_segments(model.with_memory(3), read, resting=(1,)))
+    for logits in by_kernel[1:]:
+        close(logits, by_kernel[0], "kernels disagree", TOLERANCES[dtype])
+
+
+def _in_segments(model, read, resting=()):
+    """Logits of three segments, each after the memory of those before it; the layers that rest do so in the second one."""
+    memory = None
+    parts = []
+    for skip, segment in zip(((), resting, ()), read.split((4, 1, 7), dim=1), strict=True):
+        out = model(segment, memory, skip=skip)
+        memory = out.memory
+        parts.append(out.logits.detach())
+    return torch.cat(parts, 1)
 
 
 def padding_changes_nothing(combination, dtype):
     """A batch of texts of different lengths gives each text what it gets alone; padding on either side."""
-    model, lengths, longest = combination.moved(dtype=dtype), (7, 1, 4), 7
+    model = combination.moved(dtype=dtype)
+    lengths = (7, 1, 4)
     texts = [tokens(1, length, seed=length) for length in lengths]
     for kernel in kernels_for(model):
         for left in (True, False):
-            read, mask = torch.randint(VOCABULARY, (3, longest)), torch.zeros(3, longest, dtype=torch.int64)
-            places = [slice(longest - n, None) if left else slice(0, n) for n in lengths]
+            read = torch.randint(VOCABULARY, (3, 7))
+            mask = torch.zeros(3, 7, dtype=torch.int64)
+            places = [slice(7 - n, None) if left else slice(0, n) for n in lengths]
             for row, (text, place) in enumerate(zip(texts, places, strict=True)):
-                read[row, place], mask[row, place] = text[0], 1
+                read[row, place] = text[0]
+                mask[row, place] = 1
             with fr.kernel(kernel), torch.no_grad():
                 batch = model(read, attention_mask=mask).logits
                 assert batch.isfinite().all()
@@ -209,12 +213,9 @@ def weight_decay_spares_mixing(combination):
     groups = parameter_groups(model, 0.1)
     decaying = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    spared = ("bias", "norm.weight", ".cores.weight", "_decay")
     for name, parameter in model.named_parameters():
-        if (
-            ".attend.mix" in name
-            or ".mix_qkv." in name
-            or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay"))
-        ):
+        if ".attend.mix" in name or ".mix_qkv." in name or name.endswith(spared):
             assert id(parameter) not in decaying, f"{name} decays"
         elif parameter.ndim > 1:
             assert id(parameter) in decaying, f"{name} does not decay"

@@ -28,7 +28,8 @@ def everyday():
     def choices(row):
         return {(slot, getattr(row, slot)) for slot in slots} | {(row.attend, row.score)}
 
-    missing, chosen = set().union(*map(choices, left)), []
+    missing = set().union(*map(choices, left))
+    chosen = []
     while missing:
         chosen.append(max(left, key=lambda row: len(missing & choices(row))))
         missing -= choices(chosen[-1])
@@ -110,13 +111,10 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score):
 TEXTS = 11  # segments of a text, the last one short
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("attend", "score", "most"),
-    [
-        pytest.param("weighted", "dot_product", 3, marks=pytest.mark.full),
-        pytest.param("weighted", "relative", 5, marks=pytest.mark.full),
-        pytest.param("multilinear_decayed", "dot_product", 4, marks=pytest.mark.full),
-    ],
+    [("weighted", "dot_product", 3), ("weighted", "relative", 5), ("multilinear_decayed", "dot_product", 4)],
 )
 def test_how_many_graphs_a_training_has(attend, score, most):
     """Two texts with a growing memory and a short last segment, the second one with layers that rest at random.
@@ -127,12 +125,13 @@ def test_how_many_graphs_a_training_has(attend, score, most):
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    found = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
-    combination = find_mixed(score) if attend == "weighted" else next(found)
+    matching = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
+    combination = find_mixed(score) if attend == "weighted" else next(matching)
     model = combination.moved(memory_length=5, max_position_embeddings=128)
     for block in model.compile_targets():
         block.compile(fullgraph=True, backend="eager")  # graphs are counted, not differentiated
-    draw, graphs = random.Random(0), []
+    draw = random.Random(0)
+    graphs = []
     for resting in (0.0, 0.3):
         memory = None
         for segment in range(TEXTS):
@@ -159,7 +158,8 @@ def test_a_model_that_never_ran_is_one_graph(monkeypatch):
     monkeypatch.delitem(sys.modules, "fullrank.kernels")  # they are imported while it is traced
     monkeypatch.setattr(fr._engine, "load", fr._load_kernels)
     model = fr.LanguageModel(fr.ModelConfig(vocab_size=11, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-    ids, compiled = torch.arange(10).view(2, 5), torch.compile(model, fullgraph=True, backend="aot_eager")
+    ids = torch.arange(10).view(2, 5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(ids).logits, model(ids).logits)
 
 
@@ -180,7 +180,7 @@ def test_whole_graph_with_memory_and_cross_head(score, layout):
     torch._dynamo.reset()
     block = moved(Block(combination.config(attention={"cross_head": 1.0}))).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    expected, given = (
+    expected, traced = (
         outputs(block, lambda x, where, run=run: run(x, where, memory=memory), layout) for run in (block, compiled)
     )
-    all_close(given, expected, 5e-6)
+    all_close(traced, expected, 5e-6)

@@ -22,19 +22,21 @@ PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 def test_pairwise_holds_every_pair():
     """Combinations that go together; docs/combinations.md lists the others."""
-    found, rows = combinations.slots(), [vars(row) for row in PAIRS]
-    for a, b in itertools.combinations(found, 2):
-        wanted = {(x, y) for first, x, second, y in combinations.every_pair_of_choices() if (first, second) == (a, b)}
-        assert {(row[a], row[b]) for row in rows} == wanted
-    for slot, names in found.items():
+    slots = combinations.slots()
+    rows = [vars(row) for row in PAIRS]
+    for a, b in itertools.combinations(slots, 2):
+        expected = {(x, y) for first, x, second, y in combinations.every_pair_of_choices() if (first, second) == (a, b)}
+        assert {(row[a], row[b]) for row in rows} == expected
+    for slot, names in slots.items():
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
 
 
 def test_pairs_that_are_left_out_are_refused():
     """Multi-linear attention takes no stages: tests/core/refused.yaml."""
-    plain, found = combinations.variant("strided"), combinations.slots()
-    for a, b in itertools.combinations([slot for slot in found if slot != "attend"], 2):
-        for x, y in itertools.product(found[a], found[b]):
+    plain = combinations.variant("strided")
+    slots = combinations.slots()
+    for a, b in itertools.combinations([slot for slot in slots if slot != "attend"], 2):
+        for x, y in itertools.product(slots[a], slots[b]):
             if not combinations.possible({a: x, b: y}):
                 with pytest.raises(ConfigError):
                     replace(plain, **{a: x, b: y}, keys=(("attention", {}),)).config()
@@ -62,15 +64,10 @@ def test_gates_start_as_plain_attention(combination):
     checks.gates_start_as_plain_attention(combination)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.mixing_leaves_other_parameters_alone,
-        checks.evaluation_is_deterministic,
-        checks.weight_decay_spares_mixing,
-        checks.meta_build_is_the_real_one,
-    ],
-)
+@pytest.mark.parametrize("check", [
+    checks.mixing_leaves_other_parameters_alone, checks.evaluation_is_deterministic, checks.weight_decay_spares_mixing,
+    checks.meta_build_is_the_real_one,
+])  # fmt: skip
 @pytest.mark.parametrize("combination", combinations.tiered(ATTENTION, 4))
 def test_of_some(check, combination):
     check(combination)
@@ -96,7 +93,8 @@ def test_segments_with_memory_equal_one_pass(combination, dtype):
 @pytest.mark.parametrize("name", combinations.VARIANTS)
 def test_keys_that_no_slot_has(name):
     """Patterns of keys, and layers that differ in attention."""
-    variant, wide = combinations.variant(name), torch.float64
+    variant = combinations.variant(name)
+    wide = torch.float64
     checks.changing_a_token_changes_nothing_before(variant, False)
     checks.decoding_equals_one_pass(variant, wide)
     checks.segments_with_memory_equal_one_pass(variant, wide)
@@ -159,7 +157,7 @@ def shapes_of(combination):
 @pytest.mark.parametrize("rows", [PAIRS[::8], pytest.param(PAIRS, marks=pytest.mark.full)], ids=["some", "every"])
 @pytest.mark.parametrize("slot", combinations.slots())
 def test_configurations_that_share_a_part_share_its_names_and_shapes(slot, rows):
-    own = _belongs_to(slot)
+    belongs = _belongs_to(slot)
     for row in rows:
         shapes = []
         for choice in combinations.slots()[slot]:
@@ -170,5 +168,5 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot, rows)
             mixers |= {"score", "position"} if slot in ("mix_qkv", "mix_scores") else set()
             if any(vars(chosen)[name] != vars(row)[name] for name in mixers):
                 continue  # it does not go with another mixer of the row
-            shapes.append({name: shape for name, shape in shapes_of(chosen).items() if not own(name)})
+            shapes.append({name: shape for name, shape in shapes_of(chosen).items() if not belongs(name)})
         assert all(other == shapes[0] for other in shapes)

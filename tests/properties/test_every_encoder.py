@@ -19,7 +19,8 @@ def masked_model(combination):
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
 def test_every_token_sees_every_other(combination):
-    model, read = masked_model(combination), []
+    model = masked_model(combination)
+    read = []
 
     def leaf(module, args, out):
         read.append(out.detach().requires_grad_())
@@ -36,20 +37,20 @@ def test_every_token_sees_every_other(combination):
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
 def test_padding_changes_nothing(combination):
     """On either side, whatever stands there; the loss of a padded batch is that of its texts."""
-    model, ids, targets = masked_model(combination), tokens(3, 7), tokens(3, 7, seed=6)
+    model = masked_model(combination)
+    ids, targets = tokens(3, 7), tokens(3, 7, seed=6)
     weights = torch.rand(3, 7, dtype=torch.float64)
     with torch.no_grad():
         for left in (False, True):
             mask = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
             mask = mask.flip(1) if left else mask
-            found = [model(ids.masked_fill(~mask, junk), mask).logits for junk in (0, VOCABULARY - 1)]
-            assert torch.equal(found[0][mask], found[1][mask]), "what stands in the padding is read"
+            logits = [model(ids.masked_fill(~mask, junk), mask).logits for junk in (0, VOCABULARY - 1)]
+            assert torch.equal(logits[0][mask], logits[1][mask]), "what stands in the padding is read"
             total = torch.zeros((), dtype=torch.float64)
             for row in range(3):
-                own = (x[row][mask[row]][None] for x in (ids, targets, weights))
-                text, wanted, share = own
+                text, target, share = (x[row][mask[row]][None] for x in (ids, targets, weights))
                 alone = model(text).logits[0]
-                assert (found[0][row][mask[row]] - alone).abs().max() < 1e-10, (left, row)
-                total += model.loss(text, wanted, share) * share.sum()
+                assert (logits[0][row][mask[row]] - alone).abs().max() < 1e-10, (left, row)
+                total += model.loss(text, target, share) * share.sum()
             loss = model.loss(ids, targets, weights * mask, mask)
             assert abs(float(loss - total / (weights * mask).sum())) < 1e-11

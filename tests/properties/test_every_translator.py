@@ -66,38 +66,40 @@ def test_no_later_target_and_the_whole_source(combination, training):
     logits = model(sources(model), tokens(3, 5)).logits
     for place in range(5):
         cotangent = torch.randn(logits[:, place].shape, dtype=logits.dtype)
-        back, own = torch.autograd.grad(logits[:, place], read, cotangent, retain_graph=True)
-        assert not own[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
+        to_source, to_target = torch.autograd.grad(logits[:, place], read, cotangent, retain_graph=True)
+        assert not to_target[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
         if not training:  # dropout may hide a token
-            assert (own[:, : place + 1].abs().amax(2) > 0).all()
-            assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
+            assert (to_target[:, : place + 1].abs().amax(2) > 0).all()
+            assert (to_source.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
 
 
 @pytest.mark.parametrize("combination", cases(6))
 def test_padding_changes_nothing(combination):
     """On either side of the source; as computed by the definition, and as it is computed by itself."""
-    model, target, lengths = translator(combination), tokens(3, 5), (6, 1, 4)
-    source = sources(model)
+    model = translator(combination)
+    source, target = sources(model), tokens(3, 5)
     for kernel, left in itertools.product(("reference", "auto"), (False, True)):
-        mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+        mask = torch.arange(6) < torch.tensor([6, 1, 4])[:, None]
         mask = mask.flip(1) if left else mask
         with fr.kernel(kernel), torch.no_grad():
-            found = model(torch.where(mask, source, 1), target, mask).logits
+            logits = model(torch.where(mask, source, 1), target, mask).logits
             for row in range(3):
                 alone = model(source[row][mask[row]][None], target[row : row + 1]).logits[0]
-                close(found[row], alone, f"{kernel}, left: {left}, row {row}", 1e-11)
+                close(logits[row], alone, f"{kernel}, left: {left}, row {row}", 1e-11)
 
 
 @pytest.mark.parametrize("combination", cases(6))
 def test_written_token_by_token_and_as_beams(combination):
-    model, target = translator(combination), tokens(3, 5)
-    source, mask = sources(model), torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
+    model = translator(combination)
+    source, target = sources(model), tokens(3, 5)
+    mask = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
     with torch.no_grad():
         writer = model.of_source(model.encode(source, mask))
         expected = model(source, target, mask).logits
         for order in ([0, 1, 2], [0, 0, 1, 1, 2, 2], [0, 0, 2]):
             index = torch.tensor(order)
-            cache, parts = writer.new_cache().reorder(index), []
+            cache = writer.new_cache().reorder(index)
+            parts = []
             for start, end in itertools.pairwise((0, 1, 2, 5)):
                 out = writer(target[index, start:end], cache=cache)
                 assert cache.length == start, "a cache is a value"
@@ -123,8 +125,8 @@ def test_saved_and_loaded(combination, tmp_path):
     loaded = fr.Translator.load(tmp_path)
     assert loaded.config == model.config
     with torch.no_grad():
-        found = [one(sources(model), tokens(3, 5)).logits for one in (loaded, model)]
-    assert torch.equal(*found)
+        logits = [translate(sources(model), tokens(3, 5)).logits for translate in (loaded, model)]
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 18))
@@ -132,7 +134,8 @@ def test_learns(combination):
     """To copy: with randomness on, a few pairs are learned in a few steps."""
     model = translator(combination, fresh=True, scale_embedding=True).float().train()
     source, target = sources(model), tokens(3, 6)
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
     for _ in range(45):
         optimizer.zero_grad()
         loss = model.loss(source, target[:, :-1], target[:, 1:])

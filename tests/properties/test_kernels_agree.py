@@ -99,9 +99,9 @@ CASES = covering(filter(computes, product(**SLOTS, where=NAMES, kernel=["sdpa", 
 def test_equals_the_definition(row):
     dtype, where = DTYPES[row["dtype"]], LAYOUTS[row["where"]]
     attend = stages(row["score"], row["normalize"], row["mix"]).to(dtype)
-    found = computed(attend, where, dtype, row["kernel"])
+    tensors = computed(attend, where, dtype, row["kernel"])
     single = 1e-5 if row["mix"] in PAIRED else 1e-6  # one number, lambda, collects the gradient of every weight
-    all_close(found, computed(attend, where, dtype, "reference"), single if dtype == torch.float32 else 1e-13)
+    all_close(tensors, computed(attend, where, dtype, "reference"), single if dtype == torch.float32 else 1e-13)
 
 
 POSITION_TERM = {**combinations.MULTILINEAR, "score": "relative"}
@@ -122,13 +122,13 @@ def test_multilinear_equals_the_definition(row):
         attend = moved(attention.attend.to(dtype))
         queries, keys = where.shape
         generator = torch.Generator().manual_seed(8)
-        given = [torch.randn(2, 1, n, 5, generator=generator).to(dtype).requires_grad_() for n in (queries, keys, keys)]
+        heads = [torch.randn(2, 1, n, 5, generator=generator).to(dtype).requires_grad_() for n in (queries, keys, keys)]
         with fr.kernel(kernel):
-            out = attend(Heads(given[0], *given), where)
+            out = attend(Heads(heads[0], *heads), where)
         out.backward(torch.randn(out.shape, generator=generator).to(dtype))
-        found = {"output": out.detach()} | {f"input {i}": x.grad for i, x in enumerate(given)}
-        found |= {name: parameter.grad for name, parameter in attend.named_parameters()}
-        return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
+        tensors = {"output": out.detach()} | {f"input {i}": x.grad for i, x in enumerate(heads)}
+        tensors |= {name: parameter.grad for name, parameter in attend.named_parameters()}
+        return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in tensors.items()}
 
     all_close(computed(row["kernel"]), computed("reference"), 2e-6 if dtype == torch.float32 else 1e-13)
 
@@ -155,7 +155,7 @@ def test_triton_equals_the_definition(normalize, mix, where, monkeypatch):
     monkeypatch.setattr(
         kernels, "_fastest", lambda problem: reasons.append(KERNELS["triton"].reason(problem)) or "triton"
     )
-    found = computed(attend, LAYOUTS[where], torch.float32, "auto")
+    outcome = computed(attend, LAYOUTS[where], torch.float32, "auto")
     assert reasons == [None]
     tolerance = 1e-5 if mix in PAIRED else 2e-6  # one number, lambda, collects the gradient of every weight
-    all_close({name: tensor.double() for name, tensor in found.items()}, expected, tolerance)
+    all_close({name: tensor.double() for name, tensor in outcome.items()}, expected, tolerance)

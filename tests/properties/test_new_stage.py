@@ -48,7 +48,8 @@ def test_a_new_stage_is_found():
 
 
 def test_a_right_stage_passes_everything(tmp_path):
-    stage, wide = row("neighbour"), torch.float64
+    stage = row("neighbour")
+    wide = torch.float64
     for flag in (False, True):
         checks.changing_a_token_changes_nothing_before(stage, flag)
         checks.gradients_reach_every_parameter(stage, flag)
@@ -65,8 +66,8 @@ def test_a_right_stage_passes_everything(tmp_path):
     checks.saved_and_loaded(stage, wide, tmp_path)
     attend = agree.stages("dot_product", "softmax", "neighbour").to(wide)
     for kernel, layout in itertools.product(("native", "auto"), ("past and padding", "gap of one")):
-        found, expected = (agree.computed(attend, agree.LAYOUTS[layout], wide, name) for name in (kernel, "reference"))
-        all_close(found, expected, 1e-13)
+        ours, expected = (agree.computed(attend, agree.LAYOUTS[layout], wide, name) for name in (kernel, "reference"))
+        all_close(ours, expected, 1e-13)
 
 
 def test_registering_and_forgetting():
