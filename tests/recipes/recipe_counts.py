@@ -22,8 +22,8 @@ _configs = {}
 
 def total(name, row, scale="paper", overrides=()):
     """Parameters; where the data decide on the vocabulary, it has 20,000 words."""
-    given = [] if scale == "paper" else ["model.vocab_size=20000"]
-    config = config_of(name, row, scale, (*given, *overrides))
+    vocabulary = [] if scale == "paper" else ["model.vocab_size=20000"]
+    config = config_of(name, row, scale, (*vocabulary, *overrides))
     return count_of(config.model, config.translates)
 
 

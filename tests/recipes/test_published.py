@@ -43,8 +43,8 @@ def test_settings(case):
     assert rows
     for name, row in rows:
         settings = flatten(resolve_any(name, row, "paper").config.to_dict())
-        found = {key: find_setting(settings, key) for key in expected}
-        assert found == expected, (name, row)
+        values = {key: find_setting(settings, key) for key in expected}
+        assert values == expected, (name, row)
         score = case["set"].get("model", {}).get("attention.score")
         assert score is None or find_setting(settings, "model.attention.score") == score
 
@@ -63,17 +63,18 @@ def test_phases_and_cross_head(name):
         phases = PUBLISHED["phases"][name][row]
         for scale in ("paper", "small", "tiny"):
             config = config_of(name, row, scale)
-            train, found = config.train, []
-            for phase in config.train.phases:
+            train = config.train
+            equations = []
+            for phase in train.phases:
                 equation = "drifting" if phase.gaps == "drifting" else phase.skip
                 assert phase.skip == "linear" or equation != "drifting"
-                found.append(equation if phase.p is None else f"{equation} {phase.p}")
-            assert (found or ["none"]) == phases, (row, scale)
+                equations.append(equation if phase.p is None else f"{equation} {phase.p}")
+            assert (equations or ["none"]) == phases, (row, scale)
             assert config.model.attention.cross_head == PUBLISHED["cross_head"].get(name, {}).get(row, 0)
             if scale == "paper":
                 plateaus = {(phase.plateau.ppl, phase.plateau.steps) for phase in train.phases if phase.plateau}
                 assert plateaus == {(0.01 if name.endswith("table1") else 0.2, 64_000)}
-            elif len(found) == 2:
+            elif len(equations) == 2:
                 share = (train.phases[0].steps or 0) * train.batch_size * train.segment_length / (train.tokens or 1)
                 assert 0.73 < share < 0.77
 
@@ -81,19 +82,19 @@ def test_phases_and_cross_head(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_figures(name):
     """The figures of `figures` agree to the digit; in other tables every row has the splits that the paper states."""
-    stated = {row: dict(content.paper or {}) for row, content in load(name).rows.items()}
-    for figures in stated.values():
+    published = {row: dict(content.paper or {}) for row, content in load(name).rows.items()}
+    for figures in published.values():
         figures.pop("parameters_note", None)
     if name in PUBLISHED["figures"]:
-        assert {row: figures for row, figures in stated.items() if figures} == PUBLISHED["figures"][name]
+        assert {row: figures for row, figures in published.items() if figures} == PUBLISHED["figures"][name]
         return
     unit = "_bits_per_character" if name == "skip-cross-head/table1" else ""
-    for row, figures in stated.items():
+    for row, figures in published.items():
         if (name, row) in OURS:
             assert figures == {}
         elif not is_finetuning(name):
-            one = name == "skip-cross-head/table10" or row == "transformer-xl"
-            splits = ("test",) if one else ("valid", "test")
+            test_only = name == "skip-cross-head/table10" or row == "transformer-xl"
+            splits = ("test",) if test_only else ("valid", "test")
             assert {f"{split}{unit}" for split in splits} <= figures.keys()
 
 
@@ -119,7 +120,8 @@ def test_published_totals_are_met_or_explained(name):
         if "parameters" not in paper:
             assert "parameters_note" not in paper
             continue
-        number, unit = paper["parameters"][:-1], UNITS[paper["parameters"][-1]]
+        number = paper["parameters"][:-1]
+        unit = UNITS[paper["parameters"][-1]]
         decimals = len(number.partition(".")[2])
         met = round(total(name, row) / unit, decimals) == float(number)
         if met == ("parameters_note" in paper):

@@ -46,8 +46,8 @@ def clusters(vocabulary, width, cutoffs, div):
 def adaptive(vocabulary, width, cutoffs, div, tied=True):
     """Input and output; the output has a bias for each word and a class with its bias for each tail."""
     vectors, projections = clusters(vocabulary, width, cutoffs, div)
-    own = projections if tied else vectors + projections  # only vectors are shared where there are projections
-    return vectors + projections + own + vocabulary + len(cutoffs) * (width + 1)
+    of_output = projections if tied else vectors + projections  # only vectors are shared where there are projections
+    return vectors + projections + of_output + vocabulary + len(cutoffs) * (width + 1)
 
 
 def plain(vocabulary, width, tied=True):
@@ -117,7 +117,8 @@ def test_synthesizer():
 def test_translation(heads, mix):
     """Post-norm, target vectors tied; mixing in two stacks of six layers, in three with cross-attention."""
     expected = {"plain": {}, "a": {4: 192, 32: 12_288, 64: 49_152}, "b": {4: 6_336, 32: 18_432, 64: 55_296}}
-    base, row = translator(512, 1024, 8848 + 6632), f"h{heads}-{mix}"
+    base = translator(512, 1024, 8848 + 6632)
+    row = f"h{heads}-{mix}"
     assert base == 39_469_056 == total("mixhead/table4", f"h{heads}-plain")  # fairseq's transformer_iwslt_de_en
     stack = 6 * mixing(mix, heads, 512 // heads)
     assert total("mixhead/table4", row) - base == 2 * stack == expected[mix].get(heads, 0)
@@ -175,8 +176,8 @@ MOS = [(name, row) for name in ("mos/table1-ptb", "mos/table1-wikitext2", "mos/t
 @pytest.mark.parametrize(("name", "row"), MOS)
 def test_mixtures(name, row):
     """Four layers as wide as the model, embedding, output; latents K (E^2 + E) and prior K E. Widths hold at every scale."""
-    kind, _, given = row.partition("-d")
-    mixtures, width = int(kind.removeprefix("k").replace("plain", "0")), int(given or 200)
+    kind, _, digits = row.partition("-d")
+    mixtures, width = int(kind.removeprefix("k").replace("plain", "0")), int(digits or 200)
     rest = 4 * layer(width, width) + mixtures * (width**2 + 2 * width)
     words = 33_279 if name == "mos/table1-wikitext2" else 10_001
     assert total(name, row) == plain(words, width, tied=False) + rest
@@ -212,15 +213,13 @@ def train(words, widths, rank):
 def test_the_other_baselines_of_table_2():
     """The totals of Penn Treebank round to the printed ones; the notes explain the others."""
     ptb, wikitext = "tensorized/table2-ptb", "tensorized/table2-wikitext103"
-    layers, untied = relative_layers(3, 640, 320, 2100), 10_000 * 640
+    layers = relative_layers(3, 640, 320, 2100)
+    untied = 10_000 * 640
     expected = {
         (ptb, "transformer-xl"): layers + 2 * untied + 10_000,
         (ptb, "transformer-xl-tt"): layers + train((21, 22, 22), (8, 8, 10), 32) + untied + 10_000,
         (ptb, "sparse"): relative_layers(3, 512, 320, 2100) + plain(10_000, 512),
-        (ptb, "adaptive-input"): 7 * layer(512, 2048)
-        + 2 * 512
-        + sum(clusters(10_000, 512, (2_000, 6_000), 4))
-        + 2 * 512,
+        (ptb, "adaptive-input"): 7 * layer(512, 2048) + 2 * 2 * 512 + sum(clusters(10_000, 512, (2_000, 6_000), 4)),
         (wikitext, "transformer-xl-tt"): 151_107_538 + train((64, 65, 65), (2, 5, 41), 32),
         (wikitext, "sparse"): relative_layers(12, 512, 320, 2100) + adaptive(267_735, 512, WIKITEXT, 1),
     }

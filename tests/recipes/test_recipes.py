@@ -25,16 +25,16 @@ def test_the_papers_tables_are_all_there():
         "skip-cross-head": (1, 2, *range(4, 11)),
         "tensorized": (1, 2, 3),
     }
-    assert sorted(f"{paper}/table{n}" for paper, known in numbers.items() for n in known) == TABLES
+    assert sorted(f"{paper}/table{n}" for paper, table_numbers in numbers.items() for n in table_numbers) == TABLES
     assert sorted(name for table in TABLES for name in tables(table)) == RECIPES
 
 
 def describe_training(config):
-    """What is trained and how it is judged while training: equal where only final figures differ."""
+    """What is trained, and by which figures during training: equal where only final figures differ."""
     final = tuple(f"eval.{key}" for key in ("valid", "test", *PROTOCOL_KEYS)) if config.task == "language_model" else ()
-    judged = validation_protocol(config) if final else None
+    protocol = validation_protocol(config) if final else None
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
-    return repr(({key: value for key, value in settings.items() if not (final and key.startswith(final))}, judged))
+    return repr(({key: value for key, value in settings.items() if not (final and key.startswith(final))}, protocol))
 
 
 def test_rows_and_the_trainings_that_they_share():
@@ -75,11 +75,11 @@ def test_rows_and_the_trainings_that_they_share():
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_end_to_end(table, tmp_path):
     """One row of each recipe, two updates: trained, measured by the protocol of each split, set beside the paper's figures."""
-    rows = ",".join(dict.fromkeys(own[0] for own in select_rows(tables(table), of_paper=True).values()))
+    rows = ",".join(dict.fromkeys(selected[0] for selected in select_rows(tables(table), of_paper=True).values()))
     words = ("--scale", "tiny", "--rows", rows, "--paper-rows", "--out", tmp_path, "--quiet")
-    found = document("reproduce", table, *words, "train.steps=2", "train.device=cpu")
-    assert Path(found["report"]).read_text(encoding="utf-8").count("Notes of the recipe")
-    assert set(found["notes"]) == set(tables(table))
-    if "rows" in found:
-        assert {row["recipe"] for row in found["rows"]} == set(tables(table))
-        assert all(row["paper"] and row["protocols"] for row in found["rows"])
+    result = document("reproduce", table, *words, "train.steps=2", "train.device=cpu")
+    assert Path(result["report"]).read_text(encoding="utf-8").count("Notes of the recipe")
+    assert set(result["notes"]) == set(tables(table))
+    if "rows" in result:
+        assert {row["recipe"] for row in result["rows"]} == set(tables(table))
+        assert all(row["paper"] and row["protocols"] for row in result["rows"])
