@@ -42,14 +42,14 @@ def zeroed(weights):
 def test_ablation_is_a_zeroed_output_projection(mix):
     torch.manual_seed(1)
     model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix))).double()).train()
-    found = heads(model, [IDS[:1], IDS[1:]])
+    ablation = heads(model, [IDS[:1], IDS[1:]])
     assert model.training
-    assert (found.objective, found.length, found.weights) == ("next tokens", 9, "by the definition")
+    assert (ablation.objective, ablation.length, ablation.weights) == ("next tokens", 9, "by the definition")
     model.eval()
     base = nats(model)
-    np.testing.assert_allclose(found.nll, base, atol=1e-10)
-    assert found.perplexity == pytest.approx(math.exp(base.mean()), abs=1e-10)
-    for block, layer in zip(model.blocks, found.layers, strict=True):
+    np.testing.assert_allclose(ablation.nll, base, atol=1e-10)
+    assert ablation.perplexity == pytest.approx(math.exp(base.mean()), abs=1e-10)
+    for block, layer in zip(model.blocks, ablation.layers, strict=True):
         for head in range(HEADS):
             with zeroed(block.attention.merge.weight.data[:, head * SIZE : (head + 1) * SIZE]):
                 expected = nats(model)
@@ -59,20 +59,20 @@ def test_ablation_is_a_zeroed_output_projection(mix):
             interval = stats.ttest_1samp(expected - base, 0).confidence_interval(0.95)
             ends = [math.exp(base.mean() + end) - math.exp(base.mean()) for end in interval]
             assert [*layer.intervals[head]] == pytest.approx(ends, abs=1e-8)
-    assert fr.analysis.heads(model, IDS).nll == pytest.approx(found.nll)  # nothing stays ablated
+    assert fr.analysis.heads(model, IDS).nll == pytest.approx(ablation.nll)  # nothing stays ablated
 
 
 def test_memory_is_read_from_segment_to_segment():
-    """The texts are one stream: nothing is forgotten where the memory is as long as all of it."""
+    """The texts are one stream, and a memory as long as the stream forgets nothing."""
     torch.manual_seed(2)
     options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
     model = moved(fr.LanguageModel(config(**options)).double()).eval()
-    found = heads(model, IDS)
-    assert found.objective == "next tokens, with memory"
+    ablation = heads(model, IDS)
+    assert ablation.objective == "next tokens, with memory"
     stream = IDS.flatten()[None]
     log_p = model.with_memory(0)(stream[:, :-1]).logits.log_softmax(-1)
     per_token = -log_p.gather(-1, stream[:, 1:, None])[0, :, 0].detach()
-    np.testing.assert_allclose(found.nll, [part.mean() for part in per_token.split(9)], atol=1e-10)
+    np.testing.assert_allclose(ablation.nll, [part.mean() for part in per_token.split(9)], atol=1e-10)
     assert fr.analysis.spectrum(model, IDS).texts == 4
 
 
@@ -81,15 +81,15 @@ def test_encoders_predict_the_same_masked_tokens_for_every_head():
     model = moved(fr.MaskedLanguageModel(config()).double()).eval()
     loaded = fr.open_model(model)
     loaded.marks = (int(IDS[0, 0]),)
-    found = heads(loaded, IDS)
-    assert found.objective == "1 masked tokens a text"
-    every = []  # one of nine tokens is masked: whichever it is, its nats are among these
-    for place in range(9):
+    ablation = heads(loaded, IDS)
+    assert ablation.objective == "1 masked tokens a text"
+    candidates = []  # one of nine tokens is masked: whichever it is, its nats are among these
+    for position in range(9):
         read = IDS.clone()
-        read[:, place] = model.mask_id
+        read[:, position] = model.mask_id
         log_p = model(read).logits.log_softmax(-1)
-        every.append(-log_p[:, place].gather(-1, IDS[:, place, None])[:, 0].detach())
-    differences = (torch.stack(every, 1) - torch.from_numpy(found.nll)[:, None]).abs()
+        candidates.append(-log_p[:, position].gather(-1, IDS[:, position, None])[:, 0].detach())
+    differences = (torch.stack(candidates, 1) - torch.from_numpy(ablation.nll)[:, None]).abs()
     assert differences.min(1).values.max() < 1e-10
     assert not (IDS.gather(1, differences.argmin(1)[:, None]) == IDS[0, 0]).any()
 
@@ -104,30 +104,30 @@ def test_models_of_hugging_face():
         log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
         return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
-    def check(found):
-        np.testing.assert_allclose(found.nll, measured(), atol=1e-10)
-        for block, layer in zip(made.transformer.h, found.layers, strict=True):
+    def check(ablation):
+        np.testing.assert_allclose(ablation.nll, measured(), atol=1e-10)
+        for block, layer in zip(made.transformer.h, ablation.layers, strict=True):
             for head in range(HEADS):
                 with zeroed(block.attn.c_proj.weight.data[head * SIZE : (head + 1) * SIZE]):  # (in, out)
                     np.testing.assert_allclose(layer.nll[head], measured(), atol=1e-10)
 
-    found = heads(made, IDS)
-    assert found.weights == "explicitly, by the model's own attention"
-    check(found)
+    ablation = heads(made, IDS)
+    assert ablation.weights == "explicitly, by the model's own attention"
+    check(ablation)
     fr.inject(made, cross_head=0.5)  # which acts in training only
     check(heads(made, IDS))
     fr.remove(made)
     moved(fr.inject(made, mix="position_wise", layers=[1]))
-    found = heads(made, IDS)
-    assert found.weights.endswith("with what was injected")
-    check(found)
+    ablation = heads(made, IDS)
+    assert ablation.weights.endswith("with what was injected")
+    check(ablation)
     spectra = fr.analysis.spectrum(made, IDS).layers
     assert [layer.after is layer.before for layer in spectra] == [True, False]
     assert "fullrank" not in dict(made.transformer.h[0].attn.named_children())
 
 
 def test_similarity_is_linear_cka():
-    """Of outputs that are made alike: the second head is a turned copy of the first, the third is not."""
+    """The second head is made a turned copy of the first, the third is another one."""
     torch.manual_seed(6)
     model = moved(fr.LanguageModel(config()).double()).eval()
     project = model.blocks[0].attention.project
@@ -138,17 +138,19 @@ def test_similarity_is_linear_cka():
         values = project.value
         values.weight[SIZE : 2 * SIZE] = 2 * turn @ values.weight[:SIZE]
         values.bias[SIZE : 2 * SIZE] = 2 * turn @ values.bias[:SIZE]
-    found = heads(model, IDS).layers[0]
-    assert found.similarity[0, 1] == pytest.approx(1, abs=1e-10)
+    first_layer = heads(model, IDS).layers[0]
+    assert first_layer.similarity[0, 1] == pytest.approx(1, abs=1e-10)
     inputs = []
-    model.blocks[0].attention.merge.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model.blocks[0].attention.merge.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     model(IDS)
     outputs = inputs[0].detach().flatten(0, 1).unflatten(1, (HEADS, SIZE)).numpy()
     x, y = (outputs[:, head] - outputs[:, head].mean(0) for head in (0, 2))
     cka = np.linalg.norm(x.T @ y) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
-    assert found.similarity[0, 2] == pytest.approx(cka, abs=1e-10)
-    np.testing.assert_allclose(found.similarity.diagonal(), 1)
-    assert found.redundancy == pytest.approx((1 + found.similarity[0, 2] + found.similarity[1, 2]) / 3)
+    assert first_layer.similarity[0, 2] == pytest.approx(cka, abs=1e-10)
+    np.testing.assert_allclose(first_layer.similarity.diagonal(), 1)
+    assert first_layer.redundancy == pytest.approx(
+        (1 + first_layer.similarity[0, 2] + first_layer.similarity[1, 2]) / 3
+    )
 
 
 def table3(changes):
@@ -167,7 +169,7 @@ def test_deviations_of_the_papers_table():
         a, b = table3(first), table3(second)
         assert a.layers[0].deviation == pytest.approx(deviations[0], abs=0.006)
         assert b.layers[0].deviation == pytest.approx(deviations[1], abs=0.006)
-        records = [[fr.Record({"layer": 0}, "deviation", one.layers[0].deviation)] for one in (a, b)]
+        records = [[fr.Record({"layer": 0}, "deviation", ablation.layers[0].deviation)] for ablation in (a, b)]
         (compared,) = compare_deviations(*records)
         assert compared.value == pytest.approx(change, abs=3)
 

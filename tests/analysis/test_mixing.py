@@ -44,11 +44,11 @@ def test_position_wise_mixing_over_positions():
             block.attention.attend.mix.from_query.normal_()
     shared = mixing(made)
     assert [(layer.distance, layer.variation) for layer in shared] == [(0, None)] * 2
-    found = mixing(made, [IDS[:1], IDS[1:]])
+    layers = mixing(made, [IDS[:1], IDS[1:]])
     trace = fr.Trace()
     with torch.no_grad():
         made(IDS, trace=trace)
-    for layer, traced in zip(found, trace.layers, strict=True):
+    for layer, traced in zip(layers, trace.layers, strict=True):
         m = traced.mixing.numpy().reshape(-1, 3, 3)
         np.testing.assert_allclose(layer.matrix, m.mean(0))
         np.testing.assert_allclose(layer.deviation, m.std(0))
@@ -56,7 +56,7 @@ def test_position_wise_mixing_over_positions():
         assert layer.distance == pytest.approx(np.linalg.norm(m - np.eye(3), axis=(1, 2)).mean())
         gram = m.transpose(0, 2, 1) @ m - np.eye(3)
         assert layer.orthogonality == pytest.approx((gram**2).sum((1, 2)).mean())
-    assert sum(layer.orthogonality for layer in found) == pytest.approx(fr.orthogonality(trace).item())
+    assert sum(layer.orthogonality for layer in layers) == pytest.approx(fr.orthogonality(trace).item())
 
 
 def test_injected_models_and_models_without_mixing():
@@ -67,10 +67,10 @@ def test_injected_models_and_models_without_mixing():
     with pytest.raises(InputError, match="no layer of it mixes heads"):
         mixing(gpt2)
     fr.inject(gpt2, mix="average", layers=[1])
-    (found,) = mixing(gpt2, IDS)
-    assert found.layer == 1
-    np.testing.assert_allclose(found.matrix, 1 / 3, atol=1e-7)
-    assert found.distance == pytest.approx(2**0.5, abs=1e-6)  # I minus a projection of rank one
+    (layer,) = mixing(gpt2, IDS)
+    assert layer.layer == 1
+    np.testing.assert_allclose(layer.matrix, 1 / 3, atol=1e-7)
+    assert layer.distance == pytest.approx(2**0.5, abs=1e-6)  # I minus a projection of rank one
 
 
 def test_a_registered_mixing_that_states_no_needs():

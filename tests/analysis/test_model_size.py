@@ -19,23 +19,23 @@ from fullrank.kernels import multilinear as engine
 from fullrank.training.optimizer import make_optimizer, parameter_groups
 
 
-@pytest.mark.parametrize("asked", [0.15, 1.0])
-def test_work_of_a_masked_model(asked):
+@pytest.mark.parametrize("share", [0.15, 1.0])
+def test_work_of_a_masked_model(share):
     """Every token sees all 10, and the output layer works on a share of them."""
     config = fr.ModelConfig(
         vocab_size=101, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
         attention=fr.AttentionConfig(mix="position_independent"),
     )  # fmt: skip
-    found = measure_masked_size(config, 10, 2, asked)
+    sizes = measure_masked_size(config, 10, 2, share)
     matrices = 3 * (4 * 16 * 16 + 2 * 16 * 40)
     attention = 3 * 2 * 16 * 10  # scores and weighted values
-    forward = 2 * (matrices + attention + 3 * 4 * 4 * 10 + asked * 16 * 101)
-    assert found["flops_per_token"] == {"length": 10, "forward": round(forward), "training": round(3 * forward)}
+    forward = 2 * (matrices + attention + 3 * 4 * 4 * 10 + share * 16 * 101)
+    assert sizes["flops_per_token"] == {"length": 10, "forward": round(forward), "training": round(3 * forward)}
     total = fr.MaskedLanguageModel(config).num_parameters()
-    parts = found["parameters"]
+    parts = sizes["parameters"]
     assert (parts["total"], parts["mixing"], parts["output"]) == (total, 3 * 16, 101 * 17)
     assert sum(parts.values()) == 2 * total, "every parameter has its part"
-    assert found["bytes"] == {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total}
+    assert sizes["bytes"] == {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total}
 
 
 MIXERS = {
@@ -69,9 +69,9 @@ def test_work_of_a_mixer_is_what_the_definition_multiplies(name, length):
     with fr.kernel("reference"), torch.no_grad(), FlopCounterMode(display=False) as count:
         model(torch.zeros(2, length, dtype=torch.int64))
     once = 2 * 2 * 4 * 4 * 3 if name == "low rank" else 0
-    found = measure_masked_size(config, length, 2, 1.0)["flops_per_token"]
-    assert found["training"] == 3 * found["forward"]
-    assert count.get_total_flops() == 2 * length * found["forward"] + once
+    work = measure_masked_size(config, length, 2, 1.0)["flops_per_token"]
+    assert work["training"] == 3 * work["forward"]
+    assert count.get_total_flops() == 2 * length * work["forward"] + once
 
 
 def multilinear(score="dot_product", memory=0, same=False, **attention):
@@ -86,27 +86,28 @@ def multilinear(score="dot_product", memory=0, same=False, **attention):
 @pytest.mark.parametrize("score", ["dot_product", "relative"])
 @pytest.mark.parametrize("same", [False, True])
 def test_flops_are_what_a_model_multiplies(score, same, monkeypatch):
-    """PyTorch's own count of two segments, the second one over the first; keys of places are the one thing more."""
+    """PyTorch's count of two segments, the second with the first as memory; it also counts keys of positions, and no more."""
     # the count does not look into operators
-    monkeypatch.setattr(engine, "_apply", lambda given: engine._forward(given)[0])
+    monkeypatch.setattr(engine, "_apply", lambda operands: engine._forward(operands)[0])
     settings = vars(multilinear(score, memory=40, same=same)) | {"max_position_embeddings": 90}
-    model, batch, n = fr.LanguageModel(fr.ModelConfig(**settings)).eval(), 2, 40
+    model = fr.LanguageModel(fr.ModelConfig(**settings)).eval()
+    batch, n = 2, 40
     text = torch.zeros(batch, n, dtype=torch.int64)
-    places = 2 * 12 * 5 * 2 * (score == "relative")  # a layer and place
+    position_keys = 2 * 12 * 5 * 2 * (score == "relative")  # a layer and position
     memory = None
     for keys in (n, 2 * n):
         with torch.no_grad(), FlopCounterMode(display=False) as count:
-            found = model(text, memory=memory)
-        memory = found.memory
+            out = model(text, memory=memory)
+        memory = out.memory
         expected = size(
             fr.ModelConfig(**settings | {"memory_length": keys - n, "same_length": same and keys > n}), n, batch
         )
         more = count.get_total_flops() - batch * n * expected["flops_per_token"]["forward"]
-        assert abs(more - places * keys) <= batch * n / 2  # rounded, a token
+        assert abs(more - position_keys * keys) <= batch * n / 2  # rounded, a token
 
 
-def kept(model, tokens):
-    """Bytes of all tensors in the cache of two texts, a text."""
+def cache_bytes(model, tokens):
+    """Bytes of all tensors in a cache, for each of its two texts."""
     with torch.no_grad():
         cache = model(torch.zeros(2, tokens, dtype=torch.int64), cache=model.new_cache()).cache
     layers = [layer if isinstance(layer, tuple) else vars(layer).values() for layer in cache.layers]
@@ -115,7 +116,7 @@ def kept(model, tokens):
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) // 2
 
 
-@pytest.mark.parametrize("made", [
+@pytest.mark.parametrize("config", [
     multilinear(), multilinear("relative"), multilinear(output_map="decayed", decays=4),
     fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none"),
     fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none",
@@ -123,12 +124,13 @@ def kept(model, tokens):
     fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none",
                    attention=fr.AttentionConfig(mix_scores="multi_token", mix="dynamic")),
 ], ids=["pairs", "with positions", "decayed", "multi-head", "interleaved", "with notes"])  # fmt: skip
-def test_the_bytes_of_a_cache(made):
-    model, found = fr.LanguageModel(made), size(made, 8)["bytes"]
+def test_the_bytes_of_a_cache(config):
+    model = fr.LanguageModel(config)
+    sizes = size(config, 8)["bytes"]
     for tokens in (1, 2, 7):
-        assert kept(model, tokens) == tokens * found["cache_per_token_fp32"] + found["state_per_text_fp32"]
-    decayed = getattr(made.attention, "decays", None) is not None
-    assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
+        assert cache_bytes(model, tokens) == tokens * sizes["cache_per_token_fp32"] + sizes["state_per_text_fp32"]
+    decayed = getattr(config.attention, "decays", None) is not None
+    assert (sizes["state_per_text_fp32"] > 0) == decayed == (sizes["cache_per_token_fp32"] == 0)
 
 
 TOKENS = 25
@@ -138,13 +140,14 @@ def test_work_is_what_a_model_multiplies():
     """Counted by torch on a forward pass, where the causal mask saves nothing: scores of N keys instead of (N + 1) / 2."""
     sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = fr.ModelConfig(**sizes, encoder=EncoderConfig(vocab_size=20))
-    model, n = fr.Translator(config).eval(), 9
+    model = fr.Translator(config).eval()
+    n = 9
     counter = FlopCounterMode(display=False)
     with fr.kernel("reference"), torch.no_grad(), counter:
         model(torch.zeros(1, n, dtype=torch.int64), torch.zeros(1, n, dtype=torch.int64))
     hidden = 2 * 4 * 16 * (n - 1) / 2  # of 2 layers, per token: what the mask hides
-    found = translation_size(config, n)["flops_per_token"]["forward"]
-    assert counter.get_total_flops() == n * (found + hidden)
+    work = translation_size(config, n)["flops_per_token"]["forward"]
+    assert counter.get_total_flops() == n * (work + hidden)
 
 
 def test_nothing_is_allocated():

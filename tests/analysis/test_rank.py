@@ -49,28 +49,28 @@ def log_probs(model, read, contexts):
     ("width", "tied", "bias"), [(6, False, False), (8, True, True), (10, False, True), (10, True, False)]
 )
 def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width, tied, bias):
-    found = fr.analysis.rank(random_model({"tied": tied, "bias": bias}, width=width), ids())
-    assert found.rank == found.layer.bound == width + 1 + bias
-    assert found.layer.exempt is None
-    assert found.contexts == 2 * (width + 2) + 32
-    assert (found.columns, found.vocab_size) == (V, V)
-    assert found.conclusive
+    report = fr.analysis.rank(random_model({"tied": tied, "bias": bias}, width=width), ids())
+    assert report.rank == report.layer.bound == width + 1 + bias
+    assert report.layer.exempt is None
+    assert report.contexts == 2 * (width + 2) + 32
+    assert (report.columns, report.vocab_size) == (V, V)
+    assert report.conclusive
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_after_a_layer_norm_a_bias_adds_nothing(bias):
     """H = N G + 1 beta' with N 1 = 0: d - 1 dimensions, W beta + b, and the normaliser."""
-    found = fr.analysis.rank(random_model({"bias": bias}, final_norm=True), ids())
-    assert found.rank == 8 + 1
-    assert found.layer.bound == 8 + 1 + bias
+    report = fr.analysis.rank(random_model({"bias": bias}, final_norm=True), ids())
+    assert report.rank == 8 + 1
+    assert report.layer.bound == 8 + 1 + bias
 
 
 @pytest.mark.parametrize("div_val", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val, bias):
     output = {"kind": "adaptive", "cutoffs": [15, 30], "div_val": div_val, "bias": bias}
-    found = fr.analysis.rank(random_model(output), ids(), contexts=60)
-    assert found.rank == found.layer.bound == 8 + 3 + bias
+    report = fr.analysis.rank(random_model(output), ids(), contexts=60)
+    assert report.rank == report.layer.bound == 8 + 3 + bias
 
 
 ESCAPES = {
@@ -91,26 +91,26 @@ ESCAPES = {
 @pytest.mark.parametrize(("kind", "contexts"), [(kind, (33, 60)[i % 2]) for i, kind in enumerate(ESCAPES)])
 def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind, contexts):
     output, why = ESCAPES[kind]
-    found = fr.analysis.rank(random_model(output), ids(), contexts=contexts)
-    assert found.layer.kind == kind
-    assert why in found.layer.exempt
-    assert found.layer.bound == 8 + (4 if found.layer.clusters == 3 else 2)
-    assert found.rank == min(contexts, V)
+    report = fr.analysis.rank(random_model(output), ids(), contexts=contexts)
+    assert report.layer.kind == kind
+    assert why in report.layer.exempt
+    assert report.layer.bound == 8 + (4 if report.layer.clusters == 3 else 2)
+    assert report.rank == min(contexts, V)
 
 
 @pytest.mark.parametrize("output", [{}, {"kind": "mixture_of_softmaxes", "mixtures": 2}])
 @pytest.mark.parametrize("contexts", [30, 60])  # a wide matrix and a long one
 def test_figures_are_those_of_numpy(output, contexts):
     model = random_model(output, memory_length=5)
-    found = fr.analysis.rank(model, ids(), contexts=contexts)
+    report = fr.analysis.rank(model, ids(), contexts=contexts)
     matrix = log_probs(model, ids(), contexts)
     expected = np.linalg.svd(matrix, compute_uv=False)
-    assert matrix.shape == (found.contexts, found.columns) == (contexts, V)
-    np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
-    assert found.rank == np.linalg.matrix_rank(matrix)
-    assert found.tolerance == pytest.approx(expected[0] * max(contexts, V) * 2.0**-52, rel=1e-12)
+    assert matrix.shape == (report.contexts, report.columns) == (contexts, V)
+    np.testing.assert_allclose(report.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
+    assert report.rank == np.linalg.matrix_rank(matrix)
+    assert report.tolerance == pytest.approx(expected[0] * max(contexts, V) * 2.0**-52, rel=1e-12)
     shares = expected / expected.sum()
-    assert found.effective_rank == pytest.approx(np.exp(-sum(q * np.log(q) for q in shares if q > 0)), rel=1e-6)
+    assert report.effective_rank == pytest.approx(np.exp(-sum(q * np.log(q) for q in shares if q > 0)), rel=1e-6)
 
 
 def test_contexts_are_not_taken_twice():
@@ -118,10 +118,10 @@ def test_contexts_are_not_taken_twice():
     twice = ids(4, 9)
     twice[1, :5] = twice[0, :5]
     twice = torch.cat([twice, twice])
-    found = fr.analysis.rank(random_model({}), twice, contexts=1000)
-    assert found.contexts == 4 * 9 - 5
-    assert found.repeats == 4 * 9 + 5
-    assert found.wanted == 1000
+    report = fr.analysis.rank(random_model({}), twice, contexts=1000)
+    assert report.contexts == 4 * 9 - 5
+    assert report.repeats == 4 * 9 + 5
+    assert report.wanted == 1000
     in_parts = fr.analysis.rank(random_model({}), iter([twice[:3], twice[3:]]), contexts=1000)
     assert (in_parts.contexts, in_parts.repeats) == (4 * 9 - 5, 4 * 9 + 5)
 
@@ -129,16 +129,16 @@ def test_contexts_are_not_taken_twice():
 def test_a_part_of_the_vocabulary():
     """12 contexts of 47 words are 4,512 bytes. What is kept are columns of the whole matrix, normalised as before."""
     model = random_model({"kind": "mixture_of_softmaxes", "mixtures": 2})
-    whole = log_probs(model, ids(), 12)
-    found = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
-    assert (found.contexts, found.columns, found.vocab_size) == (12, 20, V)
+    matrix = log_probs(model, ids(), 12)
+    report = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
+    assert (report.contexts, report.columns, report.vocab_size) == (12, 20, V)
     again = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
     other = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7, seed=1)
-    assert (found.singular_values == again.singular_values).all()
-    assert not np.allclose(found.singular_values, other.singular_values)
+    assert (report.singular_values == again.singular_values).all()
+    assert not np.allclose(report.singular_values, other.singular_values)
     drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:20].tolist()
-    expected = np.linalg.svd(whole[:, drawn], compute_uv=False)
-    np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
+    expected = np.linalg.svd(matrix[:, drawn], compute_uv=False)
+    np.testing.assert_allclose(report.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=1).columns == 12  # never fewer words than contexts
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
 
@@ -148,10 +148,10 @@ FOREIGN = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().ma
 
 def test_a_head_without_bias():
     for model in (tiny.gpt2(), tiny.llama(), tiny.llama(tie_word_embeddings=True), tiny.gemma2(cap=None)):
-        found = fr.analysis.rank(model, FOREIGN)
-        assert (found.rank, found.layer.bound, found.layer.exempt) == (9, 9, None), type(model)
-        assert found.contexts == 2 * 10 + 32
-        assert found.eps == 2.0**-52
+        report = fr.analysis.rank(model, FOREIGN)
+        assert (report.rank, report.layer.bound, report.layer.exempt) == (9, 9, None), type(model)
+        assert report.contexts == 2 * 10 + 32
+        assert report.eps == 2.0**-52
 
 
 def test_a_head_with_bias():
@@ -160,16 +160,16 @@ def test_a_head_with_bias():
     assert (after_layer_norm.rank, after_layer_norm.layer.bound) == (9, 10)
     model = tiny.llama()
     model.lm_head = nn.Linear(tiny.WIDTH, tiny.VOCABULARY)
-    found = fr.analysis.rank(model, FOREIGN)
-    assert (found.rank, found.layer.bound, found.layer.bias) == (10, 10, True)
+    report = fr.analysis.rank(model, FOREIGN)
+    assert (report.rank, report.layer.bound, report.layer.bias) == (10, 10, True)
 
 
 def test_a_soft_cap_is_exempt_and_escapes():
     for cap in (30.0, 2.0):
-        found = fr.analysis.rank(tiny.gemma2(cap), FOREIGN, contexts=30)
-        assert "soft-cap" in str(found.layer.exempt)
-        assert found.layer.bound == 9
-        assert found.rank == 30
+        report = fr.analysis.rank(tiny.gemma2(cap), FOREIGN, contexts=30)
+        assert "soft-cap" in str(report.layer.exempt)
+        assert report.layer.bound == 9
+        assert report.rank == 30
 
 
 @pytest.mark.parametrize("family", ["ours", "bert"])
@@ -195,7 +195,8 @@ def test_the_share_is_that_of_a_projection(family):
     else:
         made = tiny.gpt2() if family == "gpt2" else tiny.llama()
     made = made.double().eval()
-    ids, counts = FOREIGN % V, TARGETS != -100
+    ids = FOREIGN % V
+    counts = TARGETS != -100
     targets = torch.where(counts, TARGETS % V, TARGETS)
     share = gradient_share(made, [(ids[:1], targets[:1]), (ids[1:], targets[1:])])
     with torch.no_grad():

@@ -42,11 +42,11 @@ def check(spectrum, weights):
 @pytest.mark.parametrize("rank", [1, 3, 12])
 def test_matrices_of_known_rank(rank):
     weights = blocks(rank, 12 // rank)
-    found = summarize(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter
-    np.testing.assert_allclose(found.effective_rank, rank, atol=1e-10)
-    np.testing.assert_allclose(found.stable_rank, rank, atol=1e-10)
+    summary = summarize(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter
+    np.testing.assert_allclose(summary.effective_rank, rank, atol=1e-10)
+    np.testing.assert_allclose(summary.stable_rank, rank, atol=1e-10)
     curve = np.minimum(np.arange(1, 13) / rank, 1)
-    np.testing.assert_allclose(found.curves, np.stack((curve, curve)), atol=1e-10)
+    np.testing.assert_allclose(summary.curves, np.stack((curve, curve)), atol=1e-10)
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
@@ -56,10 +56,10 @@ def test_before_and_after_mixing(mix):
     with torch.no_grad():
         made.eval()(IDS, trace=trace)
     made.train()
-    found = spectrum(made, [IDS[:1], IDS[1:]])
-    assert (found.texts, found.length, found.weights) == (3, 9, "by the definition")
+    spectra = spectrum(made, [IDS[:1], IDS[1:]])
+    assert (spectra.texts, spectra.length, spectra.weights) == (3, 9, "by the definition")
     assert made.training
-    for layer, traced in zip(found.layers, trace.layers, strict=True):
+    for layer, traced in zip(spectra.layers, trace.layers, strict=True):
         check(layer.before, traced.weights.numpy())
         mixed = traced.weights
         if traced.mixing is not None:  # Eq. 12: P'_i = sum_j m_ji P_j

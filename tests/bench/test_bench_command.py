@@ -31,21 +31,22 @@ def without_memory(monkeypatch):
 
 @pytest.mark.usefixtures("without_memory")
 def test_json_says_everything(called):
-    status, out, said = called("growth", "--lengths", "8,16,12", *SMALL, "--json")
+    status, out, stderr = called("growth", "--lengths", "8,16,12", *SMALL, "--json")
     assert status == 0
-    assert said.splitlines() == [f"growth: B 1, H 2, N {n}, D 8, forward + backward" for n in (8, 12, 16)]
-    found = json.loads(out)
-    (one,) = found["benchmarks"]
-    assert [row["length"] for row in one["rows"]] == [8, 12, 16]
-    assert [figure["name"] for figure in one["rows"][0]["figures"]] == ["Mixhead A", "Mixhead B", "plain SDPA"]
-    assert [(pair["mechanism"], pair["peer"]) for pair in one["rows"][0]["against"]] == [
+    assert stderr.splitlines() == [f"growth: B 1, H 2, N {n}, D 8, forward + backward" for n in (8, 12, 16)]
+    document = json.loads(out)
+    (benchmark,) = document["benchmarks"]
+    assert [row["length"] for row in benchmark["rows"]] == [8, 12, 16]
+    assert [figure["name"] for figure in benchmark["rows"][0]["figures"]] == ["Mixhead A", "Mixhead B", "plain SDPA"]
+    assert [(pair["mechanism"], pair["peer"]) for pair in benchmark["rows"][0]["against"]] == [
         ("Mixhead A", "plain SDPA"), ("Mixhead B", "plain SDPA"),
     ]  # fmt: skip
     assert all(
-        pair["time"]["low"] <= pair["time"]["middle"] <= pair["time"]["high"] for pair in one["rows"][0]["against"]
+        pair["time"]["low"] <= pair["time"]["middle"] <= pair["time"]["high"]
+        for pair in benchmark["rows"][0]["against"]
     )
-    assert found["environment"]["threads"] == 1
-    assert found["environment"]["torch"] == torch.__version__
+    assert document["environment"]["threads"] == 1
+    assert document["environment"]["torch"] == torch.__version__
 
 
 @pytest.mark.usefixtures("without_memory")

@@ -17,24 +17,26 @@ NAMES = [name for name in SUITES if name != "mixing-gpu"]
 
 def shrink(name, dtypes=("fp32",)):
     """The comparisons of a benchmark at their tiny sizes, each once, and their passes."""
-    found = {}
-    for one in measure.list_comparisons(SUITES[name], TINY, dtypes, [16]):
-        for what in one.passes:
-            found.setdefault((one.tiny, what), (dataclasses.replace(one, size=one.tiny), what))
-    return list(found.values())
+    comparisons = {}
+    for comparison in measure.list_comparisons(SUITES[name], TINY, dtypes, [16]):
+        for pass_name in comparison.passes:
+            comparisons.setdefault(
+                (comparison.tiny, pass_name), (dataclasses.replace(comparison, size=comparison.tiny), pass_name)
+            )
+    return list(comparisons.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_candidates_that_compute_the_same_agree(name):
     compared = 0
-    for comparison, what in shrink(name):
-        found = {}
+    for comparison, pass_name in shrink(name):
+        by_result = {}
         for candidate in comparison.candidates:
             if not candidate.absent:
-                found.setdefault(candidate.computes, []).append(
-                    (candidate.name, candidate.make_pass(what, comparison.size).values())
+                by_result.setdefault(candidate.computes, []).append(
+                    (candidate.name, candidate.make_pass(pass_name, comparison.size).values())
                 )
-        for (first, expected), *others in found.values():
+        for (first, expected), *others in by_result.values():
             for other, values in others:
                 for tensor in values.keys() & expected.keys():
                     off = (values[tensor] - expected[tensor]).abs() - 1e-4 * expected[tensor].abs()
@@ -52,17 +54,17 @@ def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_narrow_dtypes_agree_within_their_tolerance(name):
-    for found, what in shrink(name, ["bf16"]):
+    for comparison, pass_name in shrink(name, ["bf16"]):
         skipped = {}
-        made, _ = measure.make_and_compare(found, what, skipped)
-        assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
+        made, _ = measure.make_and_compare(comparison, pass_name, skipped)
+        assert all(candidate.name in made or candidate.absent for candidate in comparison.candidates), skipped
 
 
 def test_candidates_of_two_dtypes_stand_in_one_comparison():
-    found = {one.name: one for one in shrink("layer", ["fp32", "bf16"])[0][0].candidates}
-    assert found["Mixhead A fp32"].against == ("SDPA layer fp32",)
-    assert found["Mixhead A bf16"].against == ("SDPA layer bf16", "Mixhead A fp32")
-    assert found["Mixhead A bf16"].computes != found["Mixhead A fp32"].computes
+    candidates = {candidate.name: candidate for candidate in shrink("layer", ["fp32", "bf16"])[0][0].candidates}
+    assert candidates["Mixhead A fp32"].against == ("SDPA layer fp32",)
+    assert candidates["Mixhead A bf16"].against == ("SDPA layer bf16", "Mixhead A fp32")
+    assert candidates["Mixhead A bf16"].computes != candidates["Mixhead A fp32"].computes
 
 
 def test_peers_agree_with_a_loop_over_queries():
@@ -84,8 +86,8 @@ def test_peers_agree_with_a_loop_over_queries():
 
 
 def test_the_train_step_updates_and_its_values_do_not():
-    ((comparison, what),) = shrink("step")
-    ours = comparison.candidates[0].make_pass(what, comparison.size)
+    ((comparison, pass_name),) = shrink("step")
+    ours = comparison.candidates[0].make_pass(pass_name, comparison.size)
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
     first = ours.values()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))

@@ -9,7 +9,8 @@ class Clock:
     """Time that passes only while a candidate runs, and the names of the calls in order."""
 
     def __init__(self):
-        self.now, self.calls = 0.0, list[str]()
+        self.now = 0.0
+        self.calls: list[str] = []
 
     def __call__(self, run):
         before = self.now
@@ -50,12 +51,11 @@ def test_short_candidates_run_several_times_and_their_time_is_that_of_one():
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians():
-    own, other = [1.0, 8.0, 3.0, 40.0, 5.0], [2.0, 2.0, 3.0, 8.0, 5.0]
+    times, peer_times = [1.0, 8.0, 3.0, 40.0, 5.0], [2.0, 2.0, 3.0, 8.0, 5.0]
     # by hand: 0.5, 4, 1, 5, 1; sorted 0.5, 1, 1, 4, 5, whose quartiles are its second, third and fourth
-    assert Ratio.of(own, other) == Ratio(middle=1.0, low=1.0, high=4.0)
-    assert Ratio.of([1.0, 3.0], [1.0, 1.0]) == Ratio(
-        middle=2.0, low=1.5, high=2.5
-    )  # between two values, a quarter of the way
+    assert Ratio.of(times, peer_times) == Ratio(middle=1.0, low=1.0, high=4.0)
+    # between two values, a quarter of the way
+    assert Ratio.of([1.0, 3.0], [1.0, 1.0]) == Ratio(middle=2.0, low=1.5, high=2.5)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 2.7])

@@ -120,7 +120,7 @@ def make_pairs_of_seeds(root):
 @functools.cache
 def draw_references(split, seed=0):
     drawn = random.Random(f"{split}-{seed}")
-    lines = [[drawn.choice(WORDS) for _ in range(drawn.randint(5, 13))] for _ in range(SENTENCES[split])]
+    lines = [drawn.choices(WORDS, k=drawn.randint(5, 13)) for _ in range(SENTENCES[split])]
     return tuple(f"{' '.join(line).capitalize()}." for line in lines)
 
 
@@ -128,20 +128,26 @@ def draw_references(split, seed=0):
 def draw_hypotheses(split, wrong, seed, lines):
     """The references with a share of the words wrong."""
     drawn = random.Random(f"{split}-{wrong}-{seed}")
-    words = [[drawn.choice(WORDS) if drawn.random() < wrong else word for word in line.split()] for line in lines]
-    return tuple(map(" ".join, words))
+
+    def translate(line):
+        return " ".join(drawn.choice(WORDS) if drawn.random() < wrong else word for word in line.split())
+
+    return tuple(map(translate, lines))
 
 
 @functools.cache
-def score(found, lines, lowercase, tokenize):
-    return translation_scores(found, lines, lowercase=lowercase, tokenize=tokenize) | tokenised_bleu(found, lines)
+def score(hypotheses, lines, lowercase, tokenize):
+    return translation_scores(hypotheses, lines, lowercase=lowercase, tokenize=tokenize) | tokenised_bleu(
+        hypotheses, lines
+    )
 
 
 def make_translation_run(
     folder, *, seed=1, wrong=0.2, lowercase=False, tokenize="13a", lines=None, corpus=PAIRS, **more
 ):
     """`wrong`: the share of words that it translates wrongly."""
-    final, texts = {}, {}
+    final = {}
+    texts = {}
     for split in SENTENCES:
         theirs = (lines or {}).get(split, draw_references(split))
         ours = draw_hypotheses(split, wrong, seed, theirs)
@@ -163,7 +169,7 @@ def make_translation_run(
 
 def make_translation_table(root):
     """Baseline, A and B with two seeds each and the paper's figures, and a fourth row on its way."""
-    made = []
+    folders = []
     rows = {
         "plain": ("none", 0.24, 27.88),
         "a": ("position_independent", 0.19, 31.32),
@@ -172,8 +178,8 @@ def make_translation_table(root):
     for row, (mix, wrong, figure) in rows.items():
         for seed in (1, 2):
             options = {"wrong": wrong + 0.005 * seed, "mix": mix, "paper": {"test_bleu": figure}}
-            made.append(make_translation_run(root / f"{row}-{seed}", row=row, seed=seed, **options))
-    return [*made, make_translation_run(root / "k-1", row="k", mix="average", finished=False)]
+            folders.append(make_translation_run(root / f"{row}-{seed}", row=row, seed=seed, **options))
+    return [*folders, make_translation_run(root / "k-1", row="k", mix="average", finished=False)]
 
 
 def make_finetuned_run(
@@ -220,9 +226,9 @@ def make_arms(folder, base, other, **more):
 
 def find(records, measure, **labels):
     """The one record of a measure with these labels."""
-    found = [record for record in records if record.measure == measure and record.has(labels)]
-    assert len(found) == 1, (measure, labels, [dict(record.labels) for record in found])
-    return found[0]
+    matching = [record for record in records if record.measure == measure and record.has(labels)]
+    assert len(matching) == 1, (measure, labels, [dict(record.labels) for record in matching])
+    return matching[0]
 
 
 def print_report(runs, width=200):

@@ -12,15 +12,15 @@ from fullrank.comparison.page import find_warnings, report_to_dict, summarize
 from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose, integer, number
 from fullrank.core.config import NOT_NEXT_TOKEN
 
-PLACE = {"split": "test", "checkpoint": "final"}
+ON_TEST = {"split": "test", "checkpoint": "final"}
 
 
 def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path):
     content = build_report(make_pairs_of_seeds(tmp_path))
     records = content.records
     assert [row.name for row in content.rows] == ["plain", "b"]
-    assert find(records, "perplexity_mean", row="plain", **PLACE).value == pytest.approx(121)
-    assert find(records, "perplexity_deviation", row="plain", **PLACE).value == pytest.approx(math.sqrt(2))
+    assert find(records, "perplexity_mean", row="plain", **ON_TEST).value == pytest.approx(121)
+    assert find(records, "perplexity_deviation", row="plain", **ON_TEST).value == pytest.approx(math.sqrt(2))
     # of perplexities, not exp of a mean loss
     assert find(records, "perplexity_mean", row="b", split="valid", checkpoint="final").value == pytest.approx(115.5)
     difference = find(records, "perplexity_difference", row="b", split="test")
@@ -31,7 +31,7 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path):
     assert find(records, "perplexity_unigram", row="b", split="test").value == 655.25
     assert find(records, "parameters_added", row="b").value == 3456
     assert find(records, "perplexity_paper", row="b", split="test").value == 28.67
-    assert find(records, "perplexity", row="b", seed=2, **PLACE).value == 113
+    assert find(records, "perplexity", row="b", seed=2, **ON_TEST).value == 113
     assert [row.name for row in content.groups[0].ranking] == ["b", "plain"]
     assert [run.name for run in content.unfinished_runs] == ["a"]
 
@@ -133,7 +133,7 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path):
     (group,) = content.groups
     assert [row.name for row in group.ranking] == ["ours", "slid", "plain"]
     assert f"core: {NOT_NEXT_TOKEN}" in next(find_warnings(content))
-    assert find(content.records, "last_position.perplexity_mean", row="core", **PLACE).value == 120
+    assert find(content.records, "last_position.perplexity_mean", row="core", **ON_TEST).value == 120
     facts = {run["row"]: (run["next_token"], run["remark"]) for run in report_to_dict(content)["runs"]}
     assert facts == dict.fromkeys(("plain", "ours", "slid"), (True, None)) | {"core": (False, NOT_NEXT_TOKEN)}
     assert "core (not next-token)" in print_report([tmp_path / "core", plain])

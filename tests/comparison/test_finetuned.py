@@ -15,7 +15,8 @@ KEY = "matthews_correlation"
 
 def test_figures_are_those_of_the_equations(tmp_path):
     records = build_report(make_arms(tmp_path, BASE, OTHER)).records
-    plain, b = ([100 * score for score in scores] for scores in (BASE, OTHER))
+    plain = [100 * score for score in BASE]
+    b = [100 * score for score in OTHER]
     assert find(records, f"{KEY}_mean", row="plain").value == pytest.approx(statistics.fmean(plain))
     assert find(records, f"{KEY}_deviation", row="plain").value == pytest.approx(statistics.stdev(plain))
     difference = find(records, f"{KEY}_difference", row="b", split="dev")
@@ -44,8 +45,8 @@ def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path):
     run = make_finetuned_run(
         tmp_path / "m", 0.8, task="glue/mnli", metrics=("accuracy",), final=final, row="b", paper=paper
     )
-    stated = [record for record in build_report([run]).records if record.measure == "accuracy_paper"]
-    assert {record.labels["split"]: record.value for record in stated} == {"dev": 83.6, "dev_mismatched": 82.8}
+    published = [record for record in build_report([run]).records if record.measure == "accuracy_paper"]
+    assert {record.labels["split"]: record.value for record in published} == {"dev": 83.6, "dev_mismatched": 82.8}
     folders = []
     for row, figure in {"plain": [59.849, 1.23], "b": [58.744, 1.1]}.items():
         model = {"attention": {"cross_head": 0.0 if row == "plain" else 0.1}}

@@ -19,13 +19,14 @@ def measure_bleu(wrong, seed):
 
 
 def test_means_differences_and_papers_figures_are_of_bleu(content):
-    plain, b = ([measure_bleu(wrong + 0.005 * seed, seed) for seed in (1, 2)] for wrong in (0.24, 0.18))
-    place = {"split": "test", "checkpoint": "final"}
-    assert find(content.records, "bleu_mean", row="plain", **place).value == pytest.approx(sum(plain) / 2)
+    plain = [measure_bleu(0.24 + 0.005 * seed, seed) for seed in (1, 2)]
+    b = [measure_bleu(0.18 + 0.005 * seed, seed) for seed in (1, 2)]
+    labels = {"split": "test", "checkpoint": "final"}
+    assert find(content.records, "bleu_mean", row="plain", **labels).value == pytest.approx(sum(plain) / 2)
     difference = find(content.records, "bleu_difference", row="b", split="test")
     assert (difference.value, difference.unit) == (pytest.approx((sum(b) - sum(plain)) / 2), "points")
     assert find(content.records, "bleu_paper", row="b", split="test").value == 31.44
-    assert find(content.records, "bleu", row="b", seed=1, **place).value == pytest.approx(b[0])
+    assert find(content.records, "bleu", row="b", seed=1, **labels).value == pytest.approx(b[0])
     measures = {record.measure for record in content.records}
     assert {"chrf_mean", "tokenised_bleu_mean", "perplexity_mean", "length_ratio_mean"} <= measures
 

@@ -21,20 +21,20 @@ def run(name, *words):
     return done.stdout
 
 
-def figure(said, before):
-    found = re.search(rf"{before}:?\s+([0-9.]+)", said)
-    assert found is not None, said
-    return float(found[1])
+def figure(output, before):
+    match = re.search(rf"{before}:?\s+([0-9.]+)", output)
+    assert match is not None, output
+    return float(match[1])
 
 
 def test_gpt2_learns_to_mix_and_loses_nothing_on_disk():
-    said = run("inject_gpt2.py", "--steps", "12")
-    assert figure(said, "injected") == pytest.approx(figure(said, "plain"), abs=1e-4)
-    assert figure(said, "trained") < figure(said, "plain")
-    assert "the same logits: True" in said
+    output = run("inject_gpt2.py", "--steps", "12")
+    assert figure(output, "injected") == pytest.approx(figure(output, "plain"), abs=1e-4)
+    assert figure(output, "trained") < figure(output, "plain")
+    assert "the same logits: True" in output
 
 
 def test_bert_learns_with_the_trainer_and_loses_nothing_on_disk():
-    said = run("inject_bert.py", "--steps", "40")
-    assert figure(said, "accuracy after") > 0.8 > figure(said, "accuracy before")
-    assert "saved and loaded, the same logits: True" in said
+    output = run("inject_bert.py", "--steps", "40")
+    assert figure(output, "accuracy after") > 0.8 > figure(output, "accuracy before")
+    assert "saved and loaded, the same logits: True" in output

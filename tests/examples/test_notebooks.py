@@ -17,15 +17,15 @@ def names(request, tmp_path, monkeypatch):
     matplotlib.use("agg")
     cells = json.loads((NOTEBOOKS / f"{request.param}.ipynb").read_text(encoding="utf-8"))["cells"]
     assert all(not cell.get("outputs") for cell in cells)
-    made = {}
+    namespace = {}
     for cell in cells:
         if cell["cell_type"] == "code":
             code = "".join(cell["source"]).replace("STEPS, LENGTH = 60,", "STEPS, LENGTH = 8,")
             exec(
                 compile(code.replace("STEPS, LENGTH, ROWS = 200,", "STEPS, LENGTH, ROWS = 8,"), request.param, "exec"),
-                made,
+                namespace,
             )
-    return made
+    return namespace
 
 
 @pytest.mark.parametrize("names", ["train"], indirect=True)

@@ -31,14 +31,10 @@ CURVES = [
 CHANGES = [Record({"layer": i, "head": j}, "change", i - j) for i in range(3) for j in range(2)]
 
 
-def texts_of(grid):
-    return [[cell.text for cell in row] for row in grid.rows]
-
-
 def test_grid_with_a_label_as_columns():
     grid = build_grid(Table(rows="layer", columns="head", format="+.1f"), CHANGES)
     assert [heading.text for heading in grid.headings] == ["layer", "head 0", "head 1"]
-    assert texts_of(grid)[2] == ["2", "+2.0", "+1.0"]
+    assert [cell.text for cell in grid.rows[2]] == ["2", "+2.0", "+1.0"]
 
 
 @pytest.mark.parametrize(("group", "line"), [("test bits/byte", ""), ("test", "bits per byte")])

@@ -42,8 +42,8 @@ def make_searched(plain, b, **columns):
 
 
 def judge_rows(rows, lines=None, **claim):
-    stated = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
-    (verdict,) = judge([Claim(**stated)], rows, lines)
+    entry = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
+    (verdict,) = judge([Claim(**entry)], rows, lines)
     return verdict
 
 
@@ -71,7 +71,8 @@ def test_a_row_that_deviates_more_is_judged_by_itself():
     for width, is_alike in ((3.65, True), (3.70, False)):  # 0.869 and 0.873
         arms = {"x": {1: 0, 2: 0.5, 3: 1}, "y": {1: 5, 2: 5.5, 3: 6}, "wide": {1: 0, 2: width / 2, 3: width}}
         assert ("wide" in select_alike(arms)) == is_alike
-    rows, unstable = make_searched(PLAIN, BETTER), [100, 300, 700]
+    rows = make_searched(PLAIN, BETTER)
+    unstable = [100, 300, 700]
     rows += [make_row("a", seed, figure, **SEARCHED) for seed, figure in enumerate(unstable, 1)]
     claims = [Claim(table="1", claim=name, recipe=RECIPE, better={"row": name}) for name in ("b", "a")]
     of_b, of_a = (verdict.estimate for verdict in judge(claims, rows))
@@ -145,8 +146,8 @@ def test_change_of_deviation_is_the_papers():
     def spread(deviation):
         return [80 - deviation, 80.0, 80 + deviation]  # its sample deviation is `deviation`
 
-    for base, other, stated in ((1.281, 1.4, 9.3), (0.988, 0.91, -7.9), (1.23, 1.1, -10.6)):
-        assert compare_deviations(spread(base), spread(other)).difference == pytest.approx(stated, abs=0.05)
+    for base, other, change in ((1.281, 1.4, 9.3), (0.988, 0.91, -7.9), (1.23, 1.1, -10.6)):
+        assert compare_deviations(spread(base), spread(other)).difference == pytest.approx(change, abs=0.05)
 
 
 def test_interval_of_the_deviation_by_hand():
