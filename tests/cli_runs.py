@@ -63,7 +63,8 @@ def call_process(*words, timeout=120):
 
 def call(*words):
     """Run the command in this process: its exit status, stdout and stderr."""
-    out, err, status = io.StringIO(), io.StringIO(), 0
+    out, err = io.StringIO(), io.StringIO()
+    status = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main([str(word) for word in words])
@@ -80,8 +81,8 @@ def called(*words):
 
 def succeeds(*words):
     """Run a command that has to succeed; return what it prints."""
-    code, out, said = called(*words)
-    assert code == 0, said
+    code, out, stderr = called(*words)
+    assert code == 0, stderr
     return out
 
 

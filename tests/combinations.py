@@ -186,7 +186,9 @@ class Variant(Combination):
         return super().config(**keys | changes, attention=attention)
 
 
-B, STRIDED, OF_QUERY = {"mix": "position_wise"}, {"pattern": "strided", "stride": 3}, {"name": "dynamic", "keys": False}
+B = {"mix": "position_wise"}
+STRIDED = {"pattern": "strided", "stride": 3}
+OF_QUERY = {"name": "dynamic", "keys": False}
 OWN_BIASES = {"score": {"name": "relative", "shared_biases": False}}
 # the attention of each layer, or of all, by the position of the model
 VARIANTS = {
@@ -206,7 +208,7 @@ VARIANTS = {
 def variant(name):
     """One of `VARIANTS`, else plain."""
     position, attentions = VARIANTS[name]
-    layers = [fr.LayerConfig(attention=fr.AttentionConfig(**one)) for one in attentions]
+    layers = [fr.LayerConfig(attention=fr.AttentionConfig(**attention)) for attention in attentions]
     keys = {"attention": attentions[0], "layers": layers if len(layers) > 1 else []}
     others = {"norm": "pre", "activation": "relu", "initializer": "fairseq", "norm_type": "layer_norm"}
     plain = PLAIN | others | {"position": position, "input": "token", "output": "softmax"}
@@ -257,27 +259,27 @@ def every_attention():
 
     With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
     """
-    found = slots()
+    choices = slots()
     others = TURNS
-    positions = itertools.cycle(found["position"])
-    every = [*itertools.product(*(found[slot] for slot in others))]
+    positions = itertools.cycle(choices["position"])
+    every = [*itertools.product(*(choices[slot] for slot in others))]
     random.Random(0).shuffle(every)  # in their own order the last choices of the first slot would come too late
     turns = itertools.cycle(every)
-    made = []
-    for stages in itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "norm"))):
+    combinations = []
+    for stages in itertools.product(*(choices[slot] for slot in ("score", "normalize", "mix", "norm"))):
         row = dict(zip(("score", "normalize", "mix", "norm"), stages, strict=True))
-        allowed = [position for position in found["position"] if possible(row | {"position": position})]
+        allowed = [position for position in choices["position"] if possible(row | {"position": position})]
         if "keys" not in score_needs(row["score"]):
             allowed = [next(position for position in positions if position in allowed)]
         for position in allowed:
-            made.append(_turned("weighted", row | {"position": position}, turns))
-    norms = itertools.cycle(found["norm"])
-    for attend, position in itertools.product(found["attend"], found["position"]):
+            combinations.append(_turned("weighted", row | {"position": position}, turns))
+    norms = itertools.cycle(choices["norm"])
+    for attend, position in itertools.product(choices["attend"], choices["position"]):
         row = PLAIN | {"attend": attend, "position": position}
         row["score"] = "relative" if position == "relative" else "dot_product"
         if attend != "weighted" and possible(row):
-            made.append(_turned(attend, row | {"norm": next(norms)}, turns))
-    return made
+            combinations.append(_turned(attend, row | {"norm": next(norms)}, turns))
+    return combinations
 
 
 def _turned(attend, row, turns):
@@ -298,11 +300,9 @@ def score_needs(score):
 
 def tiered(rows, step=1):
     """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of them; others are full."""
-    pairs = [
-        {(a, getattr(row, a), b, getattr(row, b)) for a, b in itertools.combinations(ATTENTION_SLOTS, 2)}
-        for row in rows
-    ]
-    missing, chosen = set().union(*pairs), set()
+    pairs = [_pairs_of(vars(row), ATTENTION_SLOTS) for row in rows]
+    missing = set().union(*pairs)
+    chosen = set()
     while missing:
         best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
         chosen.add(best)
@@ -314,7 +314,8 @@ def tiered(rows, step=1):
 
 def in_turn(rows, choices):
     """Test cases of `tiered` rows, each with one of the choices in turn; with the others they are of the full tier."""
-    cases, turns = [], itertools.count()
+    cases = []
+    turns = itertools.count()
     for row in tiered(rows):
         turn = next(turns) if not row.marks else 0
         for i, (name, choice) in enumerate(choices.items()):
@@ -331,17 +332,17 @@ def sparse(rows, step):
 
 def every_pair_of_choices():
     """(slot, choice, other slot, its choice), for all that may stand together."""
-    found = slots()
-    for a, b in itertools.combinations(found, 2):
-        for x, y in itertools.product(found[a], found[b]):
+    choices = slots()
+    for a, b in itertools.combinations(choices, 2):
+        for x, y in itertools.product(choices[a], choices[b]):
             if possible({a: x, b: y}):
                 yield a, x, b, y
 
 
 def pairwise():
     """Few combinations in which every pair of choices of two slots occurs."""
-    found = slots()
-    names = list(found)
+    choices = slots()
+    names = list(choices)
 
     def pairs(row):
         return ((a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2))
@@ -353,14 +354,15 @@ def pairwise():
         row = {a: x, b: y}
         for name in names:
             if name not in row:
-                allowed = [c for c in found[name] if possible(row | {name: c})]
-                row[name] = max(allowed, key=lambda c: (len(missing & _known(row | {name: c}, names)), c))
+                allowed = [c for c in choices[name] if possible(row | {name: c})]
+                row[name] = max(allowed, key=lambda c: (len(missing & _pairs_of(row | {name: c}, names)), c))
         missing -= set(pairs(row))
         rows.append(Combination(**row))
     return rows
 
 
-def _known(row, names):
+def _pairs_of(row, names):
+    """Pairs of choices that stand in `row`, of the slots `names`."""
     return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2) if a in row and b in row}
 
 

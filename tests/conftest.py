@@ -52,8 +52,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def corpora():
     """The folder of real corpora (ptb, wikitext-2, ...): $FULLRANK_TEST_CORPORA, or `../shared/data` beside the repository."""
-    given = os.environ.get("FULLRANK_TEST_CORPORA")
-    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    folder = Path(os.environ.get("FULLRANK_TEST_CORPORA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(
             f"no real corpora: {folder} is not there; set FULLRANK_TEST_CORPORA to a folder that holds ptb, ..."

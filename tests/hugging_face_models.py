@@ -69,6 +69,7 @@ def save(model, folder, *, tokenizer=True):
 def write_text(path, lines=40):
     """Random words of the vocabulary, nine a line."""
     rng = random.Random(0)
-    text = "\n".join(" ".join(rng.choice(WORDS[2:]) for _ in range(9)) for _ in range(lines))
+    words = [rng.choice(WORDS[2:]) for _ in range(9 * lines)]
+    text = "\n".join(" ".join(words[i : i + 9]) for i in range(0, len(words), 9))
     path.write_text(text + "\n", encoding="utf-8")
     return path

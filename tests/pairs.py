@@ -5,14 +5,18 @@ import itertools
 
 def covering(rows):
     """Some of `rows` {slot: choice}, so that no pair of choices of two slots is lost; a choice is known by its str()."""
-    left = [(row, set(itertools.combinations(((k, str(v)) for k, v in row.items()), 2))) for row in rows]
-    missing = set().union(*(pairs for _, pairs in left))
+    pairs = [_pairs_of(row) for row in rows]
+    missing = set().union(*pairs)
     chosen = []
     while missing:
-        row, pairs = max(left, key=lambda one: len(one[1] & missing))
-        missing -= pairs
-        chosen.append(row)
+        best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
+        missing -= pairs[best]
+        chosen.append(rows[best])
     return chosen
+
+
+def _pairs_of(row):
+    return set(itertools.combinations([(slot, str(choice)) for slot, choice in row.items()], 2))
 
 
 def product(**slots):

@@ -19,8 +19,8 @@ def accepts(schema, value, root):
     if "type" in schema and not kinds[schema["type"]]:
         return False
     if isinstance(value, dict) and "properties" in schema:
-        known = schema["properties"]
-        if schema.get("additionalProperties") is False and set(value) - set(known):
+        properties = schema["properties"]
+        if schema.get("additionalProperties") is False and set(value) - set(properties):
             return False
-        return all(accepts(known[key], value[key], root) for key in value if key in known)
+        return all(accepts(properties[key], value[key], root) for key in value if key in properties)
     return True

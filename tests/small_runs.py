@@ -64,7 +64,7 @@ def translation(folder: Path) -> Settings:
     draw = random.Random(1)
     for split, count in (("train", 200), ("valid", 12), ("test", 6)):
         lines = [draw.choices(list(words), k=5) for _ in range(count)]
-        translated = [[words[word] for word in line] for line in lines]
+        translated = [list(map(words.get, line)) for line in lines]
         for suffix, sentences in (("de", lines), ("en", translated)):
             (folder / f"{split}.{suffix}").write_text("".join(f"{' '.join(sentence)}\n" for sentence in sentences))
     files = {"dir": str(folder), "train": "train", "valid": "valid", "test": "test", "source": "de", "target": "en"}

@@ -31,7 +31,8 @@ def example():
 def test_it_computes_its_equation_in_every_kernel(example):
     layer = fr.Attention(fr.AttentionConfig(mix="halfway"), hidden_size=16, num_attention_heads=8).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64)
-    layer(x, trace=(trace := fr.Trace()))
+    trace = fr.Trace()
+    layer(x, trace=trace)
     plain, mixed = trace.layers[0].weights, trace.layers[0].mixed
     torch.testing.assert_close(mixed, (plain + plain.mean(1, keepdim=True)) / 2)
     model = example["model"].double()

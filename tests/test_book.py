@@ -115,21 +115,21 @@ def reader(tmp_path_factory):
 
 
 def run(line, folder):
-    for given, smaller in SMALLER.items():
-        line = line.replace(given, smaller)
+    for words, smaller in SMALLER.items():
+        line = line.replace(words, smaller)
     if "skip-cross-head" in line and "train" in line:
         line += " model.input.cutoffs=[100,200] model.output.cutoffs=[100,200]"
     if "--row phase1-phase2" in line:
         line += " 'train.phases=[{name: skip_retain, skip: linear, steps: 2}, {name: vanilla}]'"
-    said = io.StringIO()
+    output = io.StringIO()
     with (
         contextlib.chdir(folder),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
         pytest.raises(SystemExit) as stopped,
     ):
         main(shlex.split(line, comments=True)[1:])
-    assert not stopped.value.code, f"{line}\n{said.getvalue()}"
+    assert not stopped.value.code, f"{line}\n{output.getvalue()}"
 
 
 @pytest.mark.full

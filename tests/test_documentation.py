@@ -35,9 +35,9 @@ SMALLER = {
 def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(re.findall(r"```python\n(.*?)```", read_page("README.md"), re.S))
-    for given, smaller in SMALLER.items():
-        assert given in code
-        code = code.replace(given, smaller)
+    for words, smaller in SMALLER.items():
+        assert words in code
+        code = code.replace(words, smaller)
     names = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
     ids, rows, corpus, loss = (cast("Any", names[name]) for name in ("ids", "rows", "corpus", "loss"))
@@ -64,18 +64,19 @@ def test_the_leak_checks_of_the_page(pytester):
     assert len(blocks) == 2
     pytester.makepyfile(test_leaks="\n".join(blocks) + LEAKING)
     plugin = () if _installed() else ("-p", "fullrank.testing.plugin")
-    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", *plugin, "--junitxml=out.xml")
-    found.assert_outcomes(passed=2, failed=1)
-    assert "It enters at layer." in found.stdout.str()
-    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase")}
-    told = {name: {one.get("name"): one.get("value") for one in case.iter("property")} for name, case in cases.items()}
-    check = "fullrank.future, by perturbation, training"
-    assert (told["test_leaks"][check], told["test_a_leak"][check]) == ("passes", "fails")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", *plugin, "--junitxml=out.xml")
+    result.assert_outcomes(passed=2, failed=1)
+    assert "It enters at layer." in result.stdout.str()
+    verdicts = {}
+    for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase"):
+        for entry in case.iterfind(".//property[@name='fullrank.future, by perturbation, training']"):
+            verdicts[case.get("name")] = entry.get("value")
+    assert verdicts == {"test_leaks": "passes", "test_a_leak": "fails"}
 
 
 def _installed():
-    """The environment knows the plugin: it was made after the plugin was."""
-    return any(one.value == "fullrank.testing.plugin" for one in entry_points(group="pytest11"))
+    """True in an environment that was made after the plugin, and so knows it."""
+    return any(entry.value == "fullrank.testing.plugin" for entry in entry_points(group="pytest11"))
 
 
 ALONE = """
@@ -130,10 +131,12 @@ def test_an_equation_stands_where_the_table_says(row):
     """In one definition of at most 120 lines."""
     body = ast.parse(read_page(row["file"])).body
     for part in row["name"].split("."):
-        found = next(node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part)
-        body = found.body
-    assert found.lineno == int(row["line"])
-    assert found.end_lineno - found.lineno < 120
+        definition = next(
+            node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part
+        )
+        body = definition.body
+    assert definition.lineno == int(row["line"])
+    assert definition.end_lineno - definition.lineno < 120
 
 
 HELPS = (

@@ -126,20 +126,20 @@ def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path):
         ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         return ran.returncode, ran.stdout + ran.stderr
 
-    status, said = lint()
-    assert status == 0, said
+    status, output = lint()
+    assert status == 0, output
     for importer, imported in FORBIDDEN:
         package = tmp_path / "src" / "fullrank" / importer
         file = package / "layer_fault.py"
         target = imported if imported == "torch" else f"fullrank.{imported}"
         with file.open("a", encoding="utf-8") as out:
             out.write(f"\nimport {target}\n")
-    status, said = lint()
-    assert status == 1, said
+    status, output = lint()
+    assert status == 1, output
     for importer, imported in FORBIDDEN:
         module = f"{importer}.layer_fault"
         target = imported if imported == "torch" else f"fullrank.{imported}"
-        assert f"fullrank.{module} -> {target} (l." in said, f"{importer} -> {imported} was not seen in:\n{said}"
+        assert f"fullrank.{module} -> {target} (l." in output, f"{importer} -> {imported} was not seen in:\n{output}"
 
 
 def _pages():
@@ -147,13 +147,13 @@ def _pages():
 
 
 def test_links_between_pages_lead_somewhere():
-    found = 0
+    count = 0
     for page in _pages():
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target and not target.startswith("mailto:"):
-                found += 1
+                count += 1
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
-    assert found > 5
+    assert count > 5
 
 
 def test_nothing_heavy_is_committed():
@@ -178,5 +178,5 @@ def test_files_has_the_only_reader_of_json():
     )
     readers = re.compile("|".join(words))
     lines = ((path, line) for path in (ROOT / "src").rglob("*.py") for line in path.read_text("utf-8").splitlines())
-    found = [(path.name, line.strip()) for path, line in lines if readers.search(line)]
-    assert [(name, line.partition("(")[0]) for name, line in found] == [("files.py", "return json.loads")]
+    calls = [(path.name, line.strip()) for path, line in lines if readers.search(line)]
+    assert [(name, line.partition("(")[0]) for name, line in calls] == [("files.py", "return json.loads")]

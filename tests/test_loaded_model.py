@@ -16,7 +16,7 @@ INPUTS, TARGETS = IDS[:, :-1], IDS[:, 1:]
 ALL = {"logits", "hidden", "attention", "step", "output_matrix", "tokenizer"}
 
 
-def own(kind=fr.LanguageModel, **options):
+def our_model(kind=fr.LanguageModel, **options):
     sizes = {"vocab_size": 47, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
     model = kind(fr.ModelConfig(**{**sizes, "dropout": {"output": 0.5}, **options}))
     tiny.moved(model, 0.1)
@@ -30,10 +30,10 @@ def bert(masked=True):
 
 
 CAUSAL = {
-    "plain": own,
-    "position-wise": lambda: own(attention={"mix": "position_wise"}),
-    "mixture": lambda: own(output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
-    "exported": lambda: fr.FullRankForCausalLM(fr.FullRankConfig.of(own().config)).double(),
+    "plain": our_model,
+    "position-wise": lambda: our_model(attention={"mix": "position_wise"}),
+    "mixture": lambda: our_model(output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
+    "exported": lambda: fr.FullRankForCausalLM(fr.FullRankConfig.of(our_model().config)).double(),
     "gpt2": lambda: tiny.gpt2().double(),
     "llama": lambda: tiny.llama().double(),
     "injected": lambda: fr.inject(tiny.llama().double(), mix="position_wise"),
@@ -85,23 +85,25 @@ def test_attention(name):
 
 
 def test_memory_goes_from_one_text_to_the_next():
-    module = own(memory_length=6, position="relative", attention={"score": "relative"}).eval()
+    module = our_model(memory_length=6, position="relative", attention={"score": "relative"}).eval()
     model = fr.open_model(module)
     parts = list(IDS[:1].split(4, 1))
     assert [layers[0].weights.shape[-1] for layers in model.attentions(parts)] == [4, 8, 10]
     targets = list(IDS.roll(-1, 1)[:1].split(4, 1))
-    memory, expected = None, []
+    memory = None
+    expected = []
     with torch.no_grad():
-        for ids, wanted in zip(parts, targets, strict=True):
-            read = module.nll(ids, wanted, memory)
-            memory, expected = read.memory, [*expected, read.per_token]
+        for ids, next_ids in zip(parts, targets, strict=True):
+            nll = module.nll(ids, next_ids, memory)
+            memory = nll.memory
+            expected.append(nll.per_token)
     torch.testing.assert_close(list(model.nlls(zip(parts, targets, strict=True))), expected)
     _, cache = model.step(parts[0])
     torch.testing.assert_close(model.step(parts[1], cache)[0], module(parts[1], module(parts[0]).memory).logits)
 
 
 def test_a_masked_model():
-    module = own(fr.MaskedLanguageModel)
+    module = our_model(fr.MaskedLanguageModel)
     model = fr.open_model(module)
     assert (model.predicts, model.mask_id, model.has) == ("masked tokens", 46, ALL - {"tokenizer", "step"})
     expected = F.cross_entropy(model.logits(IDS).mT, IDS, reduction="none")
@@ -111,7 +113,7 @@ def test_a_masked_model():
 
 
 def test_an_encoder_has_no_vocabulary_layer():
-    encoder = own(fr.Encoder, dropout={})
+    encoder = our_model(fr.Encoder, dropout={})
     for model in (fr.open_model(encoder), fr.open_model(bert(masked=False))):
         assert (model.predicts, model.has) == (None, {"hidden", "attention"})
         assert model.hidden(IDS).shape == (3, 12, 8)
@@ -146,11 +148,11 @@ def test_a_function_of_ids():
 @pytest.mark.parametrize(
     ("make", "need", "reason"),
     [
-        (lambda: own(attention={"kind": "multilinear", "cores": 2, "rank": 3}), "attention", "multi-linear"),
-        (lambda: own(output={"kind": "adaptive", "cutoffs": [20]}), "output_matrix", "adaptive"),
+        (lambda: our_model(attention={"kind": "multilinear", "cores": 2, "rank": 3}), "attention", "multi-linear"),
+        (lambda: our_model(output={"kind": "adaptive", "cutoffs": [20]}), "output_matrix", "adaptive"),
         (lambda: lambda ids: ids, "hidden", "function"),
-        (lambda: own(fr.MaskedLanguageModel), "step", "masked tokens"),
-        (lambda: own(fr.Translator), "logits", "two sequences"),
+        (lambda: our_model(fr.MaskedLanguageModel), "step", "masked tokens"),
+        (lambda: our_model(fr.Translator), "logits", "two sequences"),
     ],
 )
 def test_what_a_model_lacks_is_refused_by_name(make, need, reason):
@@ -168,7 +170,7 @@ def test_a_module_around_a_model_is_read_as_it_is():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
-            self.model = own().eval()
+            self.model = our_model().eval()
 
         def forward(self, ids):
             logits = 2 * self.model(ids).logits
@@ -181,7 +183,7 @@ def test_a_module_around_a_model_is_read_as_it_is():
 
 
 def test_saved_models(tmp_path):
-    module = own().eval()
+    module = our_model().eval()
     module.save(tmp_path / "ours")
     build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
     tiny.save(tiny.gpt2(), tmp_path / "gpt2")
@@ -198,7 +200,7 @@ def test_saved_models(tmp_path):
 
 def test_text_of_ids():
     text = fr.Text.from_ids(range(10), 3)
-    for _ in range(2):  # as often as wanted
+    for _ in range(2):  # it can be read again
         assert torch.cat(list(text)).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert [row.tolist() for row in text.rows(2)] == [[[0, 1, 2]], [[3, 4, 5]]]
     assert [ids.shape[1] for ids in text.segments()][-1] == 1

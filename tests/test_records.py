@@ -52,13 +52,13 @@ def test_a_measurement_is_found_by_name_and_its_options_are_keyword_only_paramet
         """Help."""
         yield Record({"position": 0}, "mine", share)
 
-    known = records.find_measurement("mine")
-    assert known.function is measure_mine
-    assert known.texts == 3
-    assert known.help == "Help."
-    assert list(known.options) == ["share"]
-    assert known.options["share"].annotation is float
-    assert len(records.check_records("mine", known.function(None, None))) == 1
+    registered = records.find_measurement("mine")
+    assert registered.function is measure_mine
+    assert registered.texts == 3
+    assert registered.help == "Help."
+    assert list(registered.options) == ["share"]
+    assert registered.options["share"].annotation is float
+    assert len(records.check_records("mine", registered.function(None, None))) == 1
 
 
 def test_wrong_measurements_are_refused():

@@ -52,8 +52,8 @@ def tiny_encoder(folder: Path, *, layers: int = 2, heads: int = 4, hidden: int =
 def write_cola(folder: Path, *, train: int = 60, dev: int = 24, seed: int = 0) -> Path:
     """Files of CoLA in its own form: a sentence is good unless it holds `not`."""
     generator = np.random.default_rng(seed)
-    place = folder / "CoLA"
-    place.mkdir(parents=True, exist_ok=True)
+    task_folder = folder / "CoLA"
+    task_folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("dev", dev)):
         lines = []
         for _ in range(count):
@@ -62,21 +62,21 @@ def write_cola(folder: Path, *, train: int = 60, dev: int = 24, seed: int = 0) -
             if not good:
                 words.insert(int(generator.integers(0, len(words))), "not")
             lines.append(f"made\t{good}\t{'' if good else '*'}\t{' '.join(words)}")
-        (place / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (task_folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
 def write_stsb(folder: Path, *, train: int = 40, dev: int = 20, seed: int = 0) -> Path:
     """Files of STS-B with its columns: the score counts common words."""
     generator = np.random.default_rng(seed)
-    place = folder / "STS-B"
-    place.mkdir(parents=True, exist_ok=True)
+    task_folder = folder / "STS-B"
+    task_folder.mkdir(parents=True, exist_ok=True)
     header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
     for split, count in (("train", train), ("dev", dev)):
         lines = [header]
         for i in range(count):
-            one, two = (list(generator.choice(WORDS, size=4)) for _ in range(2))
-            score = 5 * len(set(one) & set(two)) / len(set(one) | set(two))
-            lines.append(f"{i}\tg\tf\t2012\t0\tn\tn\t{' '.join(one)}\t{' '.join(two)}\t{score:.3f}")
-        (place / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            first, second = (list(generator.choice(WORDS, size=4)) for _ in range(2))
+            score = 5 * len(set(first) & set(second)) / len(set(first) | set(second))
+            lines.append(f"{i}\tg\tf\t2012\t0\tn\tn\t{' '.join(first)}\t{' '.join(second)}\t{score:.3f}")
+        (task_folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder

@@ -21,7 +21,7 @@ CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
 MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
 A, B = {"mix": "position_independent"}, {"mix": "position_wise"}
 
-# what differs from a plain model: `attention` of all places; `encoder`, `decoder`, `cross` of one; other keys of the model
+# what differs from a plain model: `attention` everywhere; that of the `encoder`, `decoder` or `cross` alone; other keys
 MECHANISMS = {
     "plain": {},
     "post-norm": {"norm": "post"},
@@ -65,7 +65,7 @@ MECHANISMS = {
     },
     "other depths": {"encoder_keys": {"num_hidden_layers": 3}, "decoder_keys": {"num_hidden_layers": 1}},
 }  # fmt: skip
-# those that differ in one place, a table or a size, which models of one text have not; tests/properties has all stages
+# those that differ in one attention, a table or a size that only translators have; tests/properties has all stages
 FEW = [
     "plain", "A in the encoder, B in the decoder", "B in cross only", "cross-head", "relative positions with B, own biases",
     "random synthesizer with B", "multi-linear encoder, decayed", "multi-linear decoder", "multi-linear cross",
@@ -83,16 +83,15 @@ def config(mechanism="plain", **changes):
         before = keys.get(key)
         keys[key] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
     general = keys.pop("attention", {})
-    stages = {
-        part: None if given is None else fr.AttentionConfig(**given)
-        for part in ("encoder", "decoder", "cross")
-        for given in [keys.pop(part, None)]
-    }
+    stages = {}
+    for part in ("encoder", "decoder", "cross"):
+        attention = keys.pop(part, None)
+        stages[part] = None if attention is None else fr.AttentionConfig(**attention)
     encoder = {"vocab_size": SOURCE, "attention": stages["encoder"]} | keys.pop("encoder_keys", {})
     decoder = {"attention": stages["decoder"], "cross": stages["cross"]} | keys.pop("decoder_keys", {})
-    for part, found in (("input", fr.InputConfig), ("output", fr.OutputConfig)):
+    for part, config_class in (("input", fr.InputConfig), ("output", fr.OutputConfig)):
         if part in keys:
-            keys[part] = found(**keys[part])
+            keys[part] = config_class(**keys[part])
     return fr.ModelConfig(
         **SIZES | keys,
         attention=fr.AttentionConfig(**general),
@@ -124,8 +123,8 @@ def tokens(vocabulary, rows, length, seed=5):
 
 def sentences(model, rows=3, source=7, target=5):
     """Ids of both languages."""
-    known = model.encoder.config.vocab_size
-    return tokens(known, rows, source), tokens(TARGET, rows, target, seed=6)
+    source_vocabulary = model.encoder.config.vocab_size
+    return tokens(source_vocabulary, rows, source), tokens(TARGET, rows, target, seed=6)
 
 
 def padding(lengths, longest, side):
