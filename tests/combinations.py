@@ -231,9 +231,8 @@ def slots():
         "output": sorted({*registry.names("output"), *OUTPUTS}),
         "mix_qkv": registry.names("mix_qkv"),
         "mix_scores": registry.names("mix_scores"),
-        "gate": sorted(
-            {*registry.names("gate"), *GATES} - {"differential"}
-        ),  # needs grouped queries: core/test_mixers.py
+        # differential needs grouped queries: core/test_mixers.py
+        "gate": sorted({*registry.names("gate"), *GATES} - {"differential"}),
         "norm_type": registry.names("norm_type"),
         "kv_heads": ["1", "all"],
         "qk_norm": ["False", "True"],
@@ -241,17 +240,8 @@ def slots():
 
 
 TURNS = (
-    "activation",
-    "initializer",
-    "input",
-    "output",
-    "mix_qkv",
-    "mix_scores",
-    "gate",
-    "norm_type",
-    "kv_heads",
-    "qk_norm",
-)
+    "activation", "initializer", "input", "output", "mix_qkv", "mix_scores", "gate", "norm_type", "kv_heads", "qk_norm",
+)  # fmt: skip
 
 
 def every_attention():

@@ -42,19 +42,9 @@ PARTS = {"embedding": 1_280_000, "attention": 262_144, "feed_forward": 524_288, 
 
 
 def make_run(
-    folder,
-    *,
-    row="plain",
-    seed=1,
-    test=120.0,
-    valid=125.0,
-    mix="none",
-    finished=True,
-    extra=0,
-    corpus=CORPUS,
-    result=None,
-    **entries,
-):
+    folder, *, row="plain", seed=1, test=120.0, valid=125.0, mix="none", finished=True, extra=0, corpus=CORPUS,
+    result=None, **entries,
+):  # fmt: skip
     """Writes the folder of a language model. `result`, `entries`: further entries of result.json."""
     config = run.RunConfig(train=run.TrainConfig(seed=seed, steps=400)).to_dict()
     config["model"]["attention"]["mix"] = mix
@@ -137,9 +127,8 @@ def draw_hypotheses(split, wrong, seed, lines):
 
 @functools.cache
 def score(hypotheses, lines, lowercase, tokenize):
-    return translation_scores(hypotheses, lines, lowercase=lowercase, tokenize=tokenize) | tokenised_bleu(
-        hypotheses, lines
-    )
+    scores = translation_scores(hypotheses, lines, lowercase=lowercase, tokenize=tokenize)
+    return scores | tokenised_bleu(hypotheses, lines)
 
 
 def make_translation_run(
@@ -183,19 +172,9 @@ def make_translation_table(root):
 
 
 def make_finetuned_run(
-    folder,
-    score,
-    *,
-    seed=1,
-    task="glue/cola",
-    row=None,
-    metrics=("matthews_correlation",),
-    final=None,
-    model=None,
-    train=None,
-    data=None,
-    **entries,
-):
+    folder, score, *, seed=1, task="glue/cola", row=None, metrics=("matthews_correlation",), final=None, model=None,
+    train=None, data=None, **entries,
+):  # fmt: skip
     """`score` is that of the first metric on dev, None for a run that has not finished."""
     raw = {
         "model": {"pretrained": "minilm", **(model or {})},

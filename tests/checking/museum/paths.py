@@ -360,110 +360,41 @@ CONDITIONS = [
 
 EXHIBITS = [
     *CONDITIONS,
-    *(
-        Exhibit(
-            f"a mask {kind} only",
-            "",
-            lambda kind=kind: SomeMasks(kind),
-            lambda: SomeMasks(""),
-            later(run),
-            fails,
-            layer="blocks.0.attention",
-        )
-        for kind, run, fails in (
-            ("of ones", _with_mask(0), ONES | {"padding changes nothing"}),
-            ("of ones for one row", _with_mask(0, 1), future("perturbation, one row with a mask of ones")),
-            ("with padding on the left", _with_mask(9), LEFT),
-        )
-    ),
-    Exhibit(
-        "an id three times in a row",
-        "",
-        lambda: Repeated(True),
-        lambda: Repeated(False),
-        later(_repeated),
-        future(*(f"perturbation, special and repeated tokens{more}" for more in ("", ", training"))),
-    ),
-    Exhibit(
-        "Doge: under sdpa only",
-        "https://github.com/huggingface/transformers/issues/48748",
-        lambda: Switched(lambda config: Doge(config, always_masked=False)),
-        lambda: Switched(lambda config: Doge(config, always_masked=True)),
-        later(_switched),
-        future("perturbation, sdpa", "perturbation, sdpa, training"),
-    ),
-    Exhibit(
-        "an example of flash-sparse-attention: under flex_attention only",
-        "https://github.com/HKUSTDial/flash-sparse-attention/issues/146",
-        lambda: Switched(lambda config: FlexAttention(config, of_ones=True), "flex_attention"),
-        lambda: Switched(lambda config: FlexAttention(config, of_ones=False), "flex_attention"),
-        later(_switched),
-        future("perturbation, flex_attention", "perturbation, flex_attention, training"),
-        full=True,
-    ),
-    Exhibit(
-        "Keras: with dropout only",
-        "https://github.com/keras-team/keras/issues/23038",
-        with_block(lambda: Keras(False)),
-        with_block(lambda: Keras(True)),
-        later(training=True),
-        future("perturbation, training", "gradient, training"),
-    ),
-    Exhibit(
-        "Triton's tutorial: in the backward pass only",
-        "https://github.com/triton-lang/triton/issues/4541",
-        with_block(lambda: Triton(False)),
-        with_block(lambda: Triton(True)),
-        gradient,
-        future("gradient, evaluation", "gradient, training"),
-    ),
-    Exhibit(
-        "divided by the length of the text",
-        "",
-        with_block(lambda: ByLength(True)),
-        with_block(lambda: ByLength(False)),
-        _in_a_longer_text,
-        frozenset(PREFIX),
-    ),
-    *(
-        Exhibit(
-            f"words that are never given: {never}",
-            "",
-            lambda never=never: MaskedWords(never, 1e-3),
-            lambda never=never: MaskedWords(never, 0.0),
-            later(),
-            BY_PERTURBATION,
-            layer=OWN_FORWARD,
-        )
-        for never in (float("-inf"), -1e9, torch.finfo(torch.float32).min)
-    ),
-    Exhibit(
-        "a layer of torch without its mask",
-        "",
-        lambda: Encoder(False),
-        lambda: Encoder(True),
-        later(),
-        EVERY_WAY,
-        layer="blocks.1.self_attn",
-    ),
-    Exhibit(
-        "between the modules of a model",
-        "",
-        lambda: OwnForward(True),
-        lambda: OwnForward(False),
-        later(),
-        EVERY_WAY,
-        layer=f"{OWN_FORWARD}, before blocks.0",
-    ),
-    *(
-        Exhibit(
-            f"a boolean mask, true at {'padding' if hidden else 'tokens'}",
-            "",
-            lambda hidden=hidden: BooleanMask(1, hidden),
-            lambda hidden=hidden: BooleanMask(None, hidden),
-            later(_padded(hidden)),
-            future("perturbation, with padding", "perturbation, with padding, training") | {"padding changes nothing"},
-        )
-        for hidden in (False, True)
-    ),
-]
+    *(Exhibit(f"a mask {kind} only", "", lambda kind=kind: SomeMasks(kind), lambda: SomeMasks(""), later(run), fails,
+              layer="blocks.0.attention")
+      for kind, run, fails in (
+          ("of ones", _with_mask(0), ONES | {"padding changes nothing"}),
+          ("of ones for one row", _with_mask(0, 1), future("perturbation, one row with a mask of ones")),
+          ("with padding on the left", _with_mask(9), LEFT))),
+    Exhibit("an id three times in a row", "", lambda: Repeated(True), lambda: Repeated(False), later(_repeated),
+            future(*(f"perturbation, special and repeated tokens{more}" for more in ("", ", training")))),
+    Exhibit("Doge: under sdpa only", "https://github.com/huggingface/transformers/issues/48748",
+            lambda: Switched(lambda config: Doge(config, always_masked=False)),
+            lambda: Switched(lambda config: Doge(config, always_masked=True)),
+            later(_switched), future("perturbation, sdpa", "perturbation, sdpa, training")),
+    Exhibit("an example of flash-sparse-attention: under flex_attention only",
+            "https://github.com/HKUSTDial/flash-sparse-attention/issues/146",
+            lambda: Switched(lambda config: FlexAttention(config, of_ones=True), "flex_attention"),
+            lambda: Switched(lambda config: FlexAttention(config, of_ones=False), "flex_attention"),
+            later(_switched), future("perturbation, flex_attention", "perturbation, flex_attention, training"), full=True),
+    Exhibit("Keras: with dropout only", "https://github.com/keras-team/keras/issues/23038",
+            with_block(lambda: Keras(False)), with_block(lambda: Keras(True)), later(training=True),
+            future("perturbation, training", "gradient, training")),
+    Exhibit("Triton's tutorial: in the backward pass only", "https://github.com/triton-lang/triton/issues/4541",
+            with_block(lambda: Triton(False)), with_block(lambda: Triton(True)), gradient,
+            future("gradient, evaluation", "gradient, training")),
+    Exhibit("divided by the length of the text", "", with_block(lambda: ByLength(True)), with_block(lambda: ByLength(False)),
+            _in_a_longer_text, frozenset(PREFIX)),
+    *(Exhibit(f"words that are never given: {never}", "", lambda never=never: MaskedWords(never, 1e-3),
+              lambda never=never: MaskedWords(never, 0.0), later(), BY_PERTURBATION, layer=OWN_FORWARD)
+      for never in (float("-inf"), -1e9, torch.finfo(torch.float32).min)),
+    Exhibit("a layer of torch without its mask", "", lambda: Encoder(False), lambda: Encoder(True), later(), EVERY_WAY,
+            layer="blocks.1.self_attn"),
+    Exhibit("between the modules of a model", "", lambda: OwnForward(True), lambda: OwnForward(False), later(), EVERY_WAY,
+            layer=f"{OWN_FORWARD}, before blocks.0"),
+    *(Exhibit(f"a boolean mask, true at {'padding' if hidden else 'tokens'}", "",
+              lambda hidden=hidden: BooleanMask(1, hidden), lambda hidden=hidden: BooleanMask(None, hidden),
+              later(_padded(hidden)),
+              future("perturbation, with padding", "perturbation, with padding, training") | {"padding changes nothing"})
+      for hidden in (False, True)),
+]  # fmt: skip
