@@ -75,8 +75,8 @@ def call(*words):
 
 def called(*words):
     """Exit status, stdout and stderr of the command in this process."""
-    done = call(*words)
-    return done.returncode, done.stdout, done.stderr
+    completed = call(*words)
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 def succeeds(*words):

@@ -38,7 +38,7 @@ GATES = {"exclusive_learned": {"name": "exclusive", "learned": True}}
 # ways to attend beside weighted values: what a configuration of each of them says
 MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
 ATTENDS = {"multilinear": MULTILINEAR, "multilinear_decayed": MULTILINEAR | {"output_map": "decayed", "decays": 3}}
-# they take a score: relative, which is a position term there
+# ways to attend that take `score: relative`; a multi-linear one adds a position term for it
 POSITION_TERM = {"weighted", "multilinear"}
 
 # Mixings that start as products with a factor of zero: the other factor has no gradient at the first step.
@@ -60,7 +60,7 @@ PLAIN = {
 # slots of a weighted configuration alone
 EXTRAS = ("mix_qkv", "mix_scores", "gate", "qk_norm")
 # what a mixing of heads does not go with, by its slot and name
-APART = {
+EXCLUDED = {
     ("mix_scores", "multi_token"): {
         "score": {"relative", "dense_synthesizer", "random_synthesizer"}, "position": {"relative", "alibi", "t5"},
     },
@@ -77,7 +77,7 @@ def possible(choices):
 
     `score: relative` and `position: relative` go together only; norms of queries and keys go with scores that read both.
     """
-    for (slot, name), others in APART.items():
+    for (slot, name), others in EXCLUDED.items():
         if choices.get(slot) == name and any(choices.get(other) in names for other, names in others.items()):
             return False
     score, position, attend = (choices.get(slot) for slot in ("score", "position", "attend"))
@@ -245,9 +245,9 @@ TURNS = (
 
 
 def every_attention():
-    """The full product of everything attention with weights is made of; the other slots take turns.
+    """The full product of the stages of attention with weights, in which the other slots take turns.
 
-    With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
+    With a score that reads no keys, positions take turns, too. Other ways to attend have every position, norms in turn.
     """
     choices = slots()
     others = TURNS
@@ -289,7 +289,7 @@ def score_needs(score):
 
 
 def tiered(rows, step=1):
-    """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of them; others are full."""
+    """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of these; the rest is full."""
     pairs = [_pairs_of(vars(row), ATTENTION_SLOTS) for row in rows]
     missing = set().union(*pairs)
     chosen = set()
@@ -385,7 +385,7 @@ def starts_plain(mix):
 
 
 def noisy(combination, attention=0.2, other=0.1, cross_head=0.5):
-    """Every kind of randomness that training has; without weights none is dropped, and no head permuted."""
+    """Every kind of randomness that training has; attention without weights drops none and permutes no head."""
     attention, cross_head = (attention, cross_head) if combination.weighted else (0.0, 0.0)
     dropout = DropoutConfig(embedding=other, attention=attention, activation=other, residual=other, output=other)
     return {"dropout": dropout, "attention": {"cross_head": cross_head}}

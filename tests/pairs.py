@@ -4,7 +4,7 @@ import itertools
 
 
 def covering(rows):
-    """Some of `rows` {slot: choice}, so that no pair of choices of two slots is lost; a choice is known by its str()."""
+    """Few of `rows` {slot: choice} that hold every pair of choices of two slots; choices of one str() are the same."""
     pairs = [_pairs_of(row) for row in rows]
     missing = set().union(*pairs)
     chosen = []

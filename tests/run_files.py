@@ -1,4 +1,4 @@
-"""Runs that are trained without a word, and what stands in their folders."""
+"""Trains runs without output, and reads the files in their folders."""
 
 import json
 

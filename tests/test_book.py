@@ -143,8 +143,8 @@ def test_its_commands_run(page, reader):
 def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path):
     words = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "book")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "sphinx", *words], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    build = subprocess.run([sys.executable, "-m", "sphinx", *words], capture_output=True, text=True, env=environment)
+    assert build.returncode == 0, build.stderr
     pages = list((tmp_path / "book").rglob("*.html"))
     assert len(pages) > 40
     reference = (tmp_path / "book" / "api.html").read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ import fullrank as fr
 
 
 def python(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_importing_costs_nothing():

@@ -39,12 +39,12 @@ def write_run(folder, *, subwords=False, evaluation=None, decoder=None, seed=0, 
         **sizes | model, encoder=fr.EncoderConfig(vocab_size=len(source)), decoder=fr.DecoderConfig(**decoder or {})
     )
     torch.manual_seed(seed)
-    made = moved(fr.Translator(config).double().eval(), 0.4)
-    made.save(folder / "checkpoints" / "best")
+    translator = moved(fr.Translator(config).double().eval(), 0.4)
+    translator.save(folder / "checkpoints" / "best")
     data = DataConfig(name="parallel", train="train", valid="valid", test="test", source="de", target="en")
     run = RunConfig(model=config, data=data, train=TrainConfig(batch_tokens=64), eval=EvalConfig(**evaluation or {}))
     (folder / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps({"recipe": "none", "row": None}), encoding="utf-8")
     source.save(folder / "tokenizer" / "source")
     target.save(folder / "tokenizer" / "target")
-    return made
+    return translator

@@ -98,32 +98,32 @@ def test_models_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(4)
     gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3)
-    made = moved(transformers.GPT2LMHeadModel(gpt2).double()).eval()
+    model = moved(transformers.GPT2LMHeadModel(gpt2).double()).eval()
 
     def measured():
-        log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
+        log_p = model(IDS).logits.log_softmax(-1)[:, :-1]
         return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
     def check(ablation):
         np.testing.assert_allclose(ablation.nll, measured(), atol=1e-10)
-        for block, layer in zip(made.transformer.h, ablation.layers, strict=True):
+        for block, layer in zip(model.transformer.h, ablation.layers, strict=True):
             for head in range(HEADS):
                 with zeroed(block.attn.c_proj.weight.data[head * SIZE : (head + 1) * SIZE]):  # (in, out)
                     np.testing.assert_allclose(layer.nll[head], measured(), atol=1e-10)
 
-    ablation = heads(made, IDS)
+    ablation = heads(model, IDS)
     assert ablation.weights == "explicitly, by the model's own attention"
     check(ablation)
-    fr.inject(made, cross_head=0.5)  # which acts in training only
-    check(heads(made, IDS))
-    fr.remove(made)
-    moved(fr.inject(made, mix="position_wise", layers=[1]))
-    ablation = heads(made, IDS)
+    fr.inject(model, cross_head=0.5)  # which acts in training only
+    check(heads(model, IDS))
+    fr.remove(model)
+    moved(fr.inject(model, mix="position_wise", layers=[1]))
+    ablation = heads(model, IDS)
     assert ablation.weights.endswith("with what was injected")
     check(ablation)
-    spectra = fr.analysis.spectrum(made, IDS).layers
+    spectra = fr.analysis.spectrum(model, IDS).layers
     assert [layer.after is layer.before for layer in spectra] == [True, False]
-    assert "fullrank" not in dict(made.transformer.h[0].attn.named_children())
+    assert "fullrank" not in dict(model.transformer.h[0].attn.named_children())
 
 
 def test_similarity_is_linear_cka():

@@ -24,30 +24,30 @@ def model(mix):
 
 def test_a_matrix_that_is_known():
     """M = 2 I + the first row of ones: differences and M^T M by hand."""
-    made = model("position_independent")
+    language_model = model("position_independent")
     with torch.no_grad():
-        made.blocks[1].attention.attend.mix.mixing.copy_(torch.tensor([[2.0, 1, 1], [0, 2, 0], [0, 0, 2]]))
-    first, second = mixing(made)
+        language_model.blocks[1].attention.attend.mix.mixing.copy_(torch.tensor([[2.0, 1, 1], [0, 2, 0], [0, 0, 2]]))
+    first, second = mixing(language_model)
     assert (first.layer, first.distance, first.orthogonality, first.deviation) == (0, 0, 0, None)
     assert second.distance == pytest.approx(5**0.5)  # three entries are 1 on the diagonal, two beside it
     # M^T M = [[4, 2, 2], [2, 5, 1], [2, 1, 5]]
     assert second.orthogonality == pytest.approx(3**2 + 4**2 + 4**2 + 4 * 2**2 + 2 * 1**2)
-    assert second.orthogonality == pytest.approx(fr.orthogonality(made).item())
+    assert second.orthogonality == pytest.approx(fr.orthogonality(language_model).item())
     np.testing.assert_array_equal(second.matrix[0], [2, 1, 1])
-    assert [layer.variation for layer in mixing(made, IDS)] == [None, None]
+    assert [layer.variation for layer in mixing(language_model, IDS)] == [None, None]
 
 
 def test_position_wise_mixing_over_positions():
-    made = model("position_wise")
+    language_model = model("position_wise")
     with torch.no_grad():
-        for block in made.blocks:
+        for block in language_model.blocks:
             block.attention.attend.mix.from_query.normal_()
-    shared = mixing(made)
+    shared = mixing(language_model)
     assert [(layer.distance, layer.variation) for layer in shared] == [(0, None)] * 2
-    layers = mixing(made, [IDS[:1], IDS[1:]])
+    layers = mixing(language_model, [IDS[:1], IDS[1:]])
     trace = fr.Trace()
     with torch.no_grad():
-        made(IDS, trace=trace)
+        language_model(IDS, trace=trace)
     for layer, traced in zip(layers, trace.layers, strict=True):
         m = traced.mixing.numpy().reshape(-1, 3, 3)
         np.testing.assert_allclose(layer.matrix, m.mean(0))

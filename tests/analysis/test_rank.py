@@ -30,12 +30,12 @@ def ids(rows=6, length=12, vocab_size=V):
     return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
-def log_probs(model, read, contexts):
+def log_probs(model, input_ids, contexts):
     """Contexts by words in double precision, context by context: one forward pass for every prefix that is new."""
     model = copy.deepcopy(model).double().eval()
     rows = []
     seen = []
-    for row in read.tolist():
+    for row in input_ids.tolist():
         for end in range(1, len(row) + 1):
             if row[:end] not in seen and len(rows) < contexts:
                 seen.append(row[:end])
@@ -127,14 +127,14 @@ def test_contexts_are_not_taken_twice():
 
 
 def test_a_part_of_the_vocabulary():
-    """12 contexts of 47 words are 4,512 bytes. What is kept are columns of the whole matrix, normalised as before."""
+    """12 contexts of 47 words are 4,512 bytes. The 20 columns that fit are those of the whole matrix, with its normaliser."""
     model = random_model({"kind": "mixture_of_softmaxes", "mixtures": 2})
     matrix = log_probs(model, ids(), 12)
     report = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
     assert (report.contexts, report.columns, report.vocab_size) == (12, 20, V)
-    again = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
+    repeated = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
     other = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7, seed=1)
-    assert (report.singular_values == again.singular_values).all()
+    assert (report.singular_values == repeated.singular_values).all()
     assert not np.allclose(report.singular_values, other.singular_values)
     drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:20].tolist()
     expected = np.linalg.svd(matrix[:, drawn], compute_uv=False)
@@ -191,18 +191,18 @@ def test_the_share_is_that_of_a_projection(family):
     """The gradient of a softmax is p - 1[y]; W (W'W)^-1 W' projects it."""
     torch.manual_seed(1)
     if family == "ours":
-        made = random_model({"bias": True})
+        model = random_model({"bias": True})
     else:
-        made = tiny.gpt2() if family == "gpt2" else tiny.llama()
-    made = made.double().eval()
+        model = tiny.gpt2() if family == "gpt2" else tiny.llama()
+    model = model.double().eval()
     ids = FOREIGN % V
     counts = TARGETS != -100
     targets = torch.where(counts, TARGETS % V, TARGETS)
-    share = gradient_share(made, [(ids[:1], targets[:1]), (ids[1:], targets[1:])])
+    share = gradient_share(model, [(ids[:1], targets[:1]), (ids[1:], targets[1:])])
     with torch.no_grad():
-        gradient = made(ids).logits[counts].softmax(-1)
+        gradient = model(ids).logits[counts].softmax(-1)
         gradient[torch.arange(int(counts.sum())), targets[counts]] -= 1
-        weight = made.output.weight if family == "ours" else made.get_output_embeddings().weight
+        weight = model.output.weight if family == "ours" else model.get_output_embeddings().weight
         part = (gradient @ weight @ torch.linalg.pinv(weight)).square().sum()
     assert share.squares == pytest.approx(float(gradient.square().sum()), rel=1e-10)
     assert share.let_through_squares == pytest.approx(float(part), rel=1e-10)

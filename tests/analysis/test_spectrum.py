@@ -51,14 +51,14 @@ def test_matrices_of_known_rank(rank):
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
 def test_before_and_after_mixing(mix):
-    made = model(attention=fr.AttentionConfig(mix=mix)).train()
+    language_model = model(attention=fr.AttentionConfig(mix=mix)).train()
     trace = fr.Trace()
     with torch.no_grad():
-        made.eval()(IDS, trace=trace)
-    made.train()
-    spectra = spectrum(made, [IDS[:1], IDS[1:]])
+        language_model.eval()(IDS, trace=trace)
+    language_model.train()
+    spectra = spectrum(language_model, [IDS[:1], IDS[1:]])
     assert (spectra.texts, spectra.length, spectra.weights) == (3, 9, "by the definition")
-    assert made.training
+    assert language_model.training
     for layer, traced in zip(spectra.layers, trace.layers, strict=True):
         check(layer.before, traced.weights.numpy())
         mixed = traced.weights

@@ -47,8 +47,8 @@ def test_candidates_that_compute_the_same_agree(name):
 
 def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
     pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
-    made, _ = measure.make_and_compare(*shrink("mixing")[1], {})
-    ours, theirs = made["Mixhead A"].values(), made["x-transformers"].values()
+    passes, _ = measure.make_and_compare(*shrink("mixing")[1], {})
+    ours, theirs = passes["Mixhead A"].values(), passes["x-transformers"].values()
     torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
 
 
@@ -56,8 +56,8 @@ def test_talking_heads_are_mixhead_a_with_the_matrix_transposed():
 def test_narrow_dtypes_agree_within_their_tolerance(name):
     for comparison, pass_name in shrink(name, ["bf16"]):
         skipped = {}
-        made, _ = measure.make_and_compare(comparison, pass_name, skipped)
-        assert all(candidate.name in made or candidate.absent for candidate in comparison.candidates), skipped
+        passes, _ = measure.make_and_compare(comparison, pass_name, skipped)
+        assert all(candidate.name in passes or candidate.absent for candidate in comparison.candidates), skipped
 
 
 def test_candidates_of_two_dtypes_stand_in_one_comparison():
@@ -111,7 +111,7 @@ def failing(settings, backward, size):
     raise NotImplementedError("no such thing\nhere")
 
 
-def made(*candidates):
+def make_passes(*candidates):
     skipped = {}
     comparison = Comparison("shape", "tiny", 3, candidates)
     return list(measure.make_and_compare(comparison, BOTH, skipped)[0]), skipped
@@ -122,12 +122,12 @@ OURS = Candidate("ours", passing(), "square", ("peer",))
 
 def test_different_functions_are_not_timed():
     with pytest.raises(RunError, match=r"peer and ours, shape, forward \+ backward: .* differs by 1\.0e-02"):
-        made(OURS, Candidate("peer", passing(1.01), "square"))
-    assert made(OURS, Candidate("peer", passing(1.01), "something else")) == (["ours", "peer"], {})
+        make_passes(OURS, Candidate("peer", passing(1.01), "square"))
+    assert make_passes(OURS, Candidate("peer", passing(1.01), "something else")) == (["ours", "peer"], {})
 
 
 def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name():
-    names, skipped = made(
+    names, skipped = make_passes(
         OURS,
         Candidate("peer", passing(), "square", absent="not installed"),
         Candidate("huge", passing(), "square", takes=2**60),

@@ -70,7 +70,7 @@ def test_a_wrong_cache(keys):
 
 @dataclasses.dataclass(frozen=True)
 class Misordered:
-    """A cache that gives beams the rows of other ones."""
+    """A cache that gives each beam the row of another one."""
 
     cache: Any
 
@@ -111,7 +111,7 @@ def test_released_decoding_is_found(mix):
 
 
 class WrongMemory(fr.LanguageModel):
-    """Wrong by a thousandth after a memory; as `window` only where every token sees as many."""
+    """Wrong by a thousandth after a memory; with `only_window` only where every token sees equally many."""
 
     only_window = False
 
@@ -182,7 +182,7 @@ def test_a_number_of_rows_is_not_taken_for_a_length():
 
 
 def test_the_layer_that_sees_padding_is_named():
-    """And no other one, though a mask stands among what layers are given where a text is padded."""
+    """And no other layer, though layers are given a mask, too, where a text is padded."""
     model = tiny.llama()
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + 0.1 * out.roll(-1, 1))
     assert find(agreement.padding, open_subject(model)).layers == ("model.layers.0.mlp",)

@@ -90,19 +90,19 @@ def test_one_token_ahead_at_any_position():
     """A leak from one position only."""
 
     class Somewhere(nn.Module):
-        def __init__(self, place):
+        def __init__(self, position):
             super().__init__()
-            self.place = place
+            self.position = position
 
         def forward(self, x):
             out = torch.zeros_like(x)
-            out[:, self.place - 1] = x[:, self.place]
+            out[:, self.position - 1] = x[:, self.position]
             return out
 
-    for place in (1, 7, 16):
-        outcome = run(search_by_perturbation, open_subject(leaky.Model({1: Somewhere(place)})))
+    for position in (1, 7, 16):
+        outcome = run(search_by_perturbation, open_subject(leaky.Model({1: Somewhere(position)})))
         assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
-        assert f"see tokens from {place} on" in outcome.remark
+        assert f"see tokens from {position} on" in outcome.remark
 
 
 def test_a_model_that_ignores_its_input_cannot_be_judged():
@@ -129,7 +129,8 @@ def test_a_layer_of_ours_that_leaks():
     model.blocks[1].feed_forward.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
     outcome, named = verdicts(model)
     assert set(outcome.values()) == {"fails"}
-    assert set(named.values()) == {("blocks.1.feed_forward",), ()}  # of padding the plain leak is enough
+    # with padding no layer is named: the leak without padding is enough
+    assert set(named.values()) == {("blocks.1.feed_forward",), ()}
 
 
 def test_fp32_constants_are_checked_in_fp32():

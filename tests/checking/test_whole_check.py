@@ -51,20 +51,21 @@ def rows():
     choices = {slot: registry.names(slot) for slot in SLOTS}
     choices["output"] = sorted({*choices["output"], *OUTPUTS})
     scores = itertools.cycle(name for name in choices["score"] if name != "relative")
-    made = []
+    combinations = []
     for i in range(max(map(len, choices.values()))):
         row = {slot: names[i % len(names)] for slot, names in choices.items()}
         row["score"] = "relative" if row["position"] == "relative" else next(scores)
         row["attention"] = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"cross_head": 0.5}
-        made.append(row)
-    assert {(slot, row[slot]) for row in made for slot in SLOTS} == {(s, name) for s in SLOTS for name in choices[s]}
+        combinations.append(row)
+    for slot in SLOTS:
+        assert {row[slot] for row in combinations} == set(choices[slot])
     others = [name for name in registry.names("attend") if name not in ("weighted", "multilinear")]
     for attention, position in [
         (MULTILINEAR, "sinusoidal"), (MULTILINEAR | {"score": "relative"}, "relative"),
         (MULTILINEAR | {"output_map": "decayed", "decays": 3}, "none"), *(({"kind": name}, "sinusoidal") for name in others),
     ]:  # fmt: skip
-        made.append(made[len(made) % 5] | {"attention": attention, "position": position})
-    return made
+        combinations.append(combinations[len(combinations) % 5] | {"attention": attention, "position": position})
+    return combinations
 
 
 # every third one every day; tests/properties looks at all stages
@@ -99,7 +100,7 @@ def test_every_stage_passes(number):
 
 @pytest.mark.parametrize("same_length", [False, True])
 def test_memory_of_a_model_with_a_large_vocabulary_is_compared(same_length):
-    """Segments and one pass are compared at the same words, of which there are more than the 4,096 that are compared whole."""
+    """Of more than 4,096 words only some are compared: of segments and of one pass the same ones."""
     sizes = {"vocab_size": 4_500, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = fr.ModelConfig(**sizes, memory_length=6, same_length=same_length)
     subject = open_subject(fr.LanguageModel(config), length=11)

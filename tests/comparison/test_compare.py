@@ -40,8 +40,8 @@ def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path):
     first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
     edit_config(second, "train.threads", 7)  # a circumstance
     edit_config(third, "model.hidden_size", 256)
-    again = make_run(tmp_path / "again", seed=1)  # the same seed twice is no independent sample
-    rows = build_report([first, second, third, again]).rows
+    repeated = make_run(tmp_path / "again", seed=1)  # the same seed twice is no independent sample
+    rows = build_report([first, second, third, repeated]).rows
     assert [len(row.runs) for row in rows] == [2, 1, 1]
     assert len({row.name for row in rows}) == 3
 

@@ -14,11 +14,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def run(name, *words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=300, env=environment
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def figure(output, before):

@@ -26,11 +26,11 @@ def test_it_computes_what_ours_does(combination):
     for name, tensor in our_model.state_dict().items():
         assert torch.equal(initial[f"model.{name}"], tensor), f"{name} starts otherwise"
     hf_model, our_model = pair(config, eos_token_id=None, bos_token_id=None, pad_token_id=None)
-    read = combinations.tokens()
+    input_ids = combinations.tokens()
     with torch.no_grad():
-        expected = our_model(read).logits
-        assert torch.equal(hf_model(read, use_cache=False).logits, expected)
-        assert torch.equal(hf_model(read).logits, expected)
+        expected = our_model(input_ids).logits
+        assert torch.equal(hf_model(input_ids, use_cache=False).logits, expected)
+        assert torch.equal(hf_model(input_ids).logits, expected)
 
 
 @kinds
@@ -80,17 +80,18 @@ def test_the_configuration(tmp_path):
 def test_the_loss_is_the_mean_nll_of_what_counts(config):
     """The loss is that of every token after its predecessors; -100 does not count; `num_items_in_batch` divides it."""
     hf_model, our_model = pair(config)
-    read = tokens(3, 8)
-    labels = read.clone()
+    input_ids = tokens(3, 8)
+    labels = input_ids.clone()
     labels[0, 5:] = -100
     labels[2, 3] = -100
     counts = labels[:, 1:] != -100
-    nll = our_model.nll(read[:, :-1], read[:, 1:]).per_token[counts]
+    nll = our_model.nll(input_ids[:, :-1], input_ids[:, 1:]).per_token[counts]
     for training in (False, True):
         hf_model.train(training)
-        torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
+        torch.testing.assert_close(hf_model(input_ids, labels=labels).loss, nll.mean())
         for count in (50, torch.tensor(50)):
-            torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=count).loss, nll.sum() / 50)
+            loss = hf_model(input_ids, labels=labels, num_items_in_batch=count).loss
+            torch.testing.assert_close(loss, nll.sum() / 50)
 
 
 @kinds
@@ -110,25 +111,25 @@ def test_padding_on_either_side_changes_nothing(config):
 @kinds
 def test_hidden_states_and_attention_weights(config):
     hf_model, our_model = pair(config)
-    read = tokens()
+    input_ids = tokens()
     with torch.no_grad():
         for use_cache in (False, True):
-            out = hf_model(read, output_hidden_states=True, use_cache=use_cache)
+            out = hf_model(input_ids, output_hidden_states=True, use_cache=use_cache)
             assert len(out.hidden_states) == 3
             torch.testing.assert_close(our_model.output(out.hidden_states[-1]), out.logits)
-            embedded = our_model.position(our_model.embedding(read), torch.arange(7))
+            embedded = our_model.position(our_model.embedding(input_ids), torch.arange(7))
             torch.testing.assert_close(out.hidden_states[0], embedded)
         if config.attention.kind == "multilinear":
             with pytest.raises(InputError, match="weights"):
-                hf_model(read, output_attentions=True)
+                hf_model(input_ids, output_attentions=True)
             return
-        out = hf_model(read, output_attentions=True)
+        out = hf_model(input_ids, output_attentions=True)
         trace = fr.Trace()
-        our_model(read, trace=trace)
+        our_model(input_ids, trace=trace)
         assert len(out.attentions) == 2
         for weights, layer in zip(out.attentions, trace.layers, strict=True):
             torch.testing.assert_close(weights, layer.mixed)
-    assert isinstance(hf_model(read, return_dict=False), tuple)
+    assert isinstance(hf_model(input_ids, return_dict=False), tuple)
 
 
 @pytest.mark.skipif(

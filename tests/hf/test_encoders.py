@@ -22,26 +22,26 @@ encoders = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
 def test_a_masked_model_computes_what_ours_does(combination, tmp_path):
     """Bit for bit, also padded on either side and after saving."""
     hf_model, our_model = masked_of(combination.config())
-    read = combinations.tokens(3)
+    input_ids = combinations.tokens(3)
     with torch.no_grad():
-        expected = our_model(read).logits
-        assert torch.equal(hf_model(read).logits, expected)
+        expected = our_model(input_ids).logits
+        assert torch.equal(hf_model(input_ids).logits, expected)
         for side in ("left", "right"):
-            ids, mask = paired_models.padded([read[:1], read[1:2, :4]], side)
+            ids, mask = paired_models.padded([input_ids[:1], input_ids[1:2, :4]], side)
             assert torch.equal(hf_model(ids, mask).logits, our_model(ids, mask).logits)
         hf_model.save_pretrained(tmp_path)
         loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
-        assert torch.equal(loaded(read).logits, expected)
+        assert torch.equal(loaded(input_ids).logits, expected)
 
 
 @encoders
 def test_the_loss_of_what_is_asked_for(config):
     hf_model, our_model = masked_of(config)
-    read = tokens(3)
-    labels = torch.full_like(read, -100)
+    input_ids = tokens(3)
+    labels = torch.full_like(input_ids, -100)
     labels[0, 2], labels[2, 5] = 4, 7
-    read[0, 2] = read[2, 5] = hf_model.config.mask_token_id
+    input_ids[0, 2] = input_ids[2, 5] = hf_model.config.mask_token_id
     assert hf_model.config.mask_token_id == our_model.mask_id == VOCABULARY - 1
-    nll = our_model.nll(read, labels.clamp_min(0)).per_token[labels != -100]
-    torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
-    torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)
+    nll = our_model.nll(input_ids, labels.clamp_min(0)).per_token[labels != -100]
+    torch.testing.assert_close(hf_model(input_ids, labels=labels).loss, nll.mean())
+    torch.testing.assert_close(hf_model(input_ids, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)

@@ -90,9 +90,9 @@ def write_language_run(folder, result=None, attention=None, evaluation=None, **m
     }  # fmt: skip
     config = fr.ModelConfig(**sizes | model, attention=fr.AttentionConfig(**attention or {}))
     torch.manual_seed(0)
-    made = fr.LanguageModel(config).double().eval()
-    made.save(folder / "checkpoints" / "last")
-    moved(made, 0.4).save(folder / "checkpoints" / "best")
+    language_model = fr.LanguageModel(config).double().eval()
+    language_model.save(folder / "checkpoints" / "last")
+    moved(language_model, 0.4).save(folder / "checkpoints" / "best")
     data = DataConfig(name="text", train="train.txt", valid="valid.txt", test="test.txt")
     options = TrainConfig(segment_length=config.max_position_embeddings)
     settings = RunConfig(model=config, data=data, train=options, eval=EvalConfig.from_dict(evaluation or {}))
@@ -101,7 +101,7 @@ def write_language_run(folder, result=None, attention=None, evaluation=None, **m
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     build_words(WORDS).save(folder)
-    return made
+    return language_model
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ IDS = torch.tensor([[2, 5, 3, 7, 4, 2], [6, 6, 2, 3, 7, 5]])
 
 @pytest.mark.full
 def test_a_process_without_the_package_computes_the_same(exported):
-    """All kinds; language models also write, and what was saved there is read again."""
+    """All kinds. Language models also generate text, and a model that is saved in that process is read again."""
     work, models = exported
     with torch.no_grad():
         expected = {name: model(IDS).logits for name, model in models.items()}
@@ -177,13 +177,13 @@ def test_a_process_without_the_package_computes_the_same(exported):
 def written(model):
     """Five tokens that `model` finds most probable, one after the other."""
     state = model.new_memory() if model.memory_length else None
-    read = IDS
+    new_ids = IDS
     text = []
     for _ in range(5):
-        out = model(read, state) if model.memory_length else model(torch.cat((IDS, *text), 1))
+        out = model(new_ids, state) if model.memory_length else model(torch.cat((IDS, *text), 1))
         state = out.memory
-        read = out.logits[:, -1:].argmax(-1)
-        text.append(read)
+        new_ids = out.logits[:, -1:].argmax(-1)
+        text.append(new_ids)
     return torch.cat(text, 1)
 
 

@@ -104,7 +104,7 @@ def test_dropout_is_the_models_own_at_the_start():
 
 
 def slow_mixing(weights, query, value, mixing, from_query):
-    """O_i(n) = sum_j m_ji(n) sum_k P_j(n, k) V_i(k),  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji, number by number of heads."""
+    """O_i(n) = sum_j m_ji(n) sum_k P_j(n, k) V_i(k),  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji, by loops over heads."""
     texts, heads, queries, _ = weights.shape
     out = torch.zeros(texts, queries, heads, value.shape[-1], dtype=weights.dtype)
     shared = heads // value.shape[1]  # query heads 0 .. shared - 1 read value head 0

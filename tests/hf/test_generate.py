@@ -65,12 +65,12 @@ def test_beams_are_ours(config):
 def test_a_text_goes_on_from_a_returned_cache(config):
     hf_model, _ = pair(config)
     prompt = tokens(1, 6)
-    how = {"do_sample": False, "return_dict_in_generate": True}
-    expected = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
-    part = hf_model.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    expected = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **options).sequences
+    part = hf_model.generate(prompt, max_new_tokens=3, min_new_tokens=3, **options)
     assert isinstance(part.past_key_values, DynamicCache | fr.FullRankCache)
     continued = hf_model.generate(
-        part.sequences, past_key_values=part.past_key_values, max_new_tokens=5, min_new_tokens=5, **how
+        part.sequences, past_key_values=part.past_key_values, max_new_tokens=5, min_new_tokens=5, **options
     )
     assert torch.equal(continued.sequences, expected)
     assert continued.past_key_values.get_seq_length() == expected.shape[1] - 1  # the last token was not read
@@ -80,8 +80,8 @@ def test_a_text_goes_on_from_a_returned_cache(config):
 def test_a_text_read_in_pieces_is_one_text(config):
     """With a cache: as in one pass. With a memory: as our own model reads the same pieces, also where rows are padded."""
     hf_model, our_model = pair(config)
-    read = tokens(2, 12)
-    padding = torch.ones_like(read)
+    input_ids = tokens(2, 12)
+    padding = torch.ones_like(input_ids)
     padding[1, :3] = 0
     for mask, cuts in itertools.product((None, padding), ([0, 4, 5, 12], [0, 11, 12])):
         past = memory = None
@@ -89,16 +89,16 @@ def test_a_text_read_in_pieces_is_one_text(config):
         with torch.no_grad():
             for start, end in itertools.pairwise(cuts):
                 seen = None if mask is None else mask[:, :end]
-                out = hf_model(read[:, start:end], past_key_values=past, attention_mask=seen, use_cache=True)
+                out = hf_model(input_ids[:, start:end], past_key_values=past, attention_mask=seen, use_cache=True)
                 past = out.past_key_values
                 assert past.get_seq_length() == end
                 parts.append(out.logits)
                 if our_model.memory_length:
                     new = None if mask is None else mask[:, start:end]
-                    piece = our_model(read[:, start:end], memory, attention_mask=new)
+                    piece = our_model(input_ids[:, start:end], memory, attention_mask=new)
                     memory = piece.memory
                     our_parts.append(piece.logits)
-            expected = torch.cat(our_parts, 1) if our_parts else our_model(read, attention_mask=mask).logits
+            expected = torch.cat(our_parts, 1) if our_parts else our_model(input_ids, attention_mask=mask).logits
         shown = slice(None) if mask is None else mask == 1
         torch.testing.assert_close(torch.cat(parts, 1)[shown], expected[shown], rtol=1e-5, atol=2e-5)
 
@@ -120,8 +120,8 @@ def test_memory_stays_on_whatever_use_cache_says():
 @kinds
 def test_caches_can_be_cut_and_reordered(config):
     hf_model, our_model = pair(config)
-    read, more = tokens(2, 9), tokens(2, 3, seed=8)
-    mask = torch.ones_like(read)
+    prompt, continuation = tokens(2, 9), tokens(2, 3, seed=8)
+    mask = torch.ones_like(prompt)
     mask[0, :2] = 0
 
     def after(past, ids):
@@ -131,24 +131,24 @@ def test_caches_can_be_cut_and_reordered(config):
 
     def filled(length=9, rows=slice(None)):
         with torch.no_grad():
-            out = hf_model(read[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
+            out = hf_model(prompt[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
         return out.past_key_values
 
-    expected = after(filled(), more)
+    expected = after(filled(), continuation)
     past = filled()
     rows = torch.tensor([1, 1, 0])
     past.reorder_cache(rows)
     assert past.layers[0].batch_size == 3
-    torch.testing.assert_close(after(past, more[rows]), expected[rows], rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(after(past, continuation[rows]), expected[rows], rtol=1e-5, atol=2e-5)
     past = filled()
     if past.is_croppable:
         past.crop(-4)
         assert past.get_seq_length() == 5
-        torch.testing.assert_close(after(past, more), after(filled(5), more), rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(after(past, continuation), after(filled(5), continuation), rtol=1e-5, atol=2e-5)
     else:
         with pytest.raises(InputError, match=r"memory cannot forget|cannot be parted"):
             past.crop(-4)
     past.reset()
     assert past.get_seq_length() == 0
     assert past.state is None
-    torch.testing.assert_close(after(past, more), our_model(more).logits)
+    torch.testing.assert_close(after(past, continuation), our_model(continuation).logits)

@@ -139,15 +139,15 @@ def test_chosen_layers_alone_are_mixed():
     model, inputs = FAMILIES["t5"]()
     count = {None: 6, (1,): 3, ("decoder",): 4, ("encoder", 0): 4, ("EncDecAttention",): 2}
     for layers, expected in count.items():
-        again = fr.inject(
+        injected = fr.inject(
             copy.deepcopy(model), mix="position_independent", layers=None if layers is None else list(layers)
         )
-        assert sum(".fullrank." in name for name, _ in again.named_parameters()) == expected
+        assert sum(".fullrank." in name for name, _ in injected.named_parameters()) == expected
         eager_model = copy.deepcopy(model)
         eager_model.set_attn_implementation("eager")
         with fr.kernel("reference"):
-            assert torch.equal(again(**inputs).logits, eager_model(**inputs).logits)
-        torch.testing.assert_close(again(**inputs).logits, eager_model(**inputs).logits, rtol=0, atol=1e-5)
+            assert torch.equal(injected(**inputs).logits, eager_model(**inputs).logits)
+        torch.testing.assert_close(injected(**inputs).logits, eager_model(**inputs).logits, rtol=0, atol=1e-5)
 
 
 def test_a_class_is_described_by_its_user(tmp_path):

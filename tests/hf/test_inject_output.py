@@ -49,11 +49,11 @@ def mixed(name):
 def reference(model, **inputs):
     """log p (B, N, V) by the equation, each softmax on its own."""
     head = model.get_output_embeddings()
-    read = []
-    hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    head_inputs = []
+    hook = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0]))
     model(**inputs)
     hook.remove()
-    (g,) = read
+    (g,) = head_inputs
     latents = head.fullrank
     width = g.shape[-1]
     p = 0.0
@@ -133,11 +133,11 @@ def test_saved_loaded_and_removed(tmp_path, name):
         model.save_pretrained(tmp_path / f"injected{number}")
         with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
             type(model).from_pretrained(tmp_path / f"injected{number}")
-        again = fr.load_injected(tmp_path / f"injected{number}").eval()
-        assert type(again) is type(model)
-        assert torch.equal(again(**INPUTS).logits, expected)
-        assert again.config.fullrank == model.config.fullrank
-        tied = again.get_output_embeddings().weight is again.get_input_embeddings().weight
+        loaded = fr.load_injected(tmp_path / f"injected{number}").eval()
+        assert type(loaded) is type(model)
+        assert torch.equal(loaded(**INPUTS).logits, expected)
+        assert loaded.config.fullrank == model.config.fullrank
+        tied = loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
         assert tied == (name != "llama")
         assert torch.equal(copy.deepcopy(model)(**INPUTS).logits, expected)
         removed = fr.remove(model)

@@ -24,15 +24,15 @@ def test_checkpointed_layers_draw_the_same_permutation_and_the_same_dropout(reen
     assert model.config.attention_probs_dropout_prob > 0
     gradients = []
     for checkpointed in (False, True):
-        again = copy.deepcopy(model)
+        trained = copy.deepcopy(model)
         if checkpointed:
-            again.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            trained.gradient_checkpointing_enable({"use_reentrant": reentrant})
             if reentrant:
-                again.enable_input_require_grads()
+                trained.enable_input_require_grads()
         for seed in range(4):
             torch.manual_seed(seed)
-            again(**inputs, labels=inputs["input_ids"]).loss.backward()
-        gradients.append({name: p.grad for name, p in again.named_parameters() if p.grad is not None})
+            trained(**inputs, labels=inputs["input_ids"]).loss.backward()
+        gradients.append({name: p.grad for name, p in trained.named_parameters() if p.grad is not None})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -54,11 +54,11 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
     expected = model(**inputs).logits
     assert not torch.allclose(expected, base(**inputs).logits)
     fresh = fr.inject(copy.deepcopy(base), mix="position_wise", cross_head=0.1)
-    again = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
-    assert torch.equal(again(**inputs).logits, expected)
-    with again.disable_adapter():
-        torch.testing.assert_close(again(**inputs).logits, base(**inputs).logits)
-    merged = again.merge_and_unload()
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
+    assert torch.equal(loaded(**inputs).logits, expected)
+    with loaded.disable_adapter():
+        torch.testing.assert_close(loaded(**inputs).logits, base(**inputs).logits)
+    merged = loaded.merge_and_unload()
     torch.testing.assert_close(merged(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_a_static_cache_generates_the_same():
 
 
 def test_masks_of_every_kind_keep_their_meaning():
-    """A mask given whole: causal, padding, or neither; the fast path is taken where a layout can say it."""
+    """A mask (N, N): causal, with padding, or another one; a kernel runs where a layout can express the mask."""
     model, inputs = FAMILIES["llama"]()
     stir(fr.inject(model, mix="position_independent"))
     ids = inputs["input_ids"]

@@ -37,10 +37,10 @@ def test_resuming_is_bitwise_equal(tmp_path):
     """With dropout and stochastic heads, a tied output and activation checkpointing."""
     config = small(dropout=DROPPING, attention={"mix": "position_wise", "cross_head": 0.5}, output={"tied": True})
     checkpointing = "activation" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient"  # by version
-    how = {"save_strategy": "steps", "save_steps": 2, f"{checkpointing}_checkpointing": True}
-    uninterrupted = trainer(hf_model_of(config), tmp_path / "uninterrupted", **how)
+    saving = {"save_strategy": "steps", "save_steps": 2, f"{checkpointing}_checkpointing": True}
+    uninterrupted = trainer(hf_model_of(config), tmp_path / "uninterrupted", **saving)
     uninterrupted.train()
-    resumed = trainer(hf_model_of(config), tmp_path / "resumed", **how)
+    resumed = trainer(hf_model_of(config), tmp_path / "resumed", **saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "uninterrupted" / "checkpoint-2"))
     start = hf_model_of(config).state_dict()
     for name, tensor in uninterrupted.model.state_dict().items():
@@ -89,10 +89,10 @@ def test_evaluating_and_generating_after_training(tmp_path):
     working = trainer(model, tmp_path)
     working.train()
     assert model.config.use_cache is False
-    read = torch.stack([row["input_ids"] for row in rows(4)])
+    input_ids = torch.stack([row["input_ids"] for row in rows(4)])
     our_model = fr.LanguageModel(model.model.config)
     our_model.load_state_dict(model.model.state_dict())
-    expected = our_model.eval().nll(read[:, :-1], read[:, 1:]).per_token.mean()
+    expected = our_model.eval().nll(input_ids[:, :-1], input_ids[:, 1:]).per_token.mean()
     assert working.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
     prediction = working.predict(rows(4)).predictions
     assert prediction.shape == (4, 6, VOCABULARY)

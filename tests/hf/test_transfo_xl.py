@@ -45,13 +45,13 @@ def test_nll_is_that_of_the_old_code(tmp_path, mix):
     """Segment by segment with its memory; a mixing changes nothing until it is trained; what is saved is the same."""
     model = load_transfo_xl(write_folder(tmp_path / "old", OLD["cases"]["zeros"]), mix=mix, cross_head=0.1).double()
     model.save(tmp_path / "new")
-    for read in (model, fr.LanguageModel.load(tmp_path / "new")):
+    for checked in (model, fr.LanguageModel.load(tmp_path / "new")):
         start = 0
         memory = None
         for number, size in enumerate(OLD["segments"]):
             ids = TENSORS["text"][:, start : start + size + 1]
             with torch.no_grad(), fr.kernel("reference"):
-                nll = read.nll(ids[:, :-1], ids[:, 1:], memory)
+                nll = checked.nll(ids[:, :-1], ids[:, 1:], memory)
             memory = nll.memory
             torch.testing.assert_close(nll.per_token, TENSORS[f"zeros.{number}.nll"], rtol=0, atol=1e-9)
             start += size

@@ -35,7 +35,7 @@ SEARCHED = {"final.valid.perplexity": 100.0}
 
 
 def make_searched(plain, b, **columns):
-    """Rows of which a lower and a higher learning rate are worse."""
+    """Rows, and beside them worse ones with a lower and with a higher learning rate."""
     rows = [make_row("plain", seed, figure, **SEARCHED) for seed, figure in enumerate(plain, 1)]
     rows += [make_row("b", seed, figure, **{**SEARCHED, **columns}) for seed, figure in enumerate(b, 1)]
     return [*rows, *OTHER_RATES]
@@ -59,7 +59,7 @@ def test_the_deviation_of_all_rows_of_a_recipe_is_pooled():
     """Least squares for rows and seeds: with two rows half the variance of the differences, with more their share."""
     two = [dict(enumerate(figures)) for figures in (PLAIN, BETTER)]
     assert pool_deviation(two) == (pytest.approx((1 / 2) ** 0.5), 2)
-    third = dict(enumerate([80, 90, 100]))  # the seeds say all about it
+    third = dict(enumerate([80, 90, 100]))  # its figures follow from the seed alone
     deviation, freedom = pool_deviation([*two, third])
     table = np.array([PLAIN, BETTER, [80, 90, 100]])
     residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()

@@ -39,7 +39,7 @@ def test_rows_survive_the_file(tmp_path):
 
 
 def test_a_row_is_made_again_from_its_record(tmp_path):
-    """Recipe, row, scale, settings and seed train the same model; engines and processor are recorded, as digits follow them."""
+    """Recipe, row, scale, settings and seed train the same model; engines and processor, which change digits, are recorded."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"the {split} text has a few words and a full stop .\n" * 200, "utf-8")
     files = [f"data.{split}={tmp_path}/{split}.txt" for split in ("train", "valid", "test")]
@@ -53,9 +53,9 @@ def test_a_row_is_made_again_from_its_record(tmp_path):
     words = ["data.name=text", "model.hidden_size=16", "train.tokens=null", "train.steps=4", "train.seed=5"]
     first = train_row("first", [*words, "model.dropout.attention=0.1"])
     recorded = [f"{name}={json.dumps(value)}" for name, value in first["settings"].items()]
-    again = train_row("again", [*recorded, f"train.seed={first['seed']}"])
-    assert again["final.test.perplexity"] == first["final.test.perplexity"]
-    assert {name: again[name] for name in again if name not in ("run", "wall_seconds", "ms_per_step")} == {
+    repeated = train_row("again", [*recorded, f"train.seed={first['seed']}"])
+    assert repeated["final.test.perplexity"] == first["final.test.perplexity"]
+    assert {name: repeated[name] for name in repeated if name not in ("run", "wall_seconds", "ms_per_step")} == {
         name: first[name] for name in first if name not in ("run", "wall_seconds", "ms_per_step")
     }
     assert first["engines"]

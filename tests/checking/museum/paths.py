@@ -298,12 +298,12 @@ def _with_gradients(model, ids):
 
 
 def _as_if_compiled(model, ids):
-    asked = torch.compiler.is_compiling
+    is_compiling = torch.compiler.is_compiling
     torch.compiler.is_compiling = lambda: True
     try:
         return plainly(model, ids)
     finally:
-        torch.compiler.is_compiling = asked
+        torch.compiler.is_compiling = is_compiling
 
 
 def when(name, condition, moved, *ways, link = "", dtype = torch.float32,
