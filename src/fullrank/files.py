@@ -72,7 +72,7 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
         what: what it is, for the error: `a report`.
 
     Raises:
-        InputError: there is a file that begins otherwise.
+        InputError: there is a file, not an empty one, that begins otherwise.
         RunError: the file cannot be written.
     """
     if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
@@ -120,7 +120,7 @@ def text_of(data: bytes | bytearray, name: str, offset: int = 0, *, line: int = 
     Args:
         data: the bytes.
         name: what they are, for the error.
-        offset: their place in the file or stream.
+        offset: their place in the file or stream; a byte-order mark is taken off at 0 only.
         line: number of the line, from 1; 0 if unknown.
         hint: a further way to mend it, for the error.
 
@@ -226,12 +226,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest(content: Any) -> str:
-    """Compute the sha256 of plain values."""
+    """Compute the sha256 of plain values, as JSON has them; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
-    """Write plain values as JSON with their sha256."""
+    """Write plain values as JSON with their sha256, which `read_checked` compares."""
     text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
@@ -404,7 +404,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
         Pieces of about a megabyte.
 
     Raises:
-        InputError: the file is missing, a folder, or empty, or it is not UTF-8 and `exact` is False.
+        InputError: the file is missing, a folder, or empty, becomes shorter, or is not UTF-8 and `exact` is False.
     """
     with open_text(section.path, key) as file:
         start = section.start

@@ -59,7 +59,7 @@ class LoadedModel:
     Attributes:
         name: the name by which it was opened, or the class of a module.
         source: "run", "saved model", "Hugging Face", "module" or "function".
-        folder: that of a run or a saved model.
+        folder: that of a run, a saved model, or a Hugging Face model on this disk; else None.
         module: the module; None for a function.
         fullrank_model: the model of ours that reads, also inside an exported one; None for any other model.
         tokenizer: one of fullrank or of transformers.
@@ -93,13 +93,15 @@ class LoadedModel:
         tokenizer: Any = None,
         inputs: Mapping[str, Tensor] | None = None,
     ) -> LoadedModel:
-        """Note where the model comes from.
+        """Note where the model comes from, and the tokenizer that came with it.
+
+        Of a model that reads between two marks, `mask_id` and `marks` are taken from the tokenizer.
 
         Args:
             name: name of the model.
-            source: kind of its origin, such as `module`.
-            folder: the run or the saved model; None without.
-            tokenizer: the one that came with it; None without.
+            source: one of those of `LoadedModel`.
+            folder: where it lies; None for nowhere.
+            tokenizer: None where it came without one.
             inputs: what the model is called with where token ids are not enough; None: they are.
 
         Returns:
@@ -433,16 +435,17 @@ def open_model(
 
     Args:
         x: a module, a function of token ids, or a name; a LoadedModel is returned as it is.
-        checkpoint: of a run.
-        device: of a named model.
-        causal: a language model is needed.
-        tokenizer: False leaves the tokenizer out.
+        checkpoint: of a run: `best`, `last`, or `average`.
+        device: where a named model is put: `auto`, `cpu`, `cuda` or `cuda:0`. Any other stays where it is.
+        causal: load a language model: a run or saved model of another kind is refused, and of transformers the class is
+            AutoModelForCausalLM.
+        tokenizer: False leaves out the tokenizer that comes with a name.
 
     Returns:
         The model; a named one has fp32 if it is one of transformers, else the saved dtype.
 
     Raises:
-        InputError: there is no model of that name, or `x` is none of these.
+        InputError: there is no such model or device, the model is damaged, or `x` is none of these.
     """
     x = getattr(x, "_orig_mod", x)  # inside a compiled module
     if isinstance(x, LoadedModel):
@@ -516,7 +519,7 @@ def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
 def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
     """Return the module that `python:MODULE:NAME` names, or that a function of that name returns.
 
-    Example inputs come with it, if there are any.
+    It is put into evaluation mode. Example inputs come with it, if there are any.
     """
     make = import_function(name.removeprefix("python:"), "python:")
     try:

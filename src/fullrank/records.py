@@ -33,8 +33,8 @@ class Record:
         labels: what it is a number of (row, seed, split, layer, head, position).
         measure: its name.
         value: the number; None where there is none.
-        unit: nats, tokens, ...
-        interval: ends of its 95 % interval.
+        unit: nats, tokens, ...; None where there is none.
+        interval: ends of its 95 % interval; None without.
         protocol: how it was measured.
         note: a sentence for the reader.
     """
@@ -261,12 +261,13 @@ def measurement(
     """Make a function a measurement, which `fullrank analyze NAME` runs.
 
     Args:
-        name: NAME.
+        name: what the command line calls it, NAME.
         needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
         table: how its records are shown; several are shown one after another.
         plot: how its records are drawn; several are drawn one after another.
         texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
-        compare: of several models, further records of each beside the first: called with the records of both. None: none.
+        compare: gives further records of every model after the first: called with the records of the first and with its own.
+            None: there are none.
 
     Returns:
         A decorator, which leaves the function as it is.

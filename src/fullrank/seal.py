@@ -63,11 +63,11 @@ def sync(path: Path) -> None:
 def write_record(
     folder: Path, names: tuple[str, ...], state: Mapping[str, Any], run: Mapping[str, Any] | None = None
 ) -> None:
-    """Write checkpoint.json.
+    """Write checkpoint.json, with size and checksum of each file, and force it to the disk.
 
     Args:
         folder: the checkpoint.
-        names: its files.
+        names: its files, which are there already.
         state: plain values of the training.
         run: what the record says about the run; None outside of a run folder.
     """

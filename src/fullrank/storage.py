@@ -39,7 +39,7 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
     Args:
         cls: the class.
         path: a saved model, or a run folder.
-        checkpoint: of a run, `best` or `last`.
+        checkpoint: of a run: `best`, `last`, or `average`.
 
     Returns:
         The model, with the saved dtype.
@@ -92,6 +92,7 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     """Find the weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`).
 
     Folders that `fullrank export` wrote, or `save_pretrained` of one of our classes of Hugging Face, are saved models too.
+    Raises InputError for a folder without a model of ours, and for a run that was changed.
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; give a run folder or a folder written by model.save")

@@ -131,19 +131,20 @@ class Text:
 
 
 def read_file(model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None) -> Text:
-    """Read the text of a file, by the tokenizer of a model.
+    """Make the text of a file, by the tokenizer of a model. The file is read when the text is iterated.
 
     Args:
         model: what will read it.
         path: the file.
-        segment_length: tokens of a segment; None for 128, or what the model reads at most.
+        segment_length: tokens of a segment; None for 128, or for what the model reads at most, if that is less.
         count: the most segments that are read; None for all.
 
     Returns:
         The text.
 
     Raises:
-        InputError: the model has no tokenizer, or reads no segment of that length.
+        InputError: the model has no tokenizer, or reads no segment of that length. A file that cannot be read is refused when
+            the text is iterated.
     """
     model.require({"tokenizer"}, f"{_KEY} {path}")
     marks: dict[str, int | None] = {}
@@ -167,8 +168,8 @@ def choose_length(model: LoadedModel, segment_length: int | None, usual: int = S
 
     Args:
         model: what will read it.
-        segment_length: what is asked for; None for `usual`, or what the model reads at most.
-        usual: the usual number.
+        segment_length: what is asked for; None for `usual`, or for what the model reads at most, if that is less.
+        usual: number where none is asked for.
 
     Returns:
         The number.

@@ -244,7 +244,7 @@ def diagnose(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Which bottleneck a model is in, on one page: small heads, one softmax, short context, redundant heads, parameters.
+    """Find the bottleneck of a model, on one page: small heads, one softmax, short context, redundant heads, overfitting.
 
     Each finding has its figures, the rule behind its verdict, and what to try.
     """

@@ -459,7 +459,7 @@ def set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """Read seeds: `3` is 1 to 3; `4,7` and `26,` are a list."""
+    """Read seeds: `3` is 1 to 3; `4,7` and `26,` are a list. None stays None; InputError for any other text."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]

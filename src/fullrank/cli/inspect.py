@@ -62,7 +62,7 @@ def info(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
+    """Show parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
 
     For translation models: encoder, decoder and cross-attention apart; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
@@ -99,7 +99,7 @@ def info(
 
 @verb("fullrank recipes list --json", name="list", group=recipes)
 def list_recipes(json: Json = False) -> None:
-    """All shipped recipes."""
+    """List all shipped recipes."""
     from fullrank.config.load import list_shipped, load
 
     content = []
@@ -118,7 +118,7 @@ def show_recipe(
     name: Annotated[str, Argument(metavar="NAME", help="A recipe.", autocompletion=suggest_recipes)],
     json: Json = False,
 ) -> None:
-    """One recipe: what it is, its rows with the paper's figures, and its settings."""
+    """Show one recipe: what it is, its rows with the paper's figures, and its settings."""
     from fullrank.config.load import load
     from fullrank.files import format_yaml
 

@@ -64,7 +64,7 @@ def evaluate(
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Perplexity of a run (bits per character and byte where tokens spell text, BLEU of translations), with its protocol.
+    """Measure a run: perplexity (bits per character and byte where tokens spell text, BLEU of translations), with its protocol.
 
     For a masked language model: perplexity and accuracy at masked tokens.
     """

@@ -182,18 +182,18 @@ def tables(name: str) -> dict[str, Sequence[str]]:
 def select_rows(
     recipes: Mapping[str, Sequence[str]], rows: Sequence[str] | None = None, *, of_paper: bool = False
 ) -> dict[str, list[str]]:
-    """Select rows of recipes; a recipe of which no row is left is left out.
+    """Select rows of recipes; a recipe of which no row is left is left out, a single configuration stays.
 
     Args:
         recipes: the rows of each recipe.
         rows: those that are selected; None for all.
-        of_paper: select only those with figures of the paper.
+        of_paper: select only those of which the paper has figures.
 
     Returns:
         The selected rows of each recipe.
 
     Raises:
-        InputError: none of the recipes has a row of this name, or no row is left.
+        InputError: `rows` is empty or names a row that none of the recipes has, or no row is left.
     """
     recipe_names = ", ".join(recipes)
     row_names = list(dict.fromkeys(row for names in recipes.values() for row in names))
@@ -219,6 +219,7 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     """Load a shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
     A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`).
+    Raises InputError for a name of none or of several, and for a file that is no configuration.
     """
     path = Path(name)
     if path.is_dir():
@@ -262,7 +263,7 @@ def resolve_any(
     Args:
         name: a recipe, a YAML file, or a run folder.
         row: a row of the recipe; None for the only or first one.
-        scale: one of the recipe's scales; None for `paper`.
+        scale: one of the recipe's scales; None for the largest that it has.
         overrides: `key=value` texts laid on it.
 
     Returns:
@@ -284,7 +285,7 @@ def resolve(
     Args:
         name: a recipe, a YAML file, or a run folder.
         row: a row of the recipe; None for the only or first one.
-        scale: one of the recipe's scales; None for `paper`.
+        scale: one of the recipe's scales; None for the largest that it has.
         overrides: `key=value` texts laid on it.
 
     Returns:
@@ -348,8 +349,14 @@ def is_finetuning(name: str, scale: str | None = None, overrides: Iterable[str] 
 
     Args:
         name: a recipe, a YAML file, or a run folder.
-        scale: one of the recipe's scales; None for `paper`.
+        scale: one of the recipe's scales; None for the largest that it has.
         overrides: `key=value` texts laid on it.
+
+    Returns:
+        Whether it is; of a table, its first row is looked at.
+
+    Raises:
+        InputError: there is no such file, recipe or scale.
     """
     return finetunes(_read_settings(name, None, scale, overrides).config)
 
@@ -395,7 +402,7 @@ def finetunes(raw: Mapping[str, Any]) -> bool:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file; InputError for a file that holds nothing, or only comments."""
+    """Read the mapping in a YAML file; InputError for a file that holds none, or cannot be read."""
     raw = parse_yaml(read_text(path), str(path))
     if raw is None or raw == {}:
         raise InputError(f"{path} is empty: it states no key, such as data.train or train.steps")
@@ -446,7 +453,10 @@ def lay(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Lay `key=value` texts on `raw`; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
+    """Lay `key=value` texts on `raw`; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`), no value is null.
+
+    Raises InputError for a text of another form.
+    """
     over: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")

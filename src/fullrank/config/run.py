@@ -320,7 +320,10 @@ def list_corpora() -> dict[str, CorpusInfo]:
 
 
 def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
-    """Make a text for language models known by its name, as `data.name`; InputError for a name that is taken."""
+    """Make a text for language models known by its name, as `data.name`.
+
+    Raises InputError for a name that is taken, and for sentence pairs.
+    """
     if list_corpora().setdefault(corpus.name, corpus) != corpus or corpus.languages is not None:
         raise InputError(f"corpus {corpus.name}: a new name, and a text of one language; pairs are data.name=parallel")
     return corpus

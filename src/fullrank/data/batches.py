@@ -28,7 +28,7 @@ _FIXED_MASKS = 0x65766163
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor to another device.
+    """Copy a tensor to a device, unless it is there already.
 
     To a GPU it is copied from pinned memory, while the GPU computes.
     """
@@ -88,7 +88,7 @@ class Shared:
         return dataclasses.replace(self._change(lambda tensor: tensor[part.slice]), part=part)
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy the batch to another device."""
+        """Copy the batch to a device; tensors that are there already are not copied."""
         return self._change(lambda tensor: to_device(tensor, device))
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -49,7 +49,8 @@ _MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented} 
 def download(info: CorpusInfo, cache: Path) -> Path:
     """Download the files of a corpus into the folder `sources/<name>` of the cache, unless they are there.
 
-    Raises RunError, naming the addresses and the local way, when no mirror gives the files.
+    Raises RunError, naming the addresses and the local way, when no mirror gives the files, and for files that are not the
+    published ones.
     """
     final = cache / "sources" / info.name
     if final.is_dir():
@@ -116,7 +117,10 @@ _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
 def files_of(config: DataConfig, split: str) -> list[Path]:
-    """List the files of a split of the user's text or sentence pairs; of a text, a pattern is all files that match."""
+    """List the files of a split of the user's text or sentence pairs; of a text, a pattern is all files that match.
+
+    Raises InputError for an empty list, and for a pattern that no file matches.
+    """
     value = getattr(config, split)
     if value == []:
         raise InputError(f"data.{split}: an empty list; give a file, or null")
@@ -167,7 +171,7 @@ def check_data(config: DataConfig | TaskDataConfig) -> None:
 
 
 def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path) -> Path:
-    """Choose the folder with the files of a corpus, which is downloaded where no folder is named."""
+    """Choose the folder with the files of a corpus, which are downloaded, or made by a program, where no folder is named."""
     if info.name in _MADE:
         program = _MADE[info.name]
         folder = cache / "texts" / f"{info.name}-{digest([sys.version, inspect.getsource(program)])[:16]}"

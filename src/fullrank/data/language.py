@@ -82,7 +82,7 @@ def find_words(lines: Iterable[str]) -> Pieces:
 
 
 def learn_byte_bpe(lines: Iterable[str], size: int) -> Pieces:
-    """Train byte-level BPE of at most `size` pieces; no text is unknown to it."""
+    """Train byte-level BPE of at most `size` pieces; no part of a text is unknown to it."""
     trained = train_byte_bpe(lines, size, _SPLITS["byte_bpe"])
     ids = trained.get_vocab()
     names = sorted(ids, key=ids.__getitem__)

@@ -71,7 +71,7 @@ def prepare(config: DataConfig, *, allow_slice: bool = True, tokenizer: Tokenize
         The prepared corpus.
 
     Raises:
-        InputError: data or settings are bad.
+        InputError: data or settings are bad, or `allow_slice` refuses the corpus.
         RunError: the download failed, or the disk is full.
     """
     cache = cache_root(config.cache)

@@ -76,7 +76,8 @@ def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
     """Read one split of a task: train or dev; of glue/mnli also dev_mismatched.
 
     It is read from `data.dir`, a file in the official form or a folder: of the tasks, or of the files of this one. Without it,
-    from the Hugging Face hub, which keeps its copy in `data.cache`. A slice and a download are logged.
+    from the Hugging Face hub, which keeps its copy in `data.cache`. A slice and a download are logged. With `data.invented` its
+    examples are made by a program instead.
 
     Raises InputError for files that are missing, empty, cut short, not UTF-8, or of another form or version; that lack a column
     or hold a label outside the allowed ones; where an answer is not in its context or two questions have one id. RunError if

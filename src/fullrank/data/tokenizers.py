@@ -138,7 +138,10 @@ class Tokenizer:
             return mended(text).encode()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids: words have single spaces between; `<unk>` among characters and what is not UTF-8 become U+FFFD."""
+        """Decode ids: words have single spaces between; `<unk>` among characters and what is not UTF-8 become U+FFFD.
+
+        Raises InputError for an id that the vocabulary has not.
+        """
         size = len(self)
         if len(ids) and (min(ids) < 0 or max(ids) >= size):
             bad = next(i for i in ids if not 0 <= i < size)
@@ -253,7 +256,8 @@ def build_words(
     Args:
         entries: words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
         lowercase: texts are written in lower case.
-        split: what is a word: all between white space, or runs of letters and digits and single punctuation marks.
+        split: what is a word. `whitespace`: all between white space; `punctuation`: runs of letters and digits, and single
+            punctuation marks.
         sos: the entry `<sos>` stands before every line, as in the code of Transformer-MoS.
 
     Returns:

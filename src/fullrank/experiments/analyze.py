@@ -139,11 +139,11 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     Args:
         measurement: what is measured.
         names: models by name; each is measured once.
-        reading: options of how the text is read.
-        **options: options of the measurement itself.
+        reading: which text is read, and how.
+        **options: keyword-only parameters of the measurement's function.
 
     Returns:
-        Records of all models.
+        The measurement with the records of all models.
 
     Raises:
         InputError: a name is of no model, a model lacks what is needed, or a text is missing or too short.

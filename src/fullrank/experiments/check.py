@@ -43,12 +43,15 @@ def check_named(
 
     Args:
         name: a recipe, a YAML file, or any model that `fullrank.names.model_kind` knows.
-        row: of a recipe.
-        scale: of a recipe.
-        overrides: `KEY=VALUE` of a configuration.
+        row: of a recipe; None for the only or first one.
+        scale: of a recipe; None for the largest that it has.
+        overrides: `KEY=VALUE` texts laid on a configuration.
         full: check a configuration in its own sizes; False: made small.
-        checkpoint: of a run.
+        checkpoint: of a run: `best`, `last`, or `average`.
         **options: `length`, `vocab_size` and `quick` of `fullrank.check`.
+
+    Returns:
+        The report, with a finding for each check.
 
     Raises:
         InputError: the name is none of these, or has no such options.
@@ -78,6 +81,9 @@ def check_scoring_named(function: str, vocab_size: int | None = None, length: in
         vocab_size: how many token ids it knows.
         length: tokens of the longest text; None: 67.
 
+    Returns:
+        The report, with a finding for each check.
+
     Raises:
         InputError: there is no such function, or no vocab_size.
     """
@@ -98,8 +104,11 @@ def check_configuration(
         resolved: the configuration, with its row and scale.
         name: of the configuration, for the report.
         full: build the model in its own sizes; False: small.
-        length: tokens of the texts; None: chosen.
+        length: tokens of the texts; None: about 67, and with `full` about a segment of training.
         quick: as for `fullrank.check`.
+
+    Returns:
+        The report, with a finding for each check, and what was made small.
 
     Raises:
         InputError: the configuration is that of a masked language model.

@@ -50,7 +50,7 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
         Content of the report as JSON.
 
     Raises:
-        InputError: `minutes` is not above 0, or `out` holds something else.
+        InputError: `minutes` is not above 0, or `out` holds something else, such as a demo with other settings.
         Interrupted: a signal stopped it.
         RunError: a row failed.
     """
@@ -132,7 +132,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
 
 
 def _count_workers() -> int:
-    """Count the models that train at a time."""
+    """Choose how many models train at a time: two, or one where there is one core."""
     return min(2, len(usable_cores()))
 
 

@@ -162,7 +162,7 @@ def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_
     Args:
         pretrained: the encoder with its tokenizer.
         texts: texts, or pairs of them.
-        max_length: most tokens of a text; None: any number.
+        max_length: most tokens of a text or pair, special ones among them; None: any number.
 
     Returns:
         Token ids with their masks, and the values that pad them.
@@ -443,6 +443,9 @@ def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon
         weight_decay: weight decay of the optimizer.
         mixing_scale: factor on the learning rate of the injected parameters.
         muon: whether the optimizer is Muon.
+
+    Returns:
+        The parameter groups, as `parameter_groups` makes them.
     """
     injected = mixing_names(model)
     rates = {p: {"scale": mixing_scale} for name, p in model.named_parameters() if name in injected}

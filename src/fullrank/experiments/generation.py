@@ -87,10 +87,11 @@ def write(
             repetition_penalty, greedy and seed.
 
     Returns:
-        `run`, `prompt` and `texts`, each with its number of tokens and its log-probability in nats.
+        `run` (None for models that are no names), `prompt`, and `texts`. Each text has `text`, the prompt with its
+        continuation, and of the continuation `tokens`, their number, and `log_prob` in nats.
 
     Raises:
-        InputError: there are more texts than beams, no model, or vocabularies that differ.
+        InputError: there are more texts than beams, no model, a model that writes no text, or vocabularies that differ.
     """
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")

@@ -69,17 +69,22 @@ def write_configuration(
     languages: tuple[str, str] | None = None,
     force: bool = False,
 ) -> RunConfig:
-    """Write the configuration that the rules make of a text for a training on this machine, and return it.
+    """Write the configuration that the rules make of a text for a training on this machine.
+
+    A few updates of models of several sizes are timed.
 
     Args:
         texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
         out: file of the configuration.
         task: `lm` or `translation`.
-        tokens: kind of tokens; None for the rule's.
+        tokens: `character`, `byte`, `word` or `bpe`; None for the rule's.
         size: one of `SIZES`; None for the largest that the time can train.
-        minutes: time of the training.
+        minutes: time of the training, evaluation included.
         languages: of translation, the suffixes of source and target; None for those of two files.
         force: whether a file that exists is replaced.
+
+    Returns:
+        The configuration.
 
     Raises:
         InputError: the request is bad, the texts are too short, or `out` exists.
@@ -153,7 +158,7 @@ def write_configuration(
 
 
 def choose_text(texts: Sequence[str]) -> dict[str, Any]:
-    """Choose the data section of a text, whose files can be read."""
+    """Make the data section of a text; InputError for a file that cannot be read."""
     if [*texts] == ["builtin"] and not Path("builtin").exists():
         return {"name": "builtin"}
     names = [str(Path(text).expanduser().absolute()) for text in texts]
@@ -163,9 +168,10 @@ def choose_text(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dict[str, Any]:
-    """Choose prefixes and suffixes of the files.
+    """Make the data section of sentence pairs, from prefixes and suffixes of the files.
 
-    Validation and test lie beside training files that have `train` in their name.
+    Validation and test lie beside training files that have `train` in their name. Raises InputError where there is no
+    file for each of two languages.
     """
     paths = [Path(text).expanduser().resolve() for text in texts]
     prefix = paths[0]
@@ -234,6 +240,9 @@ def choose_values(data: Values, size: str, amounts: Amounts, prepared: Task) -> 
         size: one of `SIZES`.
         amounts: values that follow the time.
         prepared: a task with its data, from which sizes are taken.
+
+    Yields:
+        A key, its value and the reason.
     """
     corpus = prepared.corpus
     config = prepared.config

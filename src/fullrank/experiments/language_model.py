@@ -79,7 +79,10 @@ def find_document_token(word: str, tokenizer: Tokenizer) -> int:
 
 
 def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
-    """Build training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
+    """Build training batches: blocks in a new order every epoch, or contiguous streams (`train.order`).
+
+    Raises InputError for streams that the processes cannot share evenly, and for a text shorter than a batch.
+    """
     options = config.train
     ids = corpus.ids("train")
     start = corpus.tokenizer.start_id
@@ -144,12 +147,15 @@ class TrainingPart:
         return {}
 
     def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of a batch with what the part adds to it.
+        """Add to the loss of a batch.
 
         Args:
-            loss: loss of the batch.
+            loss: loss of the batch, a scalar.
             hidden: input of the output layer at the targets (B, T, E).
-            batch: inputs, targets and weights.
+            batch: inputs, targets and weights, on the device of the model.
+
+        Returns:
+            The loss with what the part adds to it.
         """
         return loss
 
@@ -238,7 +244,10 @@ class LanguageModelTask(TextTask):
         return None if start is None else load_tokenizer(Path(start))
 
     def with_sizes(self) -> RunConfig:
-        """Fill in `model.vocab_size`; ConfigError if the one there is too small for the corpus (and <mask>)."""
+        """Return the configuration with `model.vocab_size` and `model.document_token_id` filled in.
+
+        Raises ConfigError if the size there is too small for the corpus (and <mask>), or `data.documents` is no token of it.
+        """
         config: RunConfig = self.config
         tokenizer = self.corpus.tokenizer
         size = config.model.vocab_size
@@ -292,9 +301,12 @@ class LanguageModelTask(TextTask):
         """Build the parts of a training whose evaluation reads by a protocol.
 
         Args:
-            protocol: protocol of the evaluation.
-            objective: objective of the training.
-            batches: batches of the training.
+            protocol: how the evaluation reads validation text.
+            objective: loss of a batch.
+            batches: those that are trained on.
+
+        Returns:
+            The parts.
         """
         ids = self.read_validation()
         evaluation = {"protocol": protocol.in_words(), "next_token": protocol.next_token}
@@ -328,6 +340,9 @@ class LanguageModelTask(TextTask):
             split: `valid`, `test` or another of the corpus.
             protocol: how it is read.
             keep: the run folder, into which language models write nothing.
+
+        Returns:
+            Figures by name, see `measure.figures`.
         """
         counts = self.corpus.splits[split]
         tokenizer = self.corpus.tokenizer

@@ -53,7 +53,7 @@ class FullRankLM(TemplateLM):
             eval`.
 
     Raises:
-        InputError: the run translates, names masked tokens or sees the future, or `fullrank eval` would refuse it.
+        InputError: the run translates, predicts masked tokens or sees the future, or `fullrank eval` would refuse it.
     """
 
     def __init__(

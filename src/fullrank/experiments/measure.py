@@ -526,6 +526,9 @@ def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: 
         model: causal language model.
         batch: passages read side by side.
         segment_length: tokens of a segment.
+
+    Yields:
+        The states of each segment with targets that count.
     """
     ids, _, counts = _pad(batch, device_of(model))
     longest = counts.shape[1]
@@ -561,7 +564,7 @@ def score(
 ) -> list[tuple[float, bool]]:
     """Score the targets that count of every passage.
 
-    Passages of like length are read side by side.
+    Passages of like length are read side by side, by a model that is in evaluation mode already.
 
     Args:
         model: causal language model.

@@ -105,7 +105,7 @@ def train(
     Args:
         resolved: configuration, with what it was resolved from.
         folder: run folder.
-        kernel_name: kernel of attention.
+        kernel_name: kernel of attention, as for `--kernel`.
         quiet: whether progress is hidden.
         until: update after which training pauses; None for training to the end. Nothing is measured at a pause.
 
@@ -113,7 +113,9 @@ def train(
         The result.json of the run; empty at a pause.
 
     Raises:
-        InputError: the folder holds anything else.
+        InputError: the folder holds anything else, or data or settings do not fit the run.
+        RunError: training failed (`Training.fit`), or another process trains in the folder.
+        Interrupted: SIGINT or SIGTERM asked for the end.
     """
     resolved = start_from_run(resolved)
     task = task_of(absolute(resolved.config))
@@ -397,7 +399,7 @@ def cells(
     Args:
         name: recipe.
         rows: rows of the recipe.
-        scale: scale of the recipe; None for its own.
+        scale: scale of the recipe; None for the largest that it has.
         seeds: seeds of the runs. None is the configuration's own, at paper scale those that the recipe states.
         overrides: keys that are set otherwise, each `key=value`.
         out: folder of the runs; None for `runs/RECIPE`.

@@ -140,7 +140,7 @@ def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     """Return the configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
 
     The model section that is stated overrides that of the run. Raises InputError for a run that is not finished, or of
-    another task.
+    another task, and where keys of the vocabulary are stated that are not the run's.
     """
     config = resolved.config
     if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.settings is None:
@@ -194,7 +194,7 @@ def check_usable(folder: Path) -> None:
 
 
 def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
-    """Make a folder the home of a run.
+    """Make a folder the home of a run: write its run.json and config.yaml, unless the run lives there already.
 
     Args:
         folder: run folder.

@@ -117,6 +117,9 @@ class TextTask(Task):
             split: `valid`, `test` or another of the corpus.
             protocol: how it is read.
             keep: the run folder, for what is written on the way; None: nothing is.
+
+        Returns:
+            Figures by name.
         """
         raise NotImplementedError
 
@@ -131,7 +134,10 @@ class TextTask(Task):
         return None
 
     def with_sizes(self) -> Any:
-        """Fill in the sizes that the configuration leaves to its data; ConfigError or InputError where they do not fit."""
+        """Return the configuration with the sizes that it leaves to its data.
+
+        Raises ConfigError or InputError where they do not fit.
+        """
         return self.config
 
     def describe(self) -> Entries:
@@ -272,9 +278,9 @@ def finish_loss(
 
     Args:
         value: loss, a mean over the tokens of its batch.
-        nll: nll, likewise.
+        nll: mean over the same tokens in nats, without smoothing; the loss of the pass has the sum.
         batch: the batch on the CPU, where it is counted.
-        trace: trace of the pass; None without penalties.
+        trace: what `begin_pass` returned.
         options: the train section.
         targets: last tokens of each row that AR and TAR count.
         carry: tensors that the next pass begins with; None for none.

@@ -42,7 +42,10 @@ class TextFinetuning(LanguageModelTask):
         return load_tokenizers(self.config.model)[1]
 
     def with_sizes(self) -> TextFinetuneConfig:
-        """Shorten segments of the usual length to what the model reads, where that is less; another length stays."""
+        """Return the configuration with segments of the usual length shortened to what the model reads.
+
+        Another length stays.
+        """
         config: TextFinetuneConfig = self.config
         with explain(config.model) as options:
             model_config = read_part("AutoConfig", config.model.pretrained, **options)

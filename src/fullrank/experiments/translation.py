@@ -107,6 +107,9 @@ def read_sources(models: Sequence[Translator], sentences: Sequence[Sequence[int]
         models: models of one vocabulary.
         sentences: source ids without <eos>.
         source_eos: <eos> of the source.
+
+    Returns:
+        What `fullrank.decoding` reads: a target token by token, given the sources (a row for each).
     """
     ids, mask = pad_sentences(sentences, source_eos)
     readers = []
@@ -174,7 +177,7 @@ def translate_ids(
 
 
 def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
-    """Replace entries that only the model has (a larger `vocab_size`) by unknown words."""
+    """Replace ids that only the model has (a larger `vocab_size`) by that of `<unk>`."""
     return tuple(token if token < len(language) else language.unk_id for token in ids)
 
 
@@ -195,7 +198,7 @@ class TranslationTask(TextTask):
         self.corpus.target.save(folder / TARGET)
 
     def with_sizes(self) -> RunConfig:
-        """Fill in `model.vocab_size`, the target's, and `model.encoder.vocab_size`.
+        """Return the configuration with `model.vocab_size`, the target's, and `model.encoder.vocab_size` filled in.
 
         A size that is given stays: entries that the corpus has no piece for are never read, and a translation learns
         not to write them.

@@ -273,7 +273,10 @@ def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple
 
 
 def format_value(value: float | None, spec: str = "") -> str:
-    """Format a number by a format specification; without one, whole numbers have commas and others four digits."""
+    """Format a number by a format specification; without one, whole numbers have commas and others four digits.
+
+    None and NaN are `-`.
+    """
     if value is None or math.isnan(value):
         return "-"
     if spec.endswith("d") and math.isfinite(value):

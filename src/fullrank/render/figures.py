@@ -170,6 +170,9 @@ def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figur
 
     Returns:
         The figure, without the title.
+
+    Raises:
+        InputError: the label x of Lines is not a number.
     """
     points = find_points(plot, records)
     if isinstance(plot, HeatMap):

@@ -303,6 +303,8 @@ class Snapshot:
 def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None = None) -> None:
     """Write a snapshot and make it `last`, and `best` if its step is the best so far.
 
+    All processes call it, as it gathers their parts of tensors; the first one writes.
+
     Args:
         folder: `checkpoints` of a run.
         snapshot: what is written.
@@ -321,7 +323,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None =
 
 @contextmanager
 def _explain_failure(folder: Path, what: str) -> Iterator[None]:
-    """Run the block with failures of the disk as RunErrors, which say that `what` was not written."""
+    """Run the block; where the disk fails in it, raise RunError, which says that `what` was not written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -538,8 +540,8 @@ def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], r
     Args:
         folder: `checkpoints` of a run.
         weights: the mean of each tensor, by name.
-        steps: those of the kept weights.
-        run: what the record says about the run.
+        steps: those of the kept weights, ascending.
+        run: what the record says about the run (`seal.seal_run`).
 
     Returns:
         The folder `average`.

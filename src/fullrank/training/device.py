@@ -96,7 +96,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 @contextmanager
 def explain_failures(options: TrainConfig) -> Iterator[None]:
-    """Run the block with a lack of memory as a RunError that says which keys to change."""
+    """Run the block; where memory runs out in it, raise RunError, which says which keys to change."""
     try:
         yield
     except Exception as error:
@@ -202,7 +202,7 @@ def catch_signals() -> Iterator[Signals]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Run the block with a lock on `folder`, which ends with the process, however it ends.
 
-    Raises RunError if another process trains there.
+    Raises RunError if another process trains there, or if the folder cannot be written to.
     """
     import fcntl  # absent on Windows
 
@@ -321,7 +321,7 @@ def _is_first_failure(error: BaseException) -> bool:
 def launch(processes: int, words: Sequence[str]) -> int:
     """Run `fullrank` with `words` in so many processes on this machine, by torchrun, and return its exit status.
 
-    Raises Interrupted if a signal has ended them.
+    Raises Interrupted if they were interrupted, and RunError if the system killed them before one could say why.
     """
     if "LOGLEVEL" not in os.environ:
         logging.disable()  # a process that fails says why; torchrun's lines would bury it
@@ -354,7 +354,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
 
 def all_reduce(numbers: Tensor) -> Tensor:
-    """Sum each number over all processes."""
+    """Sum each number over all processes, in place, and return the tensor."""
     if world_size() > 1:
         dist.all_reduce(numbers)
     return numbers
@@ -522,7 +522,10 @@ class Engine:
         return compute(batch, carry, position)
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
-        """Run a forward and a backward pass; gradients are exchanged after the last batch of an update alone."""
+        """Run the block, a forward and a backward pass, with an exchange of gradients only after the last batch of an update.
+
+        last: this is that batch.
+        """
         if self.sharded:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         elif self.wrapped is not None and not last:

@@ -118,7 +118,7 @@ class Training:
         "best")` gives the best.
 
         Raises:
-            RunError: the loss is not a number, or the disk is full.
+            RunError: a loss or a parameter is not finite, memory runs out, or the disk is full.
             Interrupted: SIGINT or SIGTERM asked for the end.
             InputError: a checkpoint is damaged or belongs to another configuration.
         """
@@ -157,7 +157,7 @@ class Training:
             stack.callback(self.timing.close)
 
     def run(self, signals: Signals, until: float) -> None:
-        """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
+        """Make step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
         plan = self.plan
         counters = self.state.counters
         self.model.train()

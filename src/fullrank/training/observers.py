@@ -41,7 +41,7 @@ def metrics_line(
         step: updates made.
         tokens: tokens trained on.
         phase: that of update `step`; a line about training never covers more than one. None without phases.
-        split: `train`, `valid` or `test`.
+        split: `train` or `valid`.
         nll: mean in nats per token.
         lr: learning rate; None in a line about an evaluation.
         scores: other figures of an evaluation, by name.
@@ -133,7 +133,7 @@ def make_observers(
         folder: the run.
         track: names of trackers, `tensorboard` or `wandb`.
         config: settings of the run, for Weights & Biases.
-        label: name of the progress.
+        label: word that stands before the progress.
         bits: unit of a run whose tokens are bytes or characters; None for other tokens.
         quiet: leave `Progress` out.
 

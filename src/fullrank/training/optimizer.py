@@ -51,8 +51,8 @@ def parameter_groups(
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
 
     Args:
-        model: its parameters.
-        weight_decay: factor of the decay.
+        model: the model that is trained.
+        weight_decay: that of the parameters that decay.
         muon: mark the matrices inside blocks that decay as `muon`.
         rates: of parameters with a learning rate of their own, its `scale`, a factor on every update's rate, or its `peak`, a
             factor on `learning_rate` alone (`Schedule.scale_rate`).

@@ -90,6 +90,7 @@ class TrainingPosition:
     Attributes:
         step: the update it is part of, from 1.
         part: which of that update's batches it reads, from 0.
+        phase: the phase of that update; None without phases.
         accumulation: batches of an update.
     """
 
