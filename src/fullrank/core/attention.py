@@ -197,6 +197,7 @@ class Attention(nn.Module):
 
         Raises:
             InputError: x, source or layout have other sizes, or source is another text than the stages take.
+            ValueError: positions are biases of distances (`alibi`, `t5`), which only the layout of a model holds.
         """
         source = x if source is None else source
         check_inputs(x, source, self.hidden_size)

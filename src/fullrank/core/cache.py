@@ -113,10 +113,10 @@ class KeyValues(NamedTuple):
 
         Args:
             past: of the earlier tokens; None at the start of a text.
-            keys: new keys (B, H, N, D); None where the score has none.
-            values: new values (B, H, N, D).
-            relative: keys of distances for the next call.
-            notes: new notes (B, C, N, F).
+            keys: new keys (B, G, N, D); None where the score has none.
+            values: new values (B, G, N, D).
+            relative: keys of distances for the next call; they take the place of those of `past`.
+            notes: new notes, (B, C, N, F) or None each.
         """
         if past is None:  # buffers without space: the next call allocates some
             of_keys = None if keys is None else Buffer(keys, lanes=_LANES)
@@ -300,7 +300,7 @@ class Source:
         return self.hidden.shape[0]
 
     def get_layer_input(self, layer: int, queries: int) -> CrossInput:
-        """Return the input of layer `layer` for `queries` tokens of each sentence."""
+        """Return what the cross-attention of layer `layer` reads, for `queries` target tokens of each sentence."""
         return self.hidden, _source_layout(queries, self.hidden.shape[1], self.mask, self.hidden.device)
 
 

@@ -40,7 +40,7 @@ class Clusters:
             hidden_size: width E of the model, and of the first cluster.
 
         Raises:
-            ConfigError: there are no cutoffs below `vocab_size`, or a cluster is left without a dimension.
+            ConfigError: there are no cutoffs, or not all are below `vocab_size`, or a cluster is left without a dimension.
         """
         if not cutoffs or cutoffs[-1] >= vocab_size:
             raise ConfigError(

@@ -50,7 +50,7 @@ class LanguageModel(Layers):
 
         Every token sees the tokens of its segment up to itself and the `memory_length` tokens before the segment; with
         `same_length` it sees `memory_length` tokens in all. With a cache the text is one segment, however short
-        `memory_length` is. Positions count tokens only.
+        `memory_length` is. Positions count tokens only. What does not fit the model, or is too long, raises InputError.
 
         Args:
             input_ids: int64 (B, N); with a cache the new tokens only.
@@ -181,6 +181,7 @@ class LanguageModel(Layers):
 
         Tokens are drawn from p^(1/temperature), cut to `top_k`, then to `top_p`, then to `min_p`. Where a text grows longer
         than `window` W, the model reads its last W / 2 tokens anew, as a text of their own; a memory slides by itself.
+        Raises InputError for values out of range, and for `beams` with options of drawing.
 
         Args:
             input_ids: int64 (B, N), padded on the left.
@@ -192,9 +193,9 @@ class LanguageModel(Layers):
             min_p: the least probability of a token that is left, as a share of that of the likeliest; None for all.
             repetition_penalty: above 1 it makes tokens of the text so far less likely.
             greedy: takes the likeliest token.
-            beams: searches so many texts at a time instead; score: log p / length^length_penalty.
+            beams: searches with so many texts at a time, and draws nothing; score: log p / length^length_penalty. None draws.
             length_penalty: an exponent, see `beams`.
-            no_repeat_ngram_size: no n-gram of new tokens so long is written twice; None for no limit.
+            no_repeat_ngram_size: size of the n-grams of new tokens that no text holds twice; None or 0: it may.
             eos_id: ends a row, and fills it behind.
             seed: the same seed gives the same text; None draws another one each time.
             attention_mask: (B, N), 1 for tokens and 0 for padding.

@@ -87,7 +87,7 @@ current: Draws | None = None
 
 
 def seed(device: torch.device | str = "cpu") -> Tensor:
-    """Draw a seed for a kernel, and add the number of its first row: int64 (2,).
+    """Draw a seed for a kernel, and return it with the number of the first row of the batch: int64 (2,).
 
     Outside a training pass, and in compiled code, torch's generator draws, and the row is 0.
     """
@@ -109,11 +109,11 @@ def calls() -> int:
 
 @contextmanager
 def select_tokens(positions: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
-    """Run the block with tensors that hold selected tokens alone.
+    """Run the block with draws for tensors that hold selected tokens alone; each token draws what it would among all.
 
     Args:
-        positions: (T,), those of the selected tokens.
-        tokens: the number of tokens that they are selected from.
+        positions: (T,), those of the selected tokens among all, or among those that a block around this one selected.
+        tokens: the number of all tokens.
         call: the number of the first call inside; None goes on counting. Where parts of the tokens are computed one after the
             other, each begins with what `calls` was before the first of them.
     """

@@ -95,9 +95,9 @@ def start_normal(parameter: Tensor, std: float) -> None:
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raise InputError unless ids are whole numbers from 0 to vocab_size - 1.
+    """Check that ids are whole numbers from 0 to vocab_size - 1.
 
-    On a GPU, which would have to be waited for, torch looks at their range itself.
+    On a GPU, which would have to be waited for, and in compiled code their range is left to torch.
 
     Args:
         ids: tensor of any shape.
@@ -106,7 +106,7 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
 
     Raises:
         InputError: ids are neither int64 nor int32.
-        RangeError: an id is out of range.
+        RangeError: an id is out of range. It is an InputError and an IndexError.
     """
     if ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{name}: whole numbers in torch.int64, given {ids.dtype}")
@@ -132,7 +132,7 @@ class Input(nn.Module):
     """
 
     def flops_per_token(self) -> float:
-        """Multiply-adds, counted as two, of the vector of one token."""
+        """Count multiply-adds, each as two, of the vector of one token."""
         return 0.0
 
 

@@ -135,7 +135,10 @@ class Layout:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The smallest and the greatest distance, query minus key position in tokens, between a query and a key before it."""
+        """The smallest and the greatest distance of a key that a query sees, query minus key position in tokens.
+
+        Keys that a window, a stride or padding hides count, too.
+        """
         queries, keys = self.shape
         nearest = 0 if self.causal else 1 - queries
         if self.runs is not None and self.causal:
@@ -198,15 +201,15 @@ class Layout:
 
     @property
     def tokens(self) -> Tensor | None:
-        """Keys that are tokens, (B, M) or None for all; where a query is no key, a sequence without any token is seen whole."""
+        """Keys that are tokens, (B, M) or None for all; unless it is causal, a sequence without any token is seen whole."""
         mask = self.key_mask
         return mask if mask is None or self.causal else mask | ~mask.any(-1, keepdim=True)
 
     def visible(self) -> Tensor:
         """Compute the mask (1 or B, 1, N, M), True where a query sees a key.
 
-        A query that would see nothing (it is padding itself) sees itself, or in cross-attention every key: its output is
-        never used, and no weight becomes NaN.
+        A query that would see nothing, since it or its whole sequence is padding, sees itself, or without a causal mask every
+        key. Its output is never used, and no weight becomes NaN.
         """
         queries, keys = self.shape
         device = self.key_positions.device
@@ -344,7 +347,7 @@ class State:
         Args:
             layer: number of the layer.
             x: inputs of the layer (B, N, E).
-            pasts: keys and values or sums of all its tokens, of self-attention first; empty unless the state `keeps` them.
+            pasts: one record, keys and values or sums of all tokens so far; empty unless the state `keeps` them.
         """
 
     def skip(self, layer: int) -> None:

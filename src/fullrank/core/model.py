@@ -198,10 +198,10 @@ class Layers(Model):
             window: the number of keys that a query sees, itself included; None for all.
 
         Returns:
-            The state, and the mask (B, N) as booleans, None without padding.
+            The state, and the mask (B, N) as booleans, None where none was given.
 
         Raises:
-            InputError: the text is too long.
+            InputError: the mask has another shape, or the text is too long.
         """
         mask = read_mask(attention_mask, input_ids)
         layout = self.make_layout(input_ids, mask, 0, causal, window)
@@ -254,7 +254,7 @@ def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:
-    """Check that targets are tokens, as many as `input_ids`.
+    """Check that there is a target for each of `input_ids`; the output layer looks at their values.
 
     Args:
         input_ids: the inputs (B, N).
@@ -284,7 +284,8 @@ def check_state(model: Layers, memory: Memory | None, cache: Cache | None, skip:
         skip: layers, counted from 0, that are skipped.
 
     Raises:
-        InputError: the model has no such layers or no memory, cannot go on with a cache, or gets both memory and cache.
+        InputError: the model has no such layers or no memory, sees later tokens and so cannot read on from a cache, or a cache
+            comes with a memory or with skipped layers.
     """
     last = len(model.blocks) - 1
     if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer <= last]:

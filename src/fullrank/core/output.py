@@ -120,7 +120,7 @@ class Output(nn.Module):
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Compute -log p(targets) (B, N) in nats, 0 at targets -100, of hidden states (B, N, E) and targets (B, N).
 
-        Its gradients are exact under any cotangent.
+        Its gradients are exact under any cotangent. Raises InputError for targets of another shape, or that are no ids.
         """
         components = self.components(hidden)
         ids, counts = _flat(hidden, targets, components)

@@ -140,7 +140,7 @@ class PositionTerm(nn.Module):
             keys: K (B, M, R); key j is at position j.
             values: V (B, M, R).
             core: g (R,).
-            encodings: PE (P, E).
+            encodings: PE(P - 1 - j) of the positions j = 0, 1, .. (M or more, E).
 
         Returns:
             Query, keys, values and core of rank 2R.

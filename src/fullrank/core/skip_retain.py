@@ -33,7 +33,7 @@ def none(p: float | None = None) -> Probability:
 
 @register("skip", "linear")
 def linear(p: float | None = None) -> Probability:
-    """Skip by Eq. 1:  p(i) = 0.5 (i - 1) / N  for i < N,  p(N) = 0,  i = 1 .. N."""
+    """Skip layer i by Eq. 1:  p(i) = 0.5 (i - 1) / N  for i < N,  p(N) = 0,  i = 1 .. N."""
     _refuse_option(p, "linear")
     return lambda layer, num_layers: 0.0 if layer == num_layers - 1 else 0.5 * layer / num_layers
 
@@ -77,7 +77,7 @@ class SkipRetain:
         num_layers: the number of layers of the model.
 
     Raises:
-        ValueError: p or the probabilities of the layers do not fit.
+        ValueError: there is no layer, the schedule takes no p or another one, or gives a number that is no probability.
         ConfigError: no schedule has this name.
     """
 
@@ -97,7 +97,7 @@ class SkipRetain:
     def skipped(self, seed: int, step: int) -> frozenset[int]:
         """Draw the layers, counted from 0, that are skipped at `step`, each with its probability.
 
-        The same seed and step give the same layers.
+        The same seed and step give the same layers. Raises ValueError for a seed or a step below 0.
         """
         if min(seed, step) < 0:
             raise ValueError(f"seed and step from 0 on, given seed {seed} and step {step}")

@@ -29,7 +29,7 @@ class AttentionStage(nn.Module):
 
     config: the stage's `Config`, None without one. size: the heads that it is built for.
     starts_plain: attention is plain before training, if no option says otherwise.
-    no_weight_decay: decay would pull parameters towards zero, not towards plain attention.
+    no_weight_decay: its parameters never decay, because that would pull them towards zero, not towards plain attention.
     reason: why no engine computes attention with this stage; None if engines do.
     """
 
@@ -384,7 +384,7 @@ class Projection(nn.Module):
         return keys, self.split(nearest)[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-        """Project x (B, N, E) to queries as projected, and normed and rotated; both None without a query projection."""
+        """Project x (B, N, E) to queries; return them as projected, then normed and rotated, both None without a projection."""
         if self.query is None:
             return None, None
         query = self._make_heads(self.query, x, QUERY)

@@ -198,7 +198,10 @@ class Translating:
         cache: TranslationCache | None = None,
         attention_mask: Tensor | None = None,
     ) -> ModelOutput:
-        """Compute the logits of new tokens; without a cache input_ids are read whole, one row a source."""
+        """Compute the logits of new tokens, and the next cache.
+
+        Without a cache input_ids are read whole, one row a source, and no cache comes out.
+        """
         if not isinstance(cache, TranslationCache | None):
             raise InputError(f"cache: that of `new_cache` or of the output before, given a {type(cache).__name__}")
         rows = self.source.batch if cache is None else cache.batch

@@ -54,8 +54,8 @@ def window_of(model: LanguageModel, window: int | None = None) -> int | None:
     """Choose the most tokens that generation reads at once.
 
     It is `window`, or else the length of the segments that the model was trained on, or else `max_position_embeddings`, and
-    never more than `model.max_length`. It is None for a model with memory, which slides by itself. Raises InputError for a
-    window of no token.
+    never more than `model.max_length`. A model with memory, which slides by itself, has no limit but the first and the last of
+    these. None: no limit. Raises InputError for a window of no token.
     """
     if window is not None and window < 1:
         raise InputError(f"window: one token or more, given {window}")
@@ -94,6 +94,7 @@ def generate(
 
     Raises:
         InputError: a value is out of range, or a beam search is given options of drawing.
+        RunError: the model's logits are not finite.
     """
     reader = reader_of(model)
     window = window_of(model, window)

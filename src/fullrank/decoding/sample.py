@@ -311,7 +311,8 @@ def read_prompts(
         log p(next token), (B, V), and the reading.
 
     Raises:
-        InputError: the prompts, the mask or the length cannot be decoded; the model is not called then.
+        InputError: the mask has another shape or padding that is not on the left, or without `window` the text may grow longer
+            than the model can take. The model is not called then.
         RunError: the model's logits are not finite.
     """
     mask = _check_mask(prompt_ids, attention_mask)

@@ -59,10 +59,10 @@ def define_operator(
         name: of the operator.
         arguments: a NamedTuple that begins with tensors, of which the first have gradients.
         operands: how many of them have gradients.
-        forward: of `arguments`; the output, and what the backward pass reads of it.
-        backward: of `arguments`, the cotangent, what was saved, and which gradients are wanted; the gradients of the
-            operands, as `make_gradients` has them.
-        fake: as `forward`, without numbers.
+        forward: takes `arguments`; returns the output, and a tensor that is saved for the backward pass.
+        backward: takes `arguments`, the cotangent, what was saved, and which gradients are wanted; returns the gradients of
+            the operands, as `make_gradients` has them.
+        fake: as `forward`, without numbers: tensors of the same shapes, for a compiler.
         what: the operator in the words of an error.
 
     Returns:
@@ -169,7 +169,7 @@ def device_kind(tensor: Tensor) -> str:
 
 
 def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype that autocast asks matrix products to have."""
+    """Return the dtype of a matrix product: that of autocast, or without it, and in fp64, that of the weight."""
     kind = device_kind(operand)
     is_narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if is_narrow else weight.dtype
@@ -193,7 +193,7 @@ _disabled: dict[Callable[..., Any], Any] = {}
 
 
 def leave_out_of_graphs(function: Function) -> Function:
-    """Let a compiler leave the function out of its graphs; the function itself where no compiler is imported."""
+    """Return the function as one that a compiler leaves out of its graphs; unchanged where no compiler is imported."""
     _disable(function)
     return cast("Function", _disabled[function])
 

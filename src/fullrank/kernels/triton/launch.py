@@ -130,7 +130,7 @@ def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, de
 
 
 def list_choices(name: str, call: Call) -> list[Choice]:
-    """List the choices that are tried, one for each tile, those first that load least.
+    """List the choices that are tried, one for each tile, the two that load least.
 
     Each tile has the groups of heads that load least. Where neither registers nor memory suffice, the smallest choice is tried.
     """

@@ -391,7 +391,7 @@ def add_weights(
 ):  # fmt: skip
     """Add M_ji P_j to mixed[i], for rows `mine` of head j and its rows of COLUMNS in the place `across`.
 
-    The other arguments are those of the module.
+    start and n are those of `spread`, the others those of the module.
     """
     text = across[0]
     product = multiply_rows(mine, load_rows(COLUMNS, across, j, D, BD), PRECISION)
@@ -406,7 +406,7 @@ def add_cotangents(
 ):  # fmt: skip
     """Add M_ji G_i to wanted[j], for rows `mine` of head i and its rows of COLUMNS in the place `across`.
 
-    The other arguments are those of the module.
+    start is that of `spread`, dropout, n and k are those of `drop`, the others those of the module.
     """
     text = across[0]
     x = multiply_rows(mine, load_rows(COLUMNS, across, i, D, BD), PRECISION)
