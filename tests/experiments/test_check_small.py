@@ -10,7 +10,8 @@ import fullrank as fr
 from fullrank.config.load import is_finetuning, list_shipped, load, resolve
 from fullrank.experiments.check import list_changes, shrink_config
 
-KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
+UNCHANGED = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
+SIZES = {"cutoffs", "mixtures", "rank", "cores", "decays", "stride"}
 
 
 @pytest.mark.full
@@ -33,12 +34,11 @@ def test_every_recipe():
                     count = (fr.Translator if run.translates else fr.LanguageModel)(small).num_parameters()
                 assert count <= 100_000, (name, row, scale)
                 assert list_changes(config, small), (name, row, scale)
-                assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
+                assert [getattr(small, key) for key in UNCHANGED] == [getattr(config, key) for key in UNCHANGED]
                 for part in ("attention", "input", "output"):
                     before, after = getattr(config, part), getattr(small, part)
-                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays", "stride"}
-                    same = {key: value for key, value in vars(before).items() if key not in sizes}
-                    assert {key: vars(after)[key] for key in same} == same
+                    unchanged = {key: value for key, value in vars(before).items() if key not in SIZES}
+                    assert {key: vars(after)[key] for key in unchanged} == unchanged
                     if hasattr(before, "cutoffs"):
                         assert len(after.cutoffs or ()) == len(before.cutoffs or ())
                 assert (small.memory_length > 0) == (config.memory_length > 0)
@@ -56,7 +56,7 @@ def test_what_is_small_stays():
 
 
 def test_the_sections_of_a_translation_model():
-    """Places keep what they attend with; sizes, layers and words of both languages become small."""
+    """Every attention keeps its mechanism; sizes, layers and words of both languages become small."""
     pairs = fr.AttentionConfig(kind="multilinear", rank=40, cores=6)
     config = fr.ModelConfig(
         max_position_embeddings=500,
@@ -88,9 +88,9 @@ def test_each_attention_of_model_layers_stays():
     ]
     config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=16, layers=layers)
     small = shrink_config(config)
-    words = Counter((one.kind, getattr(one, "mix", None), getattr(one, "rank", None)) for one in small.attentions)
-    words.subtract(
+    counts = Counter((part.kind, getattr(part, "mix", None), getattr(part, "rank", None)) for part in small.attentions)
+    counts.subtract(
         {("weighted", "none", None): 13, ("multilinear", None, 6): 1, ("weighted", "position_wise", None): 2}
     )
-    assert set(words.values()) == {0}
+    assert set(counts.values()) == {0}
     assert fr.LanguageModel(small).num_parameters() < 100_000

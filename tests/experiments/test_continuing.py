@@ -56,27 +56,27 @@ def short(home) -> Path:
     return trained(home / "short", settings(home, steps=10))
 
 
-def assert_same_training(one: Path, other: Path) -> None:
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+def assert_same_training(first: Path, second: Path) -> None:
+    assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
     for name in ("model", "training"):
-        a, b = (load_file(folder / f"checkpoints/last/{name}.safetensors") for folder in (one, other))
-        assert a.keys() == b.keys()
-        for key in a:
-            assert torch.equal(a[key], b[key]), (name, key)
+        tensors, others = (load_file(folder / f"checkpoints/last/{name}.safetensors") for folder in (first, second))
+        assert tensors.keys() == others.keys()
+        for key in tensors:
+            assert torch.equal(tensors[key], others[key]), (name, key)
 
 
 # -- from the weights of a run ----------------------------------------------------------------------------------------
 
 
-def begun_from(home: Path, source: Path, tmp_path: Path, **train: Any) -> dict[str, Any]:
-    other = write_words(tmp_path / "two.txt", [*WORDS[:12], "ship", "sea"])
+def started_from(home: Path, source: Path, tmp_path: Path, **train: Any) -> dict[str, Any]:
+    text = write_words(tmp_path / "two.txt", [*WORDS[:12], "ship", "sea"])
     raw = settings(home, start=os.path.relpath(source), **train)
-    return {**raw, "data": {"name": "text", "train": other, "cache": str(home / "cache")}, "model": {}}
+    return {**raw, "data": {"name": "text", "train": text, "cache": str(home / "cache")}, "model": {}}
 
 
 def test_weights_and_vocabulary_of_a_run_on_another_text(home, short, tmp_path):
-    folder = trained(tmp_path / "other", begun_from(home, short, tmp_path, steps=1, learning_rate=1e-30))
-    best, new = (load_file(one / "checkpoints/best/model.safetensors") for one in (short, folder))
+    folder = trained(tmp_path / "other", started_from(home, short, tmp_path, steps=1, learning_rate=1e-30))
+    best, new = (load_file(run / "checkpoints/best/model.safetensors") for run in (short, folder))
     assert best.keys() == new.keys()
     assert all(torch.equal(best[key], new[key]) for key in best)
     tokenizer = load_tokenizer(folder)
@@ -87,29 +87,29 @@ def test_weights_and_vocabulary_of_a_run_on_another_text(home, short, tmp_path):
 
 def test_it_resumes_exactly_and_without_the_first_run(home, tmp_path):
     first = trained(tmp_path / "first", settings(home, steps=5))
-    raw = begun_from(home, first, tmp_path, steps=10)
-    whole = trained(tmp_path / "whole", raw)
+    raw = started_from(home, first, tmp_path, steps=10)
+    unbroken = trained(tmp_path / "whole", raw)
     train_quietly(raw, tmp_path / "part", until=5)
     first.rename(tmp_path / "away")
     resume(tmp_path / "part", quiet=True)
-    assert_same_training(tmp_path / "part", whole)
+    assert_same_training(tmp_path / "part", unbroken)
 
 
 def test_what_is_stated_is_laid_on_the_model_of_the_run(home, short, tmp_path):
-    raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.2}}}
+    raw = {**started_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.2}}}
     config = start_from_run(Resolved(build(raw), "mine", settings=raw)).config
     assert (config.model.dropout.residual, config.model.hidden_size, config.data.tokens) == (0.2, 8, "word")
 
 
 def test_what_the_weights_do_not_fit(home, short, tmp_path):
-    raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"hidden_size": 16}}
+    raw = {**started_from(home, short, tmp_path, steps=3), "model": {"hidden_size": 16}}
     with pytest.raises(InputError, match="embedding"):
         trained(tmp_path / "wide", raw)
-    raw = begun_from(home, short, tmp_path, steps=3)
+    raw = started_from(home, short, tmp_path, steps=3)
     raw["data"]["tokens"] = "byte"
     with pytest.raises(InputError, match=r"^data\.tokens: .* has 'word', given 'byte'"):
         start_from_run(Resolved(build(raw), "mine", settings=raw))
-    raw = begun_from(home, short, tmp_path, steps=3, objective="masked")
+    raw = started_from(home, short, tmp_path, steps=3, objective="masked")
     with pytest.raises(InputError, match=r"^train\.start"):
         start_from_run(Resolved(build(raw), "mine", settings=raw))
 

@@ -34,7 +34,8 @@ def run(folder, **options):
 def by_hand(folder, checkpoint, split):
     """Nats of a split token by token, its tokens, and how many of them are <sos>."""
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
-    model, ids = fr.LanguageModel.load(folder, checkpoint).eval(), corpus.ids(split).tolist()
+    model = fr.LanguageModel.load(folder, checkpoint).eval()
+    ids = corpus.ids(split).tolist()
     nats = 0.0
     for first in range(0, len(ids), 8):
         block = ids[first : first + 8]
@@ -58,15 +59,15 @@ def test_best_and_last_checkpoint_and_both_counts(worse):
     assert result["best"]["step"] < result["steps"] == 12
     for kind, checkpoint in (("final", "best"), ("last", "last")):
         for split in ("valid", "test"):
-            found = result[kind][split]
-            nats, tokens, begun = by_hand(folder, checkpoint, split)
-            assert begun == {"valid": 12, "test": 15}[split]
-            assert (found["tokens"], found["tokens_without_sos"]) == (tokens, tokens - begun)
-            assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-            assert found["perplexity_without_sos"] == pytest.approx(math.exp(nats / (tokens - begun)), rel=1e-4)
-            assert found["perplexity_per_word"] == found["perplexity_without_sos"]
+            figures = result[kind][split]
+            nats, tokens, lines = by_hand(folder, checkpoint, split)
+            assert lines == {"valid": 12, "test": 15}[split]
+            assert (figures["tokens"], figures["tokens_without_sos"]) == (tokens, tokens - lines)
+            assert figures["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+            assert figures["perplexity_without_sos"] == pytest.approx(math.exp(nats / (tokens - lines)), rel=1e-4)
+            assert figures["perplexity_per_word"] == figures["perplexity_without_sos"]
             again = evaluate(folder, split, checkpoint=checkpoint, device_name="cpu")
-            assert {key: again[key] for key in found} == found
+            assert {key: again[key] for key in figures} == figures
     assert result["last"]["valid"]["nll"] > result["final"]["valid"]["nll"]
 
 
@@ -84,8 +85,8 @@ def test_what_is_written_begins_a_line(worse, prompt, read, monkeypatch):
         return forward(model, input_ids, *args, **options)
 
     monkeypatch.setattr(fr.LanguageModel, "forward", watched)
-    found = write(folder, prompt, max_new_tokens=6, seed=3, device_name="cpu")
+    written = write(folder, prompt, max_new_tokens=6, seed=3, device_name="cpu")
     assert [entries[i].replace("\n", "<eos>") for i in seen[0]] == read
-    text = found["texts"][0]["text"]
+    text = written["texts"][0]["text"]
     assert text.startswith(prompt)
     assert "<sos>" not in text

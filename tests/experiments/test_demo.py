@@ -27,7 +27,7 @@ def test_the_shipped_demo():
 
 def test_demo_trains_rows_on_equal_terms(tmp_path, monkeypatch, capsys):
     """On a text and a model that are smaller than those of the demo."""
-    out, rows = tmp_path / "demo", ("plain", "b")
+    out = tmp_path / "demo"
     for split, lines in (("train", 1000), ("valid", 50), ("test", 50)):
         (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
@@ -35,11 +35,10 @@ def test_demo_trains_rows_on_equal_terms(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speed, "measure_speed", functools.partial(speed.measure_speed, spend=0.05))
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
-    results = [read_result(out / row) for row in rows]
+    results = [read_result(out / row) for row in ("plain", "b")]
     assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
-    heads, layers, head_dim = 4, 2, 8
     added = results[1]["parameters"]["total"] - results[0]["parameters"]["total"]
-    assert added == layers * (heads**2 + head_dim * heads)
+    assert added == 2 * (4**2 + 8 * 4)  # layers * (heads^2 + head_dim * heads)
     printed = capsys.readouterr().out
     for word in ("plain", "b", "writes, after", "Perplexity is", "report.html"):
         assert word in printed

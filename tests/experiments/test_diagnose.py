@@ -13,12 +13,13 @@ from fullrank.experiments.diagnose import CHECKS, Subject, unigram_perplexity
 from fullrank.models import open_model
 from fullrank.text import Text
 
-PERIOD, VOCABULARY = 16, 20
+PERIOD = 16
+VOCABULARY = 20
 BY_NAME = {check.name: check for check in CHECKS}
 
 
 class LooksBack(nn.Module):
-    """Predicts with certainty the token that stands `distance` places before the one wanted, where it can see it."""
+    """Predicts with certainty that the next token is the one `distance` positions before it, where it can see that."""
 
     def __init__(self, distance):
         super().__init__()
@@ -36,8 +37,8 @@ class LooksBack(nn.Module):
 
 def diagnosed(distance, length):
     text = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:PERIOD].repeat(length * 5).tolist()
-    found = BY_NAME["context"].examine(Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
-    return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
+    finding = BY_NAME["context"].examine(Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
+    return finding.verdict, dict(finding.figures["perplexity"]), finding.figures["reach"]
 
 
 def test_more_context_would_help():
@@ -66,22 +67,16 @@ def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts():
 
 def examined(name, folder, train, valid, fourgrams=200.0):
     """The finding on a run with these perplexities every 10 steps; its test perplexity is 100."""
-    lines = [
-        {"step": 10 * place, "split": split, "nll": math.log(perplexity), "ppl": perplexity}
-        for split, curve in (("train", train), ("valid", valid))
-        for place, perplexity in enumerate(curve, start=1)
-    ]
+    lines = []
+    for split, curve in (("train", train), ("valid", valid)):
+        for index, perplexity in enumerate(curve, start=1):
+            lines.append({"step": 10 * index, "split": split, "nll": math.log(perplexity), "ppl": perplexity})
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text("{data: {name: builtin}, train: {optimizer: muon}}")
     (folder / "run.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    final = {"test": {"perplexity": 100.0}}
-    result = {
-        "steps": 100,
-        "parameters": {"total": 7},
-        "final": final,
-        "corpus": {"fourgram_perplexity": {"test": fourgrams}},
-    }
+    result = {"steps": 100, "parameters": {"total": 7}, "final": {"test": {"perplexity": 100.0}}}
+    result["corpus"] = {"fourgram_perplexity": {"test": fourgrams}}
     (folder / "result.json").write_text(json.dumps(result))
     return BY_NAME[name].examine(Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), read_run(folder)))
 

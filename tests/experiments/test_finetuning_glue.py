@@ -69,19 +69,21 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
     second = {name: torch.zeros_like(p) for name, p in parameters.items()}
     per_epoch = batches.batches_per_epoch
-    total, warm = 2 * per_epoch, round(0.1 * 2 * per_epoch)
+    total = 2 * per_epoch
+    warm = round(0.1 * total)
     model.model.train()
     for step in range(1, total + 1):
         batch = batches.batch(*divmod(step - 1, per_epoch))
         loss = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        gradients_or_none = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(parameters, gradients_or_none, strict=True) if g is not None}
         norm = torch.sqrt(sum((g**2).sum() for g in gradients.values()))
         scale = min(1.0, 0.5 / (float(norm) + 1e-6))
         share = step / warm if step <= warm else 1 - (step - warm) / (total - warm)
         with torch.no_grad():
-            for name, g in gradients.items():
-                p, g = parameters[name], g * scale
+            for name, gradient in gradients.items():
+                p = parameters[name]
+                g = gradient * scale
                 rate = share * (1e-2 if ".fullrank." in name else 1e-3)
                 decay = 0.0 if p.ndim < 2 or ".fullrank." in name else 0.1
                 first[name].lerp_(g, 0.1)
@@ -114,7 +116,8 @@ def test_penalties_reach_the_injected_attention(place):
             torch.nn.init.normal_(parameter)
     batch = ExampleBatches(encode(model, texts, 32), FinetuneTrainConfig(batch_size=8)).batch(0, 0)
     objective = ExampleObjective(model.model, labels, logits_of_batch, F.cross_entropy, config.train)
-    loss, trace = objective(batch, {}, TrainingPosition(step=1)), fr.Trace()
+    loss = objective(batch, {}, TrainingPosition(step=1))
+    trace = fr.Trace()
     with fr.traced(trace):
         plain = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
@@ -125,11 +128,12 @@ def test_penalties_reach_the_injected_attention(place):
 
 def test_figures_are_those_of_the_predictions(finished):
     folder, result = finished
-    dev = np.loadtxt(folder / "predictions-dev.tsv", skiprows=1)
-    right, guessed = dev[:, 1], dev[:, 2]
-    assert len(dev) == result["final"]["dev"]["examples"] == 24
+    table = np.loadtxt(folder / "predictions-dev.tsv", skiprows=1)
+    labels = table[:, 1]
+    predictions = table[:, 2]
+    assert len(table) == result["final"]["dev"]["examples"] == 24
     assert set(result["final"]) == {"dev"}
-    correlation = 0.0 if guessed.std() == 0 else float(np.corrcoef(right, guessed)[0, 1])
+    correlation = 0.0 if predictions.std() == 0 else float(np.corrcoef(labels, predictions)[0, 1])
     assert result["final"]["dev"]["matthews_correlation"] == pytest.approx(correlation, abs=1e-12)
     assert result["metrics"] == ["matthews_correlation"]
     assert result["slice"] == {"train": True, "dev": True}
@@ -142,12 +146,11 @@ def test_figures_are_those_of_the_predictions(finished):
 
 def test_a_task_of_numbers_is_regression(place, tmp_path):
     result = train_quietly(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
-    found = result["final"]["dev"]
-    rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    right, guessed = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
-    assert found["loss"] == pytest.approx(float(((right - guessed) ** 2).mean()), rel=1e-4)
-    assert found["pearson"] == pytest.approx(float(np.corrcoef(right, guessed)[0, 1]), abs=0.01)
-    assert set(found) == {"pearson", "spearman", "loss", "examples"}
+    figures = result["final"]["dev"]
+    labels, predictions = np.loadtxt(tmp_path / "run" / "predictions-dev.tsv", skiprows=1, usecols=(1, 2), unpack=True)
+    assert figures["loss"] == pytest.approx(float(((labels - predictions) ** 2).mean()), rel=1e-4)
+    assert figures["pearson"] == pytest.approx(float(np.corrcoef(labels, predictions)[0, 1]), abs=0.01)
+    assert set(figures) == {"pearson", "spearman", "loss", "examples"}
 
 
 @pytest.mark.parametrize("name", ["mnli", "stsb"])
@@ -164,11 +167,11 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
     dev = Finetuning(build_any(raw)).prepare().corpus["dev"]
     texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]
     model = fr.load_injected(tmp_path / "run" / "model")
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    classify = transformers.pipeline("text-classification", model=model, tokenizer=words, device="cpu")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    classify = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
     for text, row in zip(texts, rows, strict=True):
-        found = classify(text)
+        answer = classify(text)
         if task.labels is None:
-            assert found["score"] == pytest.approx(float(row[2]), rel=1e-4)
+            assert answer["score"] == pytest.approx(float(row[2]), rel=1e-4)
         else:
-            assert found["label"] == task.labels[int(row[2])]
+            assert answer["label"] == task.labels[int(row[2])]

@@ -31,14 +31,14 @@ def write_squad(folder, version, *, train=48, dev=16, seed=0):
             if version == "2.0":
                 entry["is_impossible"] = bool(generator.random() < 0.4)
             if not entry.get("is_impossible"):
-                place = int(generator.integers(1, len(words)))
-                words[place] = str(generator.choice(["red", "blue"]))
-                start = len(" ".join([*words[:place], ""]))
-                entry["answers"] = [{"text": words[place], "answer_start": start}]
+                position = int(generator.integers(1, len(words)))
+                words[position] = str(generator.choice(["red", "blue"]))
+                start = len(" ".join([*words[:position], ""]))
+                entry["answers"] = [{"text": words[position], "answer_start": start}]
                 if split == "dev":
                     longer = {
-                        "text": " ".join(words[place - 1 : place + 1]),
-                        "answer_start": start - 1 - len(words[place - 1]),
+                        "text": " ".join(words[position - 1 : position + 1]),
+                        "answer_start": start - 1 - len(words[position - 1]),
                     }
                     entry["answers"].append(longer)
             paragraphs.append({"context": " ".join(words), "qas": [entry]})
@@ -82,8 +82,8 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place)
         window = train.windows[i]
         ids, types = (torch.from_numpy(part)[None].long() for part in (window.ids, window.types))
         with torch.no_grad():
-            found = model(input_ids=ids, token_type_ids=types)
-        alone = torch.cat([found.start_logits, found.end_logits])
+            output = model(input_ids=ids, token_type_ids=types)
+        alone = torch.cat([output.start_logits, output.end_logits])
         torch.testing.assert_close(logits[i][:, : len(window.ids)], alone, rtol=0, atol=1e-5)
         for row, target in zip(alone, (window.start, window.end), strict=True):
             losses.append(math.log(sum(math.exp(value) for value in row.tolist())) - float(row[target]))
@@ -124,30 +124,23 @@ def test_version_2_says_when_there_is_no_answer(place, tmp_path):
     answers = answers_of(place, "squad-v2")
     scores = squad_scores(predictions, answers, v2=True)
     assert {metric: final[metric] for metric in scores} == pytest.approx(scores)
-    share = sum(not given for given in answers.values()) / len(answers)
+    share = sum(not texts for texts in answers.values()) / len(answers)
     assert scores["exact"] > share > 0  # more than saying always that there is none
 
 
-def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):
+def draw_question(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):
     """A question whose context has one-letter words, and its windows."""
     context = " ".join(generator.choice(list(alphabet), size=num_tokens))
     question = Question(f"q{number}", "t", context, "?", (), (), impossible=True)
     starts = range(0, max(num_tokens - room, 0) + step, step)
     parts = [(start, min(start + room, num_tokens)) for start in starts]
     best = choose_windows(parts, num_tokens)
-    windows = [
-        Window(
-            question=number,
-            ids=np.zeros(first + end - start + 1, np.int32),
-            types=np.zeros(first + end - start + 1, np.int8),
-            first=first,
-            offsets=np.array([[2 * i, 2 * i + 1] for i in range(start, end)], np.int32).reshape(-1, 2),
-            max_context=best[start:end] == place,
-            start=0,
-            end=0,
-        )
-        for place, (start, end) in enumerate(parts)
-    ]
+    offsets = np.arange(2 * num_tokens, dtype=np.int32).reshape(-1, 2)
+    windows = []
+    for index, (start, end) in enumerate(parts):
+        zeros = np.zeros(first + end - start + 1, np.int32)
+        windows.append(Window(question=number, ids=zeros, types=zeros.astype(np.int8), first=first, offsets=offsets[start:end],
+                              max_context=best[start:end] == index, start=0, end=0))  # fmt: skip
     return question, windows
 
 
@@ -157,16 +150,16 @@ def logits_of(generator, windows, padding=3):
 
 def brute_force(question, windows, logits, longest):
     """Every allowed span, best first: (text, score)."""
-    found = []
+    spans = []
     for window, (start, end) in zip(windows, logits, strict=True):
         for i in range(len(window.offsets)):
             for j in range(i, len(window.offsets)):
                 if j - i + 1 <= longest and window.max_context[i]:
                     text = question.context[window.offsets[i][0] : window.offsets[j][1]]
-                    found.append((text, float(start[window.first + i]) + float(end[window.first + j])))
-    found.sort(key=lambda pair: -pair[1])
+                    spans.append((text, float(start[window.first + i]) + float(end[window.first + j])))
+    spans.sort(key=lambda pair: -pair[1])
     best = {}
-    for text, score in found:
+    for text, score in spans:
         best.setdefault(text, score)
     return list(best.items())
 
@@ -175,23 +168,23 @@ def brute_force(question, windows, logits, longest):
 @pytest.mark.parametrize("longest", [1, 3, 30])
 def test_the_best_answer_against_brute_force(alphabet, longest):
     generator = np.random.default_rng(longest)
-    questions, windows = [], []
+    questions = []
+    windows = []
     for number, (num_tokens, room) in enumerate([(1, 5), (9, 5), (30, 7), (60, 16), (12, 40)]):
-        question, mine = made(generator, number, num_tokens, room, alphabet=alphabet)
+        question, its_windows = draw_question(generator, number, num_tokens, room, alphabet=alphabet)
         questions.append(question)
-        windows += mine
+        windows += its_windows
     logits = logits_of(generator, windows)
     answers = find_answers(questions, windows, logits, FinetuneEvalConfig(max_answer_length=longest), is_v2=False)
     assert list(answers) == [question.id for question in questions]
     for number, question in enumerate(questions):
-        mine = [place for place, window in enumerate(windows) if window.question == number]
-        pairs = [windows[place] for place in mine], [logits[place] for place in mine]
-        assert answers[question.id] == brute_force(question, *pairs, longest)[0][0]
+        of_question = [pair for pair in zip(windows, logits, strict=True) if pair[0].question == number]
+        assert answers[question.id] == brute_force(question, *zip(*of_question, strict=True), longest)[0][0]
 
 
 def test_no_answer_is_the_smallest_score_of_cls_and_wins_above_the_threshold():
     generator = np.random.default_rng(0)
-    question, windows = made(generator, 0, 20, 6, alphabet="abcdefghijklmnopq")
+    question, windows = draw_question(generator, 0, 20, 6, alphabet="abcdefghijklmnopq")
     logits = logits_of(generator, windows)
     null = min(float(start[0]) + float(end[0]) for start, end in logits)
     text, score = brute_force(question, windows, logits, 30)[0]

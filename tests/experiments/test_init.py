@@ -28,7 +28,7 @@ def book(tmp_path) -> str:
 def write_lines(path: Path, lines: int, seed: int) -> str:
     """Eight words a line, about 40 characters."""
     drawn = torch.randint(len(WORDS), (lines, 8), generator=torch.Generator().manual_seed(seed)).tolist()
-    path.write_text("".join(" ".join(WORDS[i] for i in line) + "\n" for line in drawn), encoding="utf-8")
+    path.write_text("".join(" ".join(map(WORDS.__getitem__, line)) + "\n" for line in drawn), encoding="utf-8")
     return str(path)
 
 
@@ -79,19 +79,19 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book, tmp_path, 
 
 @pytest.mark.parametrize("minutes", [1.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes, book, tmp_path, slow):
-    """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
+    """By the speed that `slow` measures: at most 40 times through the text, in batches that leave 2,000 updates."""
     config = write_configuration([book], tmp_path / "my.yaml", minutes=minutes, size="tiny")
     per_step = config.train.batch_size * config.train.segment_length
     text = Path(book).read_text(encoding="utf-8").splitlines(keepends=True)
     cut = len(text) // 20
-    have, valid, test = (len("".join(part)) for part in (text[: -2 * cut], text[-2 * cut : -cut], text[-cut:]))
+    train, valid, test = (len("".join(part)) for part in (text[: -2 * cut], text[-2 * cut : -cut], text[-cut:]))
     final = 2.0 * (valid + test) / min(config.eval.max_tokens, valid)
     seconds = minutes * 60 - 6 - 5 * 2.0 - final
-    reads = min(seconds / (1e-5 + 1e-12 * slow[-1]), 40 * have)
+    reads = min(seconds / (1e-5 + 1e-12 * slow[-1]), 40 * train)
     assert config.train.steps * per_step == pytest.approx(reads, rel=0.02)
     assert config.train.steps >= 2000 or per_step == 512
-    assert config.model.dropout.residual == (0.0 if reads <= 25 * have else 0.1)
-    assert config.train.weight_decay == (0.1 if reads <= 4 * have else 1.0)
+    assert config.model.dropout.residual == (0.0 if reads <= 25 * train else 0.1)
+    assert config.train.weight_decay == (0.1 if reads <= 4 * train else 1.0)
     assert config.train.learning_rate == pytest.approx(0.08 / 8, rel=1e-2)
 
 

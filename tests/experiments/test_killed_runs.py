@@ -14,7 +14,8 @@ MEMORY = "memory, Skip-Retain, cross-head"
 def kill_when(folder, lines, *words, verb="train"):
     """Start a training, and kill it when so many lines of metrics and a checkpoint are there."""
     process = forked.start(verb, *words, "--quiet")
-    end, metrics = time.monotonic() + 200, folder / "metrics.jsonl"
+    end = time.monotonic() + 200
+    metrics = folder / "metrics.jsonl"
     while process.is_alive() and time.monotonic() < end:
         written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if written >= lines and (folder / "checkpoints" / "last").exists():
@@ -55,7 +56,8 @@ def test_a_killed_run_ends_as_one_never_killed(name, tmp_path):
 @pytest.mark.full
 def test_a_killed_distillation_ends_as_one_never_killed(tmp_path):
     """Both have a memory, which the next batch needs."""
-    file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"
+    file = KINDS[MEMORY].write(tmp_path)
+    teacher = tmp_path / "teacher"
     finish(file, "--out", teacher)
     part = "--import", "examples.little_data"
     taught = f"train.parts={{distill: {{run: {teacher}}}}}"
@@ -80,13 +82,14 @@ def test_a_killed_fine_tuning_on_a_text_ends_as_one_never_killed(adapter, tmp_pa
         "train.check=false", "eval.every_steps=20",
     )  # fmt: skip
     command = (model, "--text", text, *adapter, *settings)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(*command, "--out", whole, verb="finetune")
-    plain, injected = sorted(folder.name for folder in whole.iterdir() if folder.is_dir())
+    unbroken = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    finish(*command, "--out", unbroken, verb="finetune")
+    plain, injected = sorted(folder.name for folder in unbroken.iterdir() if folder.is_dir())
     kill_when(killed / plain, 11, *command, "--out", killed, verb="finetune")
     kill_when(killed / injected, 23, *command, "--out", killed, verb="finetune")
     finish(killed / injected, verb="finetune")
     for arm in (plain, injected):
-        expected = outcome(whole / arm)
+        expected = outcome(unbroken / arm)
         assert len(expected) > 5
         assert outcome(killed / arm) == expected

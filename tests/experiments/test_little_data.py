@@ -53,20 +53,22 @@ def test_values_take_a_share_of_the_first_layers(norm):
     first = seen[0][1]
     for number, (block, (x, values)) in enumerate(zip(model.blocks, seen, strict=True)):
         layer = block.attention.project.value
-        alone, share = F.linear(x, layer.weight, layer.bias), shares[str(number)] if number else 0.0
+        alone = F.linear(x, layer.weight, layer.bias)
+        share = shares[str(number)] if number else 0.0
         torch.testing.assert_close(values, (1 - share) * alone + share * first, rtol=0, atol=1e-12)
         assert number == 0 or (values - alone).abs().max() > 1e-2
 
 
 def test_kept_values_follow_the_first_layers_parameters():
     """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
-    model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
+    model = residual_model(memory_length=8)
+    ids = torch.randint(11, (2, 10))
     with torch.no_grad():
         memory = model(ids[:, :5]).memory
         model.blocks[0].attention.project.value.weight.mul_(-1.5)
-        given = model(ids[:, 5:], memory).logits
+        logits = model(ids[:, 5:], memory).logits
         plain = memory.from_tensors(memory.to_tensors())  # the same hidden states without keys and values
-        assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(logits, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
 
 
 # -- parts that only training has ---------------------------------------------------------------------------------------
@@ -75,11 +77,11 @@ def test_kept_values_follow_the_first_layers_parameters():
 def tied(kind, **options):
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
     output = fr.OutputConfig(kind=kind, tied=True, **options)
-    found = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return found
+    return model
 
 
 @pytest.mark.parametrize(("kind", "options"), [("softmax", {}), ("mixture_of_softmaxes", {"mixtures": 3})])
@@ -92,20 +94,21 @@ def test_past_decode_is_its_equation(kind, options, batch):
     with torch.no_grad():
         for parameter in model.get_submodule("past_decode").parameters():
             parameter.copy_(torch.randn_like(parameter))
-    found = objective(batch, {}, TrainingPosition(step=1)).value - plain
-    table, extra = model.get_parameter("embedding.weight"), dict(model.get_submodule("past_decode").named_parameters())
+    loss = objective(batch, {}, TrainingPosition(step=1)).value - plain
+    table = model.get_parameter("embedding.weight")
+    extra = dict(model.get_submodule("past_decode").named_parameters())
     p = model(batch.inputs).logits.softmax(-1)
-    each = []
+    losses = []
     for row, column in (batch.weights == 1).nonzero().tolist():
-        expected = sum(p[row, 2 + column, v] * table[v] for v in range(13))
-        scores = table @ torch.tanh(extra["weight"] @ expected + extra["shift"]) + extra["bias"]
-        each.append(scores.logsumexp(0) - scores[batch.inputs[row, 2 + column]])
-    right = 0.7 * torch.stack(each).mean()
-    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
+        mean_embedding = sum(p[row, 2 + column, v] * table[v] for v in range(13))
+        scores = table @ torch.tanh(extra["weight"] @ mean_embedding + extra["shift"]) + extra["bias"]
+        losses.append(scores.logsumexp(0) - scores[batch.inputs[row, 2 + column]])
+    expected = 0.7 * torch.stack(losses).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
     leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    both = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in (found, right)]
-    for (name, _), one, other in zip(model.named_parameters(), *both, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11, msg=name)
+    both = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in (loss, expected)]
+    for (name, _), gradient, expected_gradient in zip(model.named_parameters(), *both, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-11, msg=name)
     assert all(gradient.abs().max() > 1e-4 for gradient in both[0][-3:])
 
 
@@ -151,9 +154,9 @@ def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch):
     state["embedding.weight"] = torch.cat((state["embedding.weight"], model.input_mask.vector[None].detach()))
     longer.load_state_dict(state)
     logits = longer(batch.inputs.masked_fill(masked, 13)).logits[..., :13]
-    kept = batch.weights.bool()
-    right = F.cross_entropy(logits[kept], batch.targets[kept])
-    torch.testing.assert_close(loss.value, right, rtol=1e-12, atol=1e-12)
+    counted = batch.weights.bool()
+    expected = F.cross_entropy(logits[counted], batch.targets[counted])
+    torch.testing.assert_close(loss.value, expected, rtol=1e-12, atol=1e-12)
     loss.value.backward()
     assert model.input_mask.vector.grad.abs().max() > 1e-6
     model.eval()
@@ -180,7 +183,8 @@ def taught(text, teacher, model=MODEL, **options):
 def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teacher, tmp_path, monkeypatch):
     """0.75 CE(targets, p) + 0.25 T^2 CE(q_T, p_T) of both models by themselves, batch after batch, in fp64."""
     if memory == 0:
-        trained(teacher := tmp_path / "elder", configuration(text, PLAIN, steps=2))
+        teacher = tmp_path / "elder"
+        trained(teacher, configuration(text, PLAIN, steps=2))
     vocabulary = fr.LanguageModel.load(teacher).config.vocab_size
     plain = {"dropout": {}, "attention": {"score": "relative"}, "memory_length": memory, "vocab_size": vocabulary}
     config = build(taught(text, teacher, {**MODEL, **plain}, **({} if memory else {"context": 3})))
@@ -188,7 +192,7 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teache
     identity["parts"] = {"distill": Distillation.identify(identity, run=str(teacher))}
     student = fr.LanguageModel(config.model).double().train()
     objective = CausalObjective(student, config.train, identity)
-    other = objective.parts["distill"].model.double()
+    teacher_model = objective.parts["distill"].model.double()
     monkeypatch.setattr(Distillation, "CHUNK", 5)  # in the middle of a row
     ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
     streams = Streams(ids, TrainConfig(batch_size=3, segment_length=8, context=config.train.context), 0)
@@ -196,31 +200,31 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(memory, text, teache
     memories = [None, None]
     for step in range(4):
         batch = streams.batch(0, step)
-        found = objective(batch, carry, TrainingPosition(step + 1))
-        carry = found.carry
+        loss = objective(batch, carry, TrainingPosition(step + 1))
+        carry = loss.carry
         logits = []
-        for i, model in enumerate((student, other)):
-            out = model(batch.inputs, memories[i])
-            memories[i] = out.memory
-            logits.append(out.logits[:, -batch.targets.shape[1] :].flatten(0, 1))
-        kept = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
+        for i, model in enumerate((student, teacher_model)):
+            output = model(batch.inputs, memories[i])
+            memories[i] = output.memory
+            logits.append(output.logits[:, -batch.targets.shape[1] :].flatten(0, 1))
+        weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
         hard = F.cross_entropy(logits[0], batch.targets.flatten(), reduction="none")
         soft = 4 * F.cross_entropy(logits[0] / 2, torch.softmax(logits[1] / 2, -1), reduction="none")
-        expected = ((0.75 * hard + 0.25 * soft) * kept.flatten()).sum() / kept.sum()
-        assert torch.allclose(found.value, expected, rtol=1e-12)
-        assert torch.allclose(torch.as_tensor(found.nll), (hard * kept.flatten()).sum(), rtol=1e-12)
+        expected = ((0.75 * hard + 0.25 * soft) * weights.flatten()).sum() / weights.sum()
+        assert torch.allclose(loss.value, expected, rtol=1e-12)
+        assert torch.allclose(torch.as_tensor(loss.nll), (hard * weights.flatten()).sum(), rtol=1e-12)
     assert any(name.startswith("distill.") for name in carry) == bool(memory)
-    assert not any(parameter.requires_grad for parameter in other.parameters())
+    assert not any(parameter.requires_grad for parameter in teacher_model.parameters())
 
 
 def test_teachers_that_are_refused(text, teacher, tmp_path):
-    begun = tmp_path / "begun"
-    trained(begun, configuration(text, steps=2))
-    (begun / "result.json").unlink()
-    other = taught(text, teacher)
+    unfinished = tmp_path / "unfinished"
+    trained(unfinished, configuration(text, steps=2))
+    (unfinished / "result.json").unlink()
+    valid = taught(text, teacher)
     for raw, message in (
-        (taught(text, begun), "not finished"),
-        ({**other, "data": {**other["data"], "tokens": "character"}}, "another vocabulary"),
+        (taught(text, unfinished), "not finished"),
+        ({**valid, "data": {**valid["data"], "tokens": "character"}}, "another vocabulary"),
         (taught(text, teacher, PLAIN, context=4), "train.order has to be contiguous"),
     ):
         with pytest.raises(InputError, match=message):
@@ -251,26 +255,29 @@ def test_parts_are_checked_by_name_and_option():
 # -- dynamic evaluation ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", [0, 6])
-def test_dynamic_evaluation_is_its_equation(memory):
+@pytest.mark.parametrize("memory_length", [0, 6])
+def test_dynamic_evaluation_is_its_equation(memory_length):
     """Segments by hand, from logits; a score does not depend on later tokens, and the parameters come back."""
     model = fr.LanguageModel(
-        fr.ModelConfig(vocab_size=13, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, memory_length=memory,
+        fr.ModelConfig(vocab_size=13, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, memory_length=memory_length,
                        position="relative", attention=fr.AttentionConfig(score="relative"))
     ).double()  # fmt: skip
-    ids, before = torch.randint(13, (31,)), deepcopy(model.state_dict())
+    ids = torch.randint(13, (31,))
+    before = deepcopy(model.state_dict())
     scores = score_segments(model, fr.Text.from_ids(ids, 7), 0.3, 0.2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    hand, trained, past, expected = deepcopy(model), deepcopy(model), None, []
+    by_hand, original = deepcopy(model), deepcopy(model)
+    memory = None
+    expected = []
     for start in range(0, 30, 7):
         piece = ids[None, start : start + 8]
-        out = hand(piece[:, :-1], past)
-        past = out.memory
-        nll = F.cross_entropy(out.logits[0], piece[0, 1:], reduction="none")
+        output = by_hand(piece[:, :-1], memory)
+        memory = output.memory
+        nll = F.cross_entropy(output.logits[0], piece[0, 1:], reduction="none")
         expected.append(nll.detach())
-        gradients = torch.autograd.grad(nll.mean(), list(hand.parameters()), materialize_grads=True)
-        for parameter, own, gradient in zip(hand.parameters(), trained.parameters(), gradients, strict=True):
-            parameter.data = parameter.data + 0.2 * (own.data - parameter.data) - 0.3 * gradient
+        gradients = torch.autograd.grad(nll.mean(), list(by_hand.parameters()), materialize_grads=True)
+        for parameter, origin, gradient in zip(by_hand.parameters(), original.parameters(), gradients, strict=True):
+            parameter.data = parameter.data + 0.2 * (origin.data - parameter.data) - 0.3 * gradient
     torch.testing.assert_close(scores, torch.cat(expected), rtol=1e-9, atol=1e-12)
     changed = ids.clone()
     changed[20] = (changed[20] + 1) % 13

@@ -35,15 +35,15 @@ each_kind = pytest.mark.parametrize("name", ["word", "byte"])
 def runs(tmp_path_factory):
     """A run of every kind on the same small text, trained for a few steps."""
     folder = write_text(tmp_path_factory.mktemp("lm_eval"), sentences=160)
-    found = {}
+    folders = {}
     for name, settings in RUNS.items():
         config = write_config(folder / f"{name}.yaml", folder, folder / "cache", steps=8)
         succeeds("train", config, *SMALL, *settings, "--out", folder / name, "--quiet")
-        found[name] = folder / name
-    return found
+        folders[name] = folder / name
+    return folders
 
 
-def asked(*pairs):
+def requests(*pairs):
     return [SimpleNamespace(args=pair) for pair in pairs]
 
 
@@ -53,10 +53,12 @@ def model_of(folder, **settings):
 
 def loop(folder, context, continuation, segment):
     """log p(continuation | context) token by token, from logits; without memory the last `segment` tokens are read."""
-    tokenizer, model = load_tokenizer(folder), fr.LanguageModel.load(folder)
-    before, text = len(tokenizer.encode(context)), [tokenizer.start_id, *tokenizer.encode(context + continuation)]
-    log_prob, greedy = 0.0, True
-    for n in range(before + 1, len(text)):
+    tokenizer = load_tokenizer(folder)
+    model = fr.LanguageModel.load(folder)
+    text = [tokenizer.start_id, *tokenizer.encode(context + continuation)]
+    log_prob = 0.0
+    greedy = True
+    for n in range(1 + len(tokenizer.encode(context)), len(text)):
         memory = None
         with torch.no_grad():
             if model.memory_length:  # all of it, in segments
@@ -82,10 +84,10 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs, name):
         ("the mice hide in", " the evening\nthe cats"),
     ]
     lm = model_of(runs[name], batch_size=3)
-    found = lm.loglikelihood(asked(*pairs), disable_tqdm=True)
+    scores = lm.loglikelihood(requests(*pairs), disable_tqdm=True)
     segment = 5 if name == "byte" else 8
     expected = [loop(runs[name], *pair, segment) for pair in pairs]
-    for (log_prob, greedy), (by_hand, best) in zip(found, expected, strict=True):
+    for (log_prob, greedy), (by_hand, best) in zip(scores, expected, strict=True):
         assert log_prob == pytest.approx(by_hand, rel=1e-5)
         assert greedy is best
 
@@ -108,7 +110,7 @@ def as_eval(folder, settings):
 def test_a_document_is_read_as_fullrank_eval_reads_the_split(runs, name, settings):
     text = (runs[name].parent / "test.txt").read_text()
     lm = model_of(runs[name], batch_size=7, **settings)
-    (log_prob,) = lm.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    (log_prob,) = lm.loglikelihood_rolling(requests((text,)), disable_tqdm=True)
     expected = as_eval(runs[name], settings)
     assert -log_prob / expected["tokens"] == pytest.approx(expected["nll"], rel=1e-6)
     assert lm.get_model_info()["protocol"] == expected["protocol"]
@@ -128,7 +130,7 @@ metric_list: [{metric: bits_per_byte}]
 
 @pytest.mark.full
 def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
-    """Through lm-eval itself, which `main` has told of the model: its task, its counts, its aggregation."""
+    """Through lm-eval itself, in which `main` registers the model: its task, its counts, its aggregation."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -153,26 +155,26 @@ def test_lm_eval_says_what_fullrank_eval_says(runs, tmp_path, monkeypatch):
 def test_greedy_texts_are_those_of_fullrank_generate(runs, name):
     prompts = ["the", "in the", "the cat", "", "dog"]
     lm = model_of(runs[name])
-    found = lm.generate_until(
-        asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
+    texts = lm.generate_until(
+        requests(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
     )
     tokenizer = load_tokenizer(runs[name])
-    for prompt, text in zip(prompts, found, strict=True):
-        whole = fr.generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu")
-        assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected = fr.generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu")
+        assert tokenizer.decode(tokenizer.encode(prompt)) + text == expected
 
 
 @each_kind
 def test_a_text_ends_before_its_first_stop_string(runs, name):
     lm = model_of(runs[name])
-    (free,) = lm.generate_until(asked(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)
+    (free,) = lm.generate_until(requests(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)
     assert len(free) > 4
     stop = free[3:5]
     settings = {"until": ["never", "", stop], "max_gen_toks": 12, "top_k": 0}
-    (cut,) = lm.generate_until(asked(("the dogs", settings)), disable_tqdm=True)
+    (cut,) = lm.generate_until(requests(("the dogs", settings)), disable_tqdm=True)
     assert cut == free[: free.index(stop)]
     with pytest.raises(InputError, match=r"generation settings num_beams: known are until, .*top_p"):
-        lm.generate_until(asked(("the dogs", {"num_beams": 4})), disable_tqdm=True)
+        lm.generate_until(requests(("the dogs", {"num_beams": 4})), disable_tqdm=True)
 
 
 @pytest.mark.parametrize(

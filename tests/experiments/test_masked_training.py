@@ -1,4 +1,4 @@
-"""Masked language modelling from a configuration to figures: what is learnt, measured, resumed, and said of it."""
+"""Masked language modelling from a configuration to figures: what is learnt, and how it is measured."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def run(text, tmp_path_factory):
 
 
 def test_it_learns_from_both_sides(run):
-    """Eight pairs of letters: blindly exp(nll) is 16; who read only what comes before could tell every second one, sqrt(8)."""
+    """Eight pairs of letters: a guess has a perplexity of 16; after earlier tokens alone every second is known: sqrt(8)."""
     _, result = run
     for split in ("valid", "test"):
         assert result["corpus"]["unigram_perplexity"][split] == pytest.approx(16, rel=0.05)
@@ -56,14 +56,15 @@ def by_hand(folder, split, seed=0):
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     model = fr.MaskedLanguageModel.load(folder)
     masking = Masking(build_bytes(), model.mask_id, TrainConfig())
-    nats, tokens, hits = 0.0, 0, 0
+    nats = 0.0
+    tokens = hits = 0
     for batch in iterate_masked_blocks(corpus.ids(split), masking, batch_size=1, segment_length=24, seed=seed):
         read = batch.inputs[:, : batch.read]  # without padding
         with torch.no_grad():
             logs = torch.log_softmax(model(read).logits[0].double(), -1)
-        for place, target in zip(batch.at.tolist(), batch.targets.tolist(), strict=True):
-            nats -= float(logs[place, target])
-            hits += int(logs[place].argmax()) == target
+        for position, target in zip(batch.at.tolist(), batch.targets.tolist(), strict=True):
+            nats -= float(logs[position, target])
+            hits += int(logs[position].argmax()) == target
             tokens += 1
     return nats, tokens, hits
 
@@ -81,9 +82,9 @@ def test_figures(run):
         }
         again = evaluate(folder, split, device_name="cpu")
         assert {key: again[key] for key in result["final"][split]} == result["final"][split]
-        one = evaluate(folder, split, device_name="cpu", batch_size=1)
-        assert one["tokens"] == tokens
-        assert one["nll"] == pytest.approx(again["nll"], rel=1e-5), "figures do not depend on the batches"
+        unbatched = evaluate(folder, split, device_name="cpu", batch_size=1)
+        assert unbatched["tokens"] == tokens
+        assert unbatched["nll"] == pytest.approx(again["nll"], rel=1e-5), "figures do not depend on the batches"
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     counts = np.bincount(corpus.ids("train"), minlength=256)
     masking = Masking(build_bytes(), 256, TrainConfig())
@@ -95,26 +96,27 @@ def test_figures(run):
 
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
     """The first pass of a seed is another than that of the next, with the same order of blocks or not."""
-    asked = {}
+    masks = {}
     original = MaskedObjective.__call__
 
-    def watched(self, batch, carry, place):
-        asked.setdefault(self.options.seed, []).append(batch.at.tolist())
-        return original(self, batch, carry, place)
+    def watched(self, batch, carry, position):
+        masks.setdefault(self.options.seed, []).append(batch.at.tolist())
+        return original(self, batch, carry, position)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MaskedObjective, "__call__", watched)
         for seed in (1, 2):
             raw = masked(text, order="contiguous", epochs=2, batch_size=100, seed=seed)
             trained(tmp_path / str(seed), raw)
-    first, second = asked[1][: len(asked[1]) // 2], asked[1][len(asked[1]) // 2 :]
+    batches = len(masks[1]) // 2
+    first, second = masks[1][:batches], masks[1][batches:]
     assert len(first) == len(second) > 1
     assert all(a != b for a, b in zip(first, second, strict=True))
-    assert all(a != b for a, b in zip(asked[1], asked[2], strict=True))
+    assert all(a != b for a, b in zip(masks[1], masks[2], strict=True))
 
 
 def test_the_objective():
-    """Its parts against the model; penalties are those of the trace; nothing asked for is no step."""
+    """Its parts against the model; penalties are those of the trace; a batch without a mask has no loss."""
     torch.manual_seed(0)
     options = TrainConfig(objective="masked", orthogonality=0.5, overlap=0.25, label_smoothing=0.1)
     config = build({"model": {**MODEL, "vocab_size": 30, "dropout": {}}}).model
@@ -124,14 +126,14 @@ def test_the_objective():
     batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None)
     objective = MaskedObjective(model, options)
     torch.manual_seed(1)  # of the cross-head permutation
-    found = objective(batch, {}, TrainingPosition(1))
+    loss = objective(batch, {}, TrainingPosition(1))
     torch.manual_seed(1)
     trace = fr.Trace()
     parts = model.loss_parts(inputs, batch.targets, at=batch.at, label_smoothing=0.1, trace=trace)
     expected = parts.loss + 0.5 * fr.orthogonality(trace) + 0.25 * fr.overlap(trace)
-    torch.testing.assert_close(found.value, expected)
-    torch.testing.assert_close(found.nll, 2 * parts.nll)
-    assert (found.tokens, found.read, found.seen) == (2, 12, 12)
+    torch.testing.assert_close(loss.value, expected)
+    torch.testing.assert_close(loss.nll, 2 * parts.nll)
+    assert (loss.tokens, loss.read, loss.seen) == (2, 12, 12)
     assert float(fr.orthogonality(trace).detach()) > 0
     nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None)
     empty = objective(nothing, {}, TrainingPosition(1))

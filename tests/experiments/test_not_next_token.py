@@ -11,7 +11,9 @@ import fullrank as fr
 from fullrank.experiments.measure import EvaluationProtocol, measure
 from moving import moved
 
-START, VOCABULARY, LONGEST = 3, 11, 8
+START = 3
+VOCABULARY = 11
+LONGEST = 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
 INPUTS = [START, *IDS.tolist()]  # the input of token n is the token before it
 
@@ -35,10 +37,10 @@ def nll(model, first, end):
     """-log p of tokens first .. end - 1, from one pass over their inputs and nothing else."""
     with torch.no_grad():
         log_p = model(torch.tensor([INPUTS[first:end]])).logits[0].log_softmax(-1)
-    return [-float(log_p[place, IDS[first + place]]) for place in range(end - first)]
+    return [-float(log_p[index, IDS[first + index]]) for index in range(end - first)]
 
 
-def found(model, batch_size, **protocol):
+def evaluate(model, batch_size, **protocol):
     return measure(model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START)
 
 
@@ -59,7 +61,7 @@ def test_blocks_and_windows(relative):
     blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
     windows = [nll(model, max(0, at - 5), min(at + 3, 37))[at - max(0, at - 5) :] for at in range(0, 37, 3)]
     for parts, protocol in ((blocks, {"kind": "blocks"}), (windows, {"kind": "window", "context": 5, "stride": 3})):
-        evaluation = found(model, 2, segment_length=8, next_token=False, **protocol)
+        evaluation = evaluate(model, 2, segment_length=8, next_token=False, **protocol)
         check(evaluation, [*chain(*parts)], [part[-1] for part in parts])
 
 
@@ -68,4 +70,4 @@ def test_stride_1_is_given_earlier_tokens_only(batch_size):
     """Every token by a pass that ends with the token before it: this is a next-token perplexity."""
     model = build()
     every = [nll(model, max(0, at - 7), at + 1)[-1] for at in range(37)]
-    check(found(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)
+    check(evaluate(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)

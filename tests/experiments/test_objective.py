@@ -1,7 +1,5 @@
 """The training objective: nll, label smoothing and penalties, against what they are made of."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -18,8 +16,8 @@ from moving import moved
 def model():
     attention = fr.AttentionConfig(mix="position_wise")
     sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-    found = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()
-    return moved(found, 0.1)
+    language_model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()
+    return moved(language_model, 0.1)
 
 
 @pytest.fixture
@@ -30,22 +28,22 @@ def batch():
 
 
 def test_value_nll_and_tokens(model, batch):
-    logits, kept = model(batch.inputs).logits, batch.weights.bool()
-    smoothed = F.cross_entropy(logits[kept], batch.targets[kept], label_smoothing=0.1)
-    plain = F.cross_entropy(logits[kept], batch.targets[kept], reduction="sum")
+    logits = model(batch.inputs).logits
+    counted = batch.weights.bool()
+    smoothed = F.cross_entropy(logits[counted], batch.targets[counted], label_smoothing=0.1)
+    plain = F.cross_entropy(logits[counted], batch.targets[counted], reduction="sum")
     loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {}, TrainingPosition(step=1))
     torch.testing.assert_close(loss.value, smoothed, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.as_tensor(loss.nll), plain, rtol=1e-12, atol=1e-12)
-    assert loss.tokens == int(kept.sum())
+    assert loss.tokens == int(counted.sum())
 
 
 def test_penalties_are_added_with_their_coefficients(model, batch):
     trace = fr.Trace()
     model(batch.inputs, trace=trace)
     plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
-    both = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))(
-        batch, {}, TrainingPosition(step=1)
-    ).value
+    penalized = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))
+    both = penalized(batch, {}, TrainingPosition(step=1)).value
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
     assert expected > 1e-3
     torch.testing.assert_close(both - plain, expected, rtol=1e-9, atol=1e-12)
@@ -53,10 +51,8 @@ def test_penalties_are_added_with_their_coefficients(model, batch):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.0), (0.0, 3.0), (2.0, 3.0)])
 def test_the_penalties_of_the_last_hidden_states(alpha, beta):
-    config = fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
-    model = fr.LanguageModel(
-        dataclasses.replace(config, dropout=dataclasses.replace(config.dropout, output=0.5))
-    ).double()
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, dropout={"output": 0.5})).double()
     ids = torch.randint(9, (3, 12))
     batch = Batch(ids[:, :-1], ids[:, 5:])  # 4 inputs are context, 7 are predicted
     options = TrainConfig(steps=1, activation_regularization=alpha, temporal_regularization=beta)

@@ -1,6 +1,7 @@
 """Texts scored side by side: each as by itself, which test_protocols.py compares with a loop over tokens."""
 
 from dataclasses import replace
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import fullrank as fr
 from fullrank.experiments.measure import EvaluationProtocol, Passage, measure, passages, score
 from moving import moved
 
-START, VOCABULARY = 3, 13
+START = 3
+VOCABULARY = 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
 B = fr.AttentionConfig(mix="position_wise")
 LEARNED = {"position": "learned", "max_position_embeddings": 50, "attention": B}
@@ -60,18 +62,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_texts_side_by_side_have_the_sums_of_each_text_by_itself(name):
     settings, protocol = CASES[name]
-    model, pieces = build(**settings), [passages(text, protocol, START) for text in TEXTS]
-    every = [piece for some in pieces for piece in some]
-    scores = iter(score(model, every, segment_length=protocol.segment_length, batch_size=4))
-    for text, some in zip(TEXTS, pieces, strict=True):
-        found = -sum(next(scores)[0] for _ in some)
+    model = build(**settings)
+    pieces = [passages(text, protocol, START) for text in TEXTS]
+    scores = iter(score(model, [*chain(*pieces)], segment_length=protocol.segment_length, batch_size=4))
+    for text, pieces_of_text in zip(TEXTS, pieces, strict=True):
+        nll = -sum(log_prob for log_prob, _ in islice(scores, len(pieces_of_text)))
         expected = measure(model, text, protocol, batch_size=1, start_id=START)
-        assert found == pytest.approx(expected.nll, rel=1e-12)
+        assert nll == pytest.approx(expected.nll, rel=1e-12)
 
 
-def test_greedy_is_told_of_every_passage():
+def test_every_passage_says_whether_it_is_greedy():
     """Half of the texts are what the model would write, and half are not, in one token somewhere."""
-    model, texts = build(**ADAPTIVE), []
+    model = build(**ADAPTIVE)
+    texts = []
     for length in range(3, 9):
         text = [START, length]
         while len(text) < length + 2:
@@ -79,5 +82,5 @@ def test_greedy_is_told_of_every_passage():
         if length % 2:
             text[-1 - length // 2] = (text[-1 - length // 2] + 1) % VOCABULARY
         texts.append(text)
-    found = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4)
-    assert [greedy for _, greedy in found] == [False, True, False, True, False, True]
+    scores = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4)
+    assert [greedy for _, greedy in scores] == [False, True, False, True, False, True]

@@ -38,11 +38,12 @@ def tiny_gpt2(folder, **tokenizer):
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path, padding):
     """In a batch of several lengths the logits are those of each text by itself, without any padding."""
-    found = load(tiny_gpt2(tmp_path, padding=padding, end=True))
-    together = logits_of(found.model, encode(found, examples(TEXTS), 16), 4)
+    decoder = load(tiny_gpt2(tmp_path, padding=padding, end=True))
+    together = logits_of(decoder.model, encode(decoder, examples(TEXTS), 16), 4)
     ids = {word: i for i, word in enumerate((*SPECIAL, *WORDS))}
     with torch.no_grad():
-        alone = [found.model(torch.tensor([[ids[word] for word in text.split()]])).logits[0] for text in TEXTS]
+        rows = [torch.tensor([*map(ids.get, text.split())])[None] for text in TEXTS]
+        alone = [decoder.model(row).logits[0] for row in rows]
     torch.testing.assert_close(together, torch.stack(alone))
     assert together.std(0).min() > 0
 
@@ -51,11 +52,11 @@ def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(t
     tiny_encoder(tmp_path)
     of_mnli = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     of_mnli.save_pretrained(tmp_path)
-    found = load(tmp_path, num_labels=2)
-    assert found.model.config.num_labels == 2
-    assert found.fresh == ("classifier.bias", "classifier.weight")
+    encoder = load(tmp_path, num_labels=2)
+    assert encoder.model.config.num_labels == 2
+    assert encoder.fresh == ("classifier.bias", "classifier.weight")
     for name, parameter in of_mnli.bert.named_parameters():
-        assert torch.equal(found.model.bert.get_parameter(name), parameter)
+        assert torch.equal(encoder.model.bert.get_parameter(name), parameter)
     assert load(tmp_path, num_labels=3).fresh == ()
 
 
@@ -92,11 +93,12 @@ def opened(folder, task):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_output_layer_of_the_right_shape_is_kept(tmp_path, family):
-    before, found = classifier(tmp_path, ["a", "b", "c"], family), opened(tmp_path, GLUE["mnli"])
+    saved = classifier(tmp_path, ["a", "b", "c"], family)
+    loaded = opened(tmp_path, GLUE["mnli"])
     texts = torch.tensor([[2, 5, 9, 3], [2, 6, 7, 3]])
-    assert torch.equal(found.model(input_ids=texts).logits, before(input_ids=texts).logits)
-    assert found.fresh == ()
-    assert list(found.model.config.id2label.values()) == list(GLUE["mnli"].labels)
+    assert torch.equal(loaded.model(input_ids=texts).logits, saved(input_ids=texts).logits)
+    assert loaded.fresh == ()
+    assert list(loaded.model.config.id2label.values()) == list(GLUE["mnli"].labels)
 
 
 @pytest.mark.parametrize("task", ["mnli", "stsb"])

@@ -23,7 +23,8 @@ from fullrank.experiments.measure import (
 )
 from moving import moved
 
-START, VOCABULARY = 3, 13
+START = 3
+VOCABULARY = 13
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 41).astype(np.uint16)
 RELATIVE: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative")}
 MODELS: dict[str, dict[str, Any]] = {
@@ -47,17 +48,17 @@ def build(*, layers: int = 2, seed: int = 0, **settings: Any) -> fr.LanguageMode
     return moved(model, 0.2).eval()
 
 
-def nll_after(model: fr.LanguageModel, first: int, place: int) -> float:
+def nll_after(model: fr.LanguageModel, first: int, position: int) -> float:
     """-log p of token `place`, from logits, given the inputs from that of token `first` on and nothing else."""
     before = [START, *IDS.tolist()]  # the input of token n is the token before it
     with torch.no_grad():
-        logits = model(torch.tensor([before[first : place + 1]])).logits
-    return -float(logits[0, -1].log_softmax(-1)[IDS[place]])
+        logits = model(torch.tensor([before[first : position + 1]])).logits
+    return -float(logits[0, -1].log_softmax(-1)[IDS[position]])
 
 
 def by_hand(model: fr.LanguageModel, first: list[int]) -> Evaluation:
     """The text token by token, each in a pass of its own; `first[n]`: where what token n may see begins."""
-    return Evaluation(sum(nll_after(model, start, place) for place, start in enumerate(first)), len(first))
+    return Evaluation(sum(nll_after(model, start, position) for position, start in enumerate(first)), len(first))
 
 
 def measured(
@@ -78,9 +79,9 @@ def remembering(length: int, segment: int, streams: int = 1, **more: Any) -> Eva
     return EvaluationProtocol(kind="memory", segment_length=segment, streams=streams, memory_length=length, **more)
 
 
-def check(found: Evaluation, expected: Evaluation) -> None:
-    assert found.tokens == expected.tokens
-    assert found.nll == pytest.approx(expected.nll, rel=1e-12)
+def check(evaluation: Evaluation, expected: Evaluation) -> None:
+    assert evaluation.tokens == expected.tokens
+    assert evaluation.nll == pytest.approx(expected.nll, rel=1e-12)
 
 
 # -- blocks and windows -----------------------------------------------------------------------------------------------
@@ -162,13 +163,11 @@ def test_clamped_positions():
 
 
 def test_a_temperature_divides_the_logits():
-    model, temperature, length = build(), 0.7, 50
-    text, nats = [START, *IDS.tolist()], 0.0
-    for place, word in enumerate(IDS):
-        read = torch.tensor([text[place // length * length : place + 1]])
-        nats -= float((model(read).logits[0, -1].detach() / temperature).log_softmax(-1)[word])
-    protocol = replace(blocks(length), temperature=temperature)
-    assert measured(model, protocol).nll == pytest.approx(nats, rel=1e-12)
+    model = build()
+    text = torch.tensor([[START, *IDS.tolist()]])
+    log_p = (model(text[:, :-1]).logits[0].detach() / 0.7).log_softmax(-1)
+    protocol = replace(blocks(50), temperature=0.7)
+    assert measured(model, protocol).nll == pytest.approx(-float(log_p.gather(1, text[0, 1:, None]).sum()), rel=1e-12)
 
 
 def test_the_temperature_of_a_protocol():

@@ -42,8 +42,8 @@ def test_all_rows_of_a_seed_come_before_the_next_seed():
         ("b", 2, "here/b-small-seed2"),
     ]
     assert all(cell.resolved.config.train.batch_size == 8 for cell in planned)
-    (one,) = cells(TABLE, ["b"], overrides=["train.seed=7"])
-    assert (one.row, one.seed, one.finished) == ("b", 7, False)
+    (cell,) = cells(TABLE, ["b"], overrides=["train.seed=7"])
+    assert (cell.row, cell.seed, cell.finished) == ("b", 7, False)
 
 
 def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
@@ -56,8 +56,8 @@ def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
     def planned(*words: Any) -> list[tuple[str, int]]:
         return [(cell.row, cell.seed) for cell in cells(str(file), ["a", "b", "c"], *words)]
 
-    stated = [("a", 26), ("b", 1), ("c", 4), ("b", 2), ("c", 9), ("b", 3)]
-    assert planned() == planned("paper") == stated
+    expected = [("a", 26), ("b", 1), ("c", 4), ("b", 2), ("c", 9), ("b", 3)]
+    assert planned() == planned("paper") == expected
     assert planned("tiny") == [("a", 1), ("b", 1), ("c", 1)]
     assert planned(None, [5]) == [("a", 5), ("b", 5), ("c", 5)]
     child = tmp_path / "child.yaml"
@@ -66,9 +66,9 @@ def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
 
 
 def test_rows_that_only_some_parts_of_a_table_have():
-    known = select_rows(tables("mixhead/table1"), ["b", "random"])
-    assert known["mixhead/table1-vanilla"] == ["b"]
-    assert known["mixhead/table1-synthesizer"] == ["b", "random"]
+    rows = select_rows(tables("mixhead/table1"), ["b", "random"])
+    assert rows["mixhead/table1-vanilla"] == ["b"]
+    assert rows["mixhead/table1-synthesizer"] == ["b", "random"]
     assert list(select_rows(tables("mixhead/table1"), ["random"])) == ["mixhead/table1-synthesizer"]
     assert list(tables("mixhead/table4")) == ["mixhead/table4", "mixhead/table4-long"]
     papers = select_rows(tables("mixhead/table1"), of_paper=True)

@@ -47,12 +47,8 @@ def test_remote_code_is_not_run(place):
 
 def test_an_adapter_is_refused_before_peft_reads_it(place):
     """It may name a module, which PEFT would import."""
-    about = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": "gpt2",
-        "megatron_config": {"a": 1},
-        "megatron_core": "evil",
-    }
+    about = {"peft_type": "LORA", "base_model_name_or_path": "gpt2"}
+    about |= {"megatron_config": {"a": 1}, "megatron_core": "evil"}
     (place / "base" / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
     with pytest.raises(InputError, match="an adapter of PEFT; merge it"):
         load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)

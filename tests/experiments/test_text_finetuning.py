@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,22 +78,22 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
     for index in (0, 3):
         batch = parts.batches.batch(0, index)
         loss = parts.objective(batch, {}, TrainingPosition(1))
-        whole = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
-        assert torch.equal(whole[:, 1:], batch.targets)
+        ids = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
+        assert torch.equal(ids[:, 1:], batch.targets)
         with torch.no_grad():
-            theirs = model(input_ids=whole, labels=whole).loss
+            theirs = model(input_ids=ids, labels=ids).loss
         torch.testing.assert_close(loss.value.detach(), theirs, rtol=1e-5, atol=1e-6)
         assert loss.tokens == batch.targets.numel()
     valid = parts.evaluate(parts.model)
-    ids = np.concatenate([[task.corpus.tokenizer.start_id], task.corpus.ids("valid")])
+    tokens = np.concatenate([[task.corpus.tokenizer.start_id], task.corpus.ids("valid")])
     nats = 0.0
-    for start in range(0, len(ids) - 1, 24):
-        row = torch.from_numpy(ids[start : start + 25].astype(np.int64))[None]
+    for start in range(0, len(tokens) - 1, 24):
+        row = torch.from_numpy(tokens[start : start + 25].astype(np.int64))[None]
         with torch.no_grad():
             nats += float(model(input_ids=row, labels=row).loss) * (row.shape[1] - 1)
     assert valid.nll == pytest.approx(nats, rel=1e-5)
     before = json.loads((tmp_path / "before.json").read_text(encoding="utf-8"))["figures"]["valid"]
-    assert before["nll"] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
+    assert before["nll"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
     text = (place / "book.txt").read_text(encoding="utf-8")
     sources = task.corpus.details["sources"]
     part = next(source for source in sources if source["split"] == "valid")
@@ -163,12 +164,13 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_byte(place, tmp_path, adapter):
     train_quietly(raw, tmp_path / "whole")
     assert train_quietly(raw, tmp_path / "paused", until=7) == {}
     resume(tmp_path / "paused", quiet=True)
-    whole, paused = state_of(tmp_path / "whole"), state_of(tmp_path / "paused")
-    assert whole[0] == paused[0]
-    assert whole[2] == paused[2]
-    for one, other in zip(whole[1], paused[1], strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    unbroken = state_of(tmp_path / "whole")
+    paused = state_of(tmp_path / "paused")
+    assert unbroken[0] == paused[0]
+    assert unbroken[2] == paused[2]
+    for expected, weights in zip(unbroken[1], paused[1], strict=True):
+        assert expected.keys() == weights.keys()
+        assert all(torch.equal(expected[name], weights[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("kind", "attention"), [("gpt2", B), ("llama", {})], ids=str)
@@ -203,9 +205,9 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     windows = evaluate(finished, "test", context=16, stride=8)
     assert windows["tokens"] == figures["tokens"]
     assert windows["nll"] != figures["nll"]
-    own = evaluate(finished, "valid", text=place / "book.txt")
+    of_book = evaluate(finished, "valid", text=place / "book.txt")
     size = (place / "book.txt").stat().st_size
-    assert own["bits_per_byte"] == pytest.approx(own["nll"] * own["tokens"] / math.log(2) / size)
+    assert of_book["bits_per_byte"] == pytest.approx(of_book["nll"] * of_book["tokens"] / math.log(2) / size)
     model = fr.open_model(finished)
     assert model.has == {"logits", "hidden", "attention", "output_matrix", "step", "tokenizer"}
     text = fr.generate(finished, "The cat", max_new_tokens=60, greedy=True)
@@ -217,8 +219,8 @@ def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
     assert first == second
     assert fr.check(model.module, quick=True).passes
     for verb in ("analyze spectrum", "diagnose --texts 4", "check --quick", "report", "average --last 2"):
-        done = call(*verb.split(), finished, "--json")
-        assert done.exit_code == 0, done.stderr
+        process = call(*verb.split(), finished, "--json")
+        assert process.exit_code == 0, process.stderr
     assert evaluate(finished, "test", checkpoint="average")["nll"] < result["before"]["test"]["nll"]
     with pytest.raises(InputError, match=r"eval\.memory_length: for models of ours, given 8"):
         evaluate(finished, "test", memory_length=8)
@@ -242,15 +244,15 @@ def test_the_command_trains_both_arms_on_equal_tokens(place, tmp_path, monkeypat
     monkeypatch.setattr(causality, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
     words = ["train.batch_size=4", "train.segment_length=24", "train.steps=6", "train.learning_rate=1e-2"]
-    done = call(
+    process = call(
         "finetune", place / "llama", "--text", place / "book.txt", "model.attention.mix=position_wise",
         f"data.cache={place / 'cache'}", *words, "--out", tmp_path / "both", "--quiet", "--json",
     )  # fmt: skip
-    assert done.exit_code == 0, done.stderr
-    content = json.loads(done.stdout)
-    runs = {(one["row"], one["seed"]): one for one in content["runs"]}
+    assert process.exit_code == 0, process.stderr
+    content = json.loads(process.stdout)
+    runs = {(run["row"], run["seed"]): run for run in content["runs"]}
     assert runs.keys() == {("plain", 1), ("position_wise", 1)}
-    results = [read_result(Path(one["folder"])) for one in content["runs"]]
+    results = [read_result(Path(run["folder"])) for run in content["runs"]]
     assert len({result["tokens_seen"] for result in results}) == 1
     assert len({json.dumps(result["corpus"]["sha256"]) for result in results}) == 1
     measures = {(r["measure"], r["labels"].get("checkpoint")) for r in content["records"]}
@@ -270,17 +272,16 @@ def test_arms_differ_in_what_is_injected_alone(place):
     changes = ["model.attention={mix: position_wise, cross_head: 0.1}", "model.layers=[0]", "train.orthogonality=0.1"]
     plain, arm = resolve_arms(str(place / "gpt2"), place / "book.txt", changes)
     assert (plain.row, arm.row) == ("plain", "position_wise-beta0.1")
-    one, other = plain.config.to_dict(), arm.config.to_dict()
-    assert one["data"] == other["data"]
-    assert {**other["train"], "orthogonality": 0.0} == one["train"]
-    assert [one.row for one in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
+    assert plain.config.data == arm.config.data
+    assert replace(arm.config.train, orthogonality=0.0) == plain.config.train
+    assert [arm.row for arm in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
 
 
-@pytest.mark.parametrize(("context", "given", "taken"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
-def test_usual_segments_are_no_longer_than_the_model_reads(place, context, given, taken):
-    raw = settings(place, segment_length=given, context=context, order="contiguous")
+@pytest.mark.parametrize(("context", "requested", "used"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
+def test_usual_segments_are_no_longer_than_the_model_reads(place, context, requested, used):
+    raw = settings(place, segment_length=requested, context=context, order="contiguous")
     config = TextFinetuning(build_any(raw)).prepare().config
-    assert config.train.segment_length == taken
+    assert config.train.segment_length == used
 
 
 def test_models_that_are_none_are_refused(place, tmp_path):

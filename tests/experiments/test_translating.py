@@ -27,18 +27,18 @@ def run(tmp_path_factory):
 def test_sentences_are_searched_as_alone_and_keep_their_order(run, batch_size):
     _, model = run
     search = Search(beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, max_length_a=0.5, max_length_b=3)
-    found = translate_ids(model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size)
-    for ids, best in zip(SENTENCES, found, strict=True):
+    translations = translate_ids(model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size)
+    for ids, best in zip(SENTENCES, translations, strict=True):
         longest = int(0.5 * (len(ids) + 1) + 3)
         expected = alone(
             model, ids, longest, beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, min_new_tokens=1
         )
-        for n, one in enumerate(best):
+        for n, candidate in enumerate(best):
             text = expected.ids[0, n, : int(expected.lengths[0, n])].tolist()
-            assert [*one.ids, *([0] if one.tokens > len(one.ids) else [])] == text
-            assert one.tokens == len(text) <= longest
-            assert one.log_prob == pytest.approx(expected.log_probs[0, n].item(), abs=1e-10)
-            assert one.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
+            assert [*candidate.ids, *([0] if candidate.tokens > len(candidate.ids) else [])] == text
+            assert candidate.tokens == len(text) <= longest
+            assert candidate.log_prob == pytest.approx(expected.log_probs[0, n].item(), abs=1e-10)
+            assert candidate.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
 
 
 def test_long_sentences_make_smaller_batches(run):
@@ -57,30 +57,28 @@ def test_long_sentences_make_smaller_batches(run):
 def test_lines_become_text_and_empty_ones_stay_empty(run):
     folder, model = run
     source, target = languages()
-    found = LineTranslator(folder, Search(beams=2, n_best=2)).translate(LINES)
-    assert len(found) == len(LINES)
-    for line, best in zip(LINES, found, strict=True):
+    translations = LineTranslator(folder, Search(beams=2, n_best=2)).translate(LINES)
+    assert len(translations) == len(LINES)
+    for line, best in zip(LINES, translations, strict=True):
         if not line.strip():
-            assert [(one.text, one.ids, one.tokens, one.log_prob, one.score) for one in best] == [("", (), 0, 0.0, 0.0)]
+            (empty,) = best
+            assert (empty.text, empty.ids, empty.tokens, empty.log_prob, empty.score) == ("", (), 0, 0.0, 0.0)
             continue
         ids = [source.entries.index(word) if word in source.entries else source.unk_id for word in line.split()]
         expected = alone(model, ids, int(1.2 * (len(ids) + 1) + 10), beams=2, n_best=2, min_new_tokens=1)
-        for n, one in enumerate(best):
-            assert one.text == " ".join(target.entries[i] for i in expected.ids[0, n].tolist() if i)
-            assert one.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
+        for n, candidate in enumerate(best):
+            assert candidate.text == " ".join(target.entries[i] for i in expected.ids[0, n].tolist() if i)
+            assert candidate.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
 
 
 def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path):
     model = write_run(tmp_path, evaluation={"beams": 1, "max_length_a": 0.0, "max_length_b": 2, "length_penalty": 0.0})
     translating = LineTranslator(tmp_path)
     assert translating.search == Search(beams=1, max_length_a=0.0, max_length_b=2, length_penalty=0.0)
-    (one,) = translating.translate(["ein hund"])[0]
-    assert one.tokens <= 2
-    assert (
-        one.score
-        == one.log_prob
-        == pytest.approx(alone(model, [2, 3], 2, beams=1, min_new_tokens=1).log_probs.item(), abs=1e-10)
-    )
+    (best,) = translating.translate(["ein hund"])[0]
+    assert best.tokens <= 2
+    expected = alone(model, [2, 3], 2, beams=1, min_new_tokens=1).log_probs.item()
+    assert best.score == best.log_prob == pytest.approx(expected, abs=1e-10)
 
 
 def test_entries_that_only_the_model_has_are_unknown_words():
@@ -104,8 +102,8 @@ def test_given_translations_are_scored_as_forced(run, tmp_path):
             x = torch.tensor([[*source.encode(line), source.eos_id]])
             y = [*target.encode(text), target.eos_id]
             probs = []
-            for one in models:
-                logits = one(x, torch.tensor([[target.eos_id, *y[:-1]]])).logits[0]
+            for member in models:
+                logits = member(x, torch.tensor([[target.eos_id, *y[:-1]]])).logits[0]
                 probs.append(logits.double().softmax(-1)[range(len(y)), y])
             expected = -torch.stack(probs).mean(0).log()
             assert nll == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)

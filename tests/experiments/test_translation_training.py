@@ -1,6 +1,7 @@
 """A translation run with everything training has for it: the best checkpoint by BLEU, the last checkpoints averaged."""
 
 import random
+import re
 
 import pytest
 import yaml
@@ -17,17 +18,20 @@ from run_files import read_metrics, read_result
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
 
 
+def draw_sentence(draw):
+    subject, animal = (f"{draw.choice(['ein', 'der'])} {draw.choice(['hund', 'mann', 'vogel'])}" for _ in range(2))
+    return f"{subject} {draw.choice(['sieht', 'ruft'])} {animal}"
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Sentences of five words, each translated by a word, in the order of the source."""
-    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
+    folder = tmp_path_factory.mktemp("pairs")
+    draw = random.Random(1)
     for split, count in (("train", 240), ("valid", 24), ("test", 12)):
-        lines = []
-        for _ in range(count):
-            one, other = (f"{draw.choice(['ein', 'der'])} {draw.choice(['hund', 'mann', 'vogel'])}" for _ in range(2))
-            lines.append(f"{one} {draw.choice(['sieht', 'ruft'])} {other}")
-        for suffix, text in (("de", lines), ("en", [" ".join(WORDS[w] for w in line.split()) for line in lines])):
-            (folder / f"{split}.{suffix}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+        source = "".join(draw_sentence(draw) + "\n" for _ in range(count))
+        (folder / f"{split}.de").write_text(source, encoding="utf-8")
+        (folder / f"{split}.en").write_text(re.sub(r"\w+", lambda word: WORDS[word.group()], source), encoding="utf-8")
     settings = {
         "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32,
                   "dropout": {"residual": 0.1}, "attention": {"mix": "position_wise"}},
@@ -48,7 +52,7 @@ def run(config, folder):
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
+def finished(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(config, folder)
     return folder
@@ -77,10 +81,10 @@ def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, 
     assert f"|tok:{tokens}|" in figures["bleu_signature"]
 
 
-def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole):
-    judged = read_metrics(whole, "valid")
-    result = read_result(whole)
-    highest = max(judged, key=lambda line: line["bleu"])
+def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(finished):
+    lines = read_metrics(finished, "valid")
+    result = read_result(finished)
+    highest = max(lines, key=lambda line: line["bleu"])
     assert result["best"]["step"] == highest["step"]
     assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)
-    assert len({line["bleu"] for line in judged}) > 1
+    assert len({line["bleu"] for line in lines}) > 1
