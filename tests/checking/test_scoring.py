@@ -106,6 +106,13 @@ def test_an_unscored_first_token_is_said(score):
     assert fr.check_scoring(total, vocab_size=V).description["first_token_scored"] is True
 
 
+def test_texts_may_be_the_rows_of_a_tensor():
+    texts = torch.randint(V, (3, 19), generator=torch.Generator().manual_seed(5))
+    of_tensor, of_list = (report_of(nll, texts=given) for given in (texts, list(texts)))
+    assert of_tensor.findings == of_list.findings
+    assert of_tensor.passes
+
+
 def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said():
     report = report_of(last_window_reads_back, calls=1500)
     assert report.failures == ()

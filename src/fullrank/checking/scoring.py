@@ -46,7 +46,7 @@ Text = list[int] | str
 
 def check_scoring(
     score: Callable[..., Any],
-    texts: Sequence[Any] | None = None,
+    texts: Sequence[Any] | Tensor | None = None,
     *,
     vocab_size: int | None = None,
     vocabulary: Sequence[str] | None = None,
@@ -66,7 +66,7 @@ def check_scoring(
 
     Args:
         score: the function. It takes a tensor (N,) of token ids; a list of ids, or a str, where `texts` hold such.
-        texts: texts to score; None: random token ids.
+        texts: texts to score, a tensor (B, N) or a list of texts; None: random token ids.
         vocab_size: how many token ids there are; needed for a function of token ids.
         vocabulary: pieces of text, one token each, for a function of a str: texts are made by joining them.
         length: tokens of the longest random text.
@@ -93,7 +93,8 @@ def check_scoring(
         )
     if (size is not None and size < 2) or length < 4 or window < 0:
         raise InputError(f"vocab_size, length, window: at least 2, 4 and 0; given {size}, {length} and {window}")
-    samples = list(texts or draw_texts(max(length, 2 * window + 3), size or 2))
+    given = [] if texts is None else list(texts)
+    samples: list[Any] = given or draw_texts(max(length, 2 * window + 3), size or 2)
     form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
         form = lambda ids: "".join(vocabulary[token] for token in ids)  # noqa: E731
@@ -130,7 +131,10 @@ def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
 
 
 def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
-    """Score each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
+    """Score each text twice, with the others between: a cache that has seen a text shows, and so does chance.
+
+    What the second call changes becomes `scorer.noise`, where the check passes.
+    """
     ordered = sorted(texts, key=len, reverse=True)
     first = scorer.totals(ordered)
     second = scorer.totals(ordered)
@@ -282,7 +286,7 @@ class Scorer:
         return score
 
     def convert(self, value: Any) -> Score:
-        """Convert what the scorer returned to one form; ValueError for nan."""
+        """Convert what the scorer returned to one form; ValueError for nan, and for a mapping without a score."""
         counts = dict[str, float]()
         means = dict[str, float]()
         if isinstance(value, Mapping):
@@ -311,7 +315,7 @@ class Scorer:
         return torch.as_tensor(value).detach().cpu().double()
 
     def total(self, text: Any) -> float:
-        """Score a text; 0 for no tokens, and for one that cannot be scored: the first token has no score then."""
+        """Score a text; 0 for no tokens, and for a single token that cannot be scored: a first token has no score then."""
         if len(text) > 1:
             return self.read(text).total
         try:
@@ -323,7 +327,7 @@ class Scorer:
         return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
 
     def each(self, text: Any) -> Tensor:
-        """Return the scores per token; none where the text has but a total."""
+        """Return the scores per token (T,); an empty tensor where there is only a total."""
         each = self.read(text).each
         return torch.zeros(0) if each is None else each
 
@@ -379,7 +383,7 @@ class Explanation:
 
 
 def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
-    """Sum probabilities over the vocabulary, position by position.
+    """Sum probabilities over the vocabulary, position by position; `scorer.skipped` is found and set on the way.
 
     Args:
         scorer: the function.
@@ -466,7 +470,7 @@ def choose_positions(length: int, window: int, count: int) -> list[int]:
 def read_sums(
     scorer: Scorer, base: Any, each: Tensor | None, size: int, positions: Sequence[int], allowed: float
 ) -> VocabularySums:
-    """Score a text with every token in turn at each of some positions.
+    """Score a text with every token in turn at each of some positions; `scorer.skipped` is set if it was not known.
 
     Args:
         scorer: the function.
