@@ -39,11 +39,11 @@ VERSIONS = ("transformers", "torch", "fullrank")
 
 
 def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> list[Row]:
-    """Check the classes that the file does not have for the installed versions.
+    """Check the classes that the file does not have for the installed versions, and add them to it, each when it is done.
 
     Args:
         file: JSON lines of the census, a line for each class.
-        only: model types; none for all.
+        only: model types; empty for all.
         jobs: classes that are checked at once.
         limit: seconds after which a class is given up.
 
@@ -79,7 +79,7 @@ def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> lis
 
 
 def check_apart(pair: Class, limit: float) -> Row:
-    """Check a class in a process of its own, which may crash, or go on after so many seconds."""
+    """Check a class in a process of its own, as it may crash; it is given up after `limit` seconds."""
     command = [sys.executable, "-m", "research.census", "--check", *pair]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
@@ -117,7 +117,7 @@ def row_of(pair: Class, report: Report, seconds: float) -> Row:
     Args:
         pair: model type and class.
         report: the checks.
-        seconds: processor time that they took.
+        seconds: processor time of building the model and of the checks.
 
     Returns:
         The row.

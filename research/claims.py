@@ -317,7 +317,7 @@ def measured_on(row: Row, claim: Claim) -> list[str]:
 
 
 def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
-    """Estimate the difference of a comparison, with the deviation of it and all `pooled` ones; the module has the model."""
+    """Estimate the difference of a comparison, with the deviation of it and all `pooled` ones, by the model above."""
     a, b = comparison.figures
     if comparison.claim.statistic == "deviation":
         return compare_deviations(a, b)
@@ -479,7 +479,7 @@ def explain_too_early(side: Side, seeds: Sequence[int], lines: Lines) -> str:
 
 
 def explain_line(side: Side, lines: Lines) -> str:
-    """Compare the perplexity of a side with the 4-gram line, where it is above that. Else empty."""
+    """Explain that the test perplexity of a side is above the 4-gram line; empty where it is not, or one is not known."""
     runs = [run for run in side.runs.values() if run.get("final.test.perplexity") is not None]
     line = lines.get(identify_text(runs[0])) if runs else None
     if line is None:

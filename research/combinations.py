@@ -84,7 +84,7 @@ def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def build(keys: dict[str, Any]) -> Any:
-    """Build the model of these keys, without numbers."""
+    """Build the model of these keys."""
     raw: dict[str, Any] = {}
     chosen = {key: value for key, value in keys.items() if value is not None}
     for key, value in {"position": "sinusoidal", **chosen}.items():
@@ -100,7 +100,7 @@ def build(keys: dict[str, Any]) -> Any:
 
 
 def is_refused(keys: dict[str, Any]) -> bool:
-    """Return whether these keys do not go together."""
+    """Return whether these keys do not go together: such a model, without numbers, cannot be built."""
     try:
         with torch.device("meta"):
             build(keys)
@@ -110,7 +110,7 @@ def is_refused(keys: dict[str, Any]) -> bool:
 
 
 def list_refused() -> dict[tuple[str, ...], list[str]]:
-    """List the choices that exclude each other: those that are refused beside the same ones, and these."""
+    """Group the choices by those that are refused beside them; those of the empty tuple go together with all."""
     choices = list_choices()
     groups: dict[tuple[str, ...], list[str]] = {}
     for choice, keys in choices.items():

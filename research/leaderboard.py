@@ -23,7 +23,10 @@ Texts = Mapping[tuple[str, str], Mapping[str, str]]  # the lines of ngrams.csv b
 
 
 def find_boards(rows: Sequence[Row]) -> dict[tuple[str, ...], Board]:
-    """Group seeds by corpus, measure, protocol, text and vocabulary, the best first. Texts with one group have no board."""
+    """Group seeds by corpus, measure, protocol, text and vocabulary, the best first.
+
+    Texts with one group have no board, and figures that are not of next tokens are on none.
+    """
     boards: dict[tuple[str, ...], Board] = {}
     for group in group_by_setting(rows):
         measure = next((name for name in MEASURES if name in figures_of(group[0], "test")), "")
@@ -86,7 +89,7 @@ def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
 
 
 def make_command(group: Sequence[Row]) -> str:
-    """Write the command that trains these rows again; a dash where their settings were not recorded."""
+    """Write the command that trains these rows again; a dash where settings, row or scale were not recorded."""
     first = group[0]
     settings = first["settings"]
     if settings is None or not first["row"] or not first["scale"]:

@@ -114,7 +114,7 @@ def write_ledger(path: Path, rows: Iterable[Row]) -> None:
 def add_runs(path: Path, folders: Iterable[Path]) -> int:
     """Add the rows of finished runs, in the place of those of the same runs, and return how many rows are new or changed.
 
-    Raises InputError for a run from a tree with uncommitted changes.
+    Raises InputError for a run that has not finished, is damaged, or is from a tree with uncommitted changes.
     """
     added = {}
     for folder in folders:
@@ -246,12 +246,15 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
 
 
 def join(value: Any) -> Any:
-    """Write a list as words."""
+    """Join the words of a list by spaces; return any other value as it is."""
     return " ".join(value) if isinstance(value, list) else value
 
 
 def columns_of_spectrum(file: Path) -> dict[str, Any]:
-    """Read the effective rank of attention weights, mean over layers and heads, if `fullrank analyze spectrum` measured it."""
+    """Read the effective rank of attention weights after and before mixing, means over layers and heads.
+
+    Empty if `fullrank analyze spectrum` did not measure it.
+    """
     if not file.is_file():
         return {}
     spectrum = read_json(file)

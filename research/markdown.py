@@ -49,7 +49,10 @@ def readable(key: str) -> str:
 
 
 def show(value: Any) -> str:
-    """Show a number with four significant digits, any other value as it is, None as an empty text."""
+    """Show a float with four significant digits (whole from 1,000 on), a bool as yes or no, None as an empty text.
+
+    Integers get commas, and other values are shown as they are.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -60,13 +63,13 @@ def show(value: Any) -> str:
 
 
 def show_count(values: Iterable[float | None]) -> str:
-    """Show the mean of counts, as a whole number."""
+    """Show the mean of counts, as a whole number; a dash where none is known."""
     counts = [value for value in values if value is not None]
     return f"{statistics.fmean(counts):,.0f}" if counts else MISSING
 
 
 def show_spread(values: Sequence[float], show: Callable[[float], str] = show) -> str:
-    """Show mean ± standard deviation over seeds; the mean alone for one seed."""
+    """Show mean ± standard deviation over seeds; the mean alone for one seed, a dash for none."""
     if not values:
         return MISSING
     mean = show(statistics.fmean(values))

@@ -183,7 +183,10 @@ def lower_priority(process: int) -> None:
 
 
 def train(training: Training, ledger: Path) -> str:
-    """Train in a process of its own, add the run to the ledger, and return `finished`, `failed` or `stopped`."""
+    """Train in a process of its own, add the run to the ledger, and return `finished`, `failed` or `stopped`.
+
+    From then on SIGINT and SIGTERM of this process stop the training.
+    """
     process = subprocess.Popen(
         training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, env={**os.environ, **ONE_THREAD},

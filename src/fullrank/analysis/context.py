@@ -70,7 +70,8 @@ class ContextUse:
 def read_context(model: LoadedModel, text: Text) -> ContextUse:
     """Measure the nll after 8, 16, 32 ... tokens of context, and after as many as there are.
 
-    It reads the first 64 texts as long as a segment and the memory of the model, and scores the last eighth of each.
+    It reads the first 64 texts (or `text.count`) as long as a segment and the memory of the model, and scores the last
+    eighth of each.
     Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
     """
     if model.is_masked:
@@ -109,7 +110,10 @@ def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bo
 
 
 def find_longest(model: LoadedModel, text: Text) -> int:
-    """Find the length of the texts that the use of context is measured on: a segment and the memory, in tokens."""
+    """Find the length of the texts that the use of context is measured on, in tokens: a segment and the memory.
+
+    It is at most what the model can read.
+    """
     length = text.segment_length + getattr(model.fullrank_model, "memory_length", 0)
     return min(length, model.max_length or length)
 

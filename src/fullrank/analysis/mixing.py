@@ -25,7 +25,7 @@ class LayerMixing:
     matrix (H, H): M. distance: ||M - I||_F. orthogonality: ||M^T M - I||_F^2 (Eq. 16). A mixing that depends on the
     query has one M at each position. The three are then means over the positions of a text, and deviation (H, H) is the
     standard deviation of m_ji(n) over them. Without a text they are of the part B that all positions share, and
-    deviation is None.
+    deviation is None, as it is for any other mixing.
     """
 
     layer: int
@@ -45,7 +45,9 @@ def mixing(
 ) -> tuple[LayerMixing, ...]:
     """Measure the mixing of every layer that mixes heads, of our models and of injected ones.
 
-    input_ids are as for `spectrum`. Raises InputError for a model in which no layer mixes heads.
+    input_ids are as for `spectrum`; only a mixing that depends on the query reads them. None: of such a mixing the part
+    that all positions share is measured.
+    Raises InputError for a model in which no layer mixes heads.
     """
     loaded = open_model(model)
     attention = loaded.attention_layers

@@ -131,7 +131,7 @@ def rank(
         The singular values of A, with the facts that bound their rank.
 
     Raises:
-        InputError: the model is of another kind, or there are too few contexts.
+        InputError: the model is of another kind, input_ids are no integers (B, N), or there are too few contexts.
         RunError: a log-probability is not finite.
     """
     if contexts is not None and contexts < 2:

@@ -45,7 +45,7 @@ _PARTS = (  # first match wins
 
 
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
-    """Measure parameters, bytes, FLOPs and memory of the model of a run.
+    """Measure parameters, bytes and FLOPs of the model of a run (as `size` does), and the `memory` of its training.
 
     length: tokens of a sequence; None for the training segment's, of translations 25.
     """
@@ -124,9 +124,9 @@ def count_optimizer_states(options: TrainConfig, parameters: Mapping[str, int]) 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     """Measure the size of a language model, as plain numbers.
 
-    A query sees (length + 1) / 2 keys of its segment on average, and the memory. A training step projects the memory
-    again, which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the
-    length.
+    A query sees (length + 1) / 2 keys of its segment on average, and the memory; with `same_length` as many keys as the
+    memory has. A training step projects the memory again, which evaluation does not. Decoding keeps
+    `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
 
     Args:
         config: sizes and stages of the model.
@@ -134,7 +134,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
         batch: sequences of a batch.
 
     Returns:
-        Parameters, bytes, and FLOPs per token.
+        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`.
 
     Raises:
         InputError: the output map of multi-linear attention is too small for the length.
@@ -166,7 +166,7 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
         share: share of the tokens that is masked, on which the output layer works.
 
     Returns:
-        Parameters, bytes, and FLOPs per token.
+        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`.
 
     Raises:
         ConfigError: the configuration is of no masked language model.
@@ -198,7 +198,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
         batch: pairs of a batch.
 
     Returns:
-        Parameters, bytes, and FLOPs per token.
+        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`, also of
+        each side.
 
     Raises:
         ConfigError: the configuration is of no translation model.
@@ -361,8 +362,9 @@ def _count_multilinear(stack: _Stack, attention: MultiLinearConfig, length: int,
 
 
 def _count_weighted(layer: Attention, products: int, keys: float) -> float:
-    """Count the FLOPs per token of scores, weighted values and mixing, at `products` multiply-adds a number of a head and key.
+    """Count the FLOPs per token of scores, weighted values and mixing.
 
+    For each key, every number of a head takes `products` multiply-adds: one for the weighted value, the others for the score.
     P tokens at a position are P queries, each of which sees P times as many keys.
     """
     attend = cast(WeightedValues, layer.attend)

@@ -107,7 +107,7 @@ def check(
             input_ids, inputs_embeds, or else the first tensor of the example inputs.
         vocab_size: how many token ids the model knows. None: as many as its configuration or its first embedding says.
         length: tokens of the texts. None: a prime up to 71 that no size of the model equals, since layers that leak are
-            recognised by the dimension of positions.
+            recognised by the dimension of positions. It is for random token ids: example inputs have a length of their own.
         step: `step(ids (B, n), cache or None)` gives logits and the next cache, for a module with a cache of its own kind.
         quick: leave out what takes long: compiling, training a copy on random tokens, prefixes in training, rare code paths,
             and kernels and memory of models of ours.

@@ -153,7 +153,7 @@ def change_rows(run: Run) -> Finding:
 def call_after_another(run: Run) -> Finding:
     """Compare the logits of texts with those of the same texts after other texts were read.
 
-    Where they differ the check does not fail but asks, since a model may mean to keep a memory between calls.
+    Where they differ the check does not apply, and its reason asks, since a model may mean to keep a memory between calls.
     """
     subject = run.subject
     first = run.read(subject.ids).all_logits

@@ -48,16 +48,16 @@ class Call:
         name: stands in the report.
         training: the model is in training mode.
         length: tokens of a text; 0: as many as the subject reads.
-        rows: texts in a batch, 3 or 1.
+        rows: texts that are read at once: 3 for all of them, or 1.
         special: texts are of special and of repeated tokens.
         dtype: of the parameters; None: that of the check.
-        autocast: of products, under autocast; None: without.
+        autocast: the dtype of matrix products under `torch.autocast`; None: no autocast.
         mask: the side of the padding, or "ones"; empty: no mask is given.
         attention: an implementation of attention of Hugging Face; empty: the model's own.
         cache: a text is read in two pieces.
-        scaled: parameters are larger.
-        compiled: code is compiled.
-        gradients: they are wanted.
+        scaled: matrices make their inputs about `GAIN` times larger.
+        compiled: the model runs under `torch.compile`.
+        gradients: they are recorded, and the check is repeated with other seeds.
         seed: of the random numbers.
         is_certain: dropout changes nothing.
         cuts: the most positions from which on tokens are changed.

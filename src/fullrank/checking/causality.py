@@ -64,7 +64,10 @@ def search_by_perturbation(run: Run) -> Finding:
 
 
 def find_leak(run: Run, cuts: list[int]) -> Finding:
-    """Search by perturbation with one seed; `cuts` are the positions from which on tokens are changed."""
+    """Search by perturbation with one seed; `cuts` are the positions from which on tokens are changed.
+
+    A leak in a plain call is noted in `run.subject.leaking`.
+    """
     subject = run.subject
     call = run.call
     if call.special:  # the first texts get the cuts near the middle
@@ -140,7 +143,7 @@ def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Ite
 
 
 def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
-    """Find a cut before which a text sees later tokens of its own, as no other row is changed.
+    """Find a cut before which a text sees later tokens of its own: no other row of the batch is changed.
 
     Args:
         run: the run.

@@ -481,6 +481,7 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
 
     Some models cannot, as they have constants in fp32; their copy keeps the dtype of the model. `shorter` are lengths of texts
     that are tried, too, since a model may have a longest text and not say it.
+    Raises InputError where the model can be run in no such way, or gives no logits (B, N, V).
     """
     original = subject.original
     name = type(subject.original).__name__

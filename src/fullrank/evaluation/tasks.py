@@ -42,7 +42,7 @@ def bleu_of(tokenize: str | None = None, language: str = "", **options: Any) -> 
         **options: further options of `sacrebleu.metrics.BLEU`.
 
     Raises:
-        InputError: a package that is needed is missing.
+        InputError: a package that is needed is missing, or there are no such tokens.
     """
     metrics = _import_metrics()
     try:
@@ -85,7 +85,8 @@ def translation_scores(
         Scores, their signatures, and the number of sentences.
 
     Raises:
-        InputError: the numbers of hypotheses and references differ, there are none, or sacreBLEU is missing.
+        InputError: the numbers of hypotheses and references differ, there are none, sacreBLEU is missing, or there are no such
+            tokens.
     """
     _check_pairs(hypotheses, references)
     bleu = bleu_of(tokenize, language, lowercase=lowercase)
@@ -109,7 +110,7 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
 
     This is what fairseq-generate printed for IWSLT14, where hypotheses and references are tokenised (Moses),
     lower-cased and have their subwords joined. Tokenisation changes BLEU by points, so the label goes with the figure.
-    Raises InputError for different numbers of hypotheses and references, and for none at all.
+    Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
     _check_pairs(hypotheses, references)
     bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
@@ -227,7 +228,8 @@ def squad_scores(predictions: Mapping[str, str], references: References, *, v2: 
         v2: an empty prediction says that there is no answer.
 
     Returns:
-        Scores by name; in v2 also `HasAns_*` and `NoAns_*`, over questions with and without an answer.
+        Scores by name, as fractions; in v2 also `HasAns_*` and `NoAns_*`, over questions with and without an answer, and the
+        numbers of these as `HasAns_total` and `NoAns_total`.
     """
     exact: dict[str, float] = {}
     f1: dict[str, float] = {}

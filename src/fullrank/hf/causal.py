@@ -111,7 +111,7 @@ class CausalModel(nn.Module):
             cache: keys and values of the M tokens before, changed in place; None: there are none.
 
         Returns:
-            Logits (B, N, V) as `hidden`, and the cache.
+            A `Pass`: logits (B, N, V) as `hidden`, no memory, and the cache.
         """
         options: dict[str, Any] = {}
         if attention_mask is None:
@@ -149,7 +149,7 @@ class CausalModel(nn.Module):
             memory: None; such a model has no memory.
             label_smoothing: share of the target that is spread over the vocabulary.
             trace: collects the attention of injected layers; None collects nothing.
-            **unused: other arguments of `LanguageModel.loss_parts`, which are ignored.
+            **unused: other arguments of `LanguageModel.loss_parts`, which are ignored, `attention_mask` among them.
         """
         with traced(trace):
             logits = self.hidden(input_ids).hidden
@@ -203,7 +203,10 @@ class CausalModel(nn.Module):
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
     def save(self, folder: Path, tokenizer: Any = None) -> None:
-        """Write the model, or its adapter with the mixing parameters, as `fullrank.load_injected` reads it."""
+        """Write the model, or its adapter with the mixing parameters, and the tokenizer if it is given.
+
+        `fullrank.load_injected` reads an adapter, and a model with injected attention; `from_pretrained` reads any other model.
+        """
         if self.adapted is None:
             self.model.save_pretrained(folder)
         else:
@@ -213,14 +216,14 @@ class CausalModel(nn.Module):
             tokenizer.save_pretrained(folder)
 
     def merge(self) -> Any:
-        """Return the model of transformers by itself, with an adapter merged into its weights."""
+        """Return the model of transformers by itself, with an adapter merged into its weights, in place."""
         return self.model if self.adapted is None else self.adapted.merge_and_unload()
 
     @classmethod
     def load(cls, folder: str | Path, checkpoint: str = "best") -> CausalModel:
         """Load a checkpoint of a run of fine-tuning on a text, in evaluation mode.
 
-        Raises InputError for a folder of another kind, without such a checkpoint, or damaged.
+        Raises InputError if the folder is another kind of run, has no such checkpoint, or is damaged.
         """
         folder = Path(folder)
         config = build_any(read_yaml(folder / "config.yaml"))
@@ -285,7 +288,8 @@ def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]
 def load_causal(config: PretrainedConfig) -> Any:
     """Load the causal model of `config` in fp32, in evaluation mode, with our attention injected where it is asked for.
 
-    Raises InputError where there is none, where it lacks weights, and where its tokens see later ones.
+    Raises InputError where there is none, where it lacks weights, where its tokens see later ones, and where it holds other
+    attention of ours than `config` asks for.
     """
     key = f"model.pretrained: {config.pretrained}"
     with explain(config) as options:
@@ -326,7 +330,7 @@ def use_own_products(model: nn.Module) -> None:
 
 
 def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
-    """Prepare a model for training: all of it, or an adapter on it. Mixing parameters are trained in both cases.
+    """Prepare a model for training, in place: all of it, or an adapter on it. Mixing parameters are trained in both cases.
 
     Raises InputError where PEFT is not installed, and for target modules that are no linear layers of the model.
     """

@@ -122,6 +122,7 @@ class FullRankCache(HuggingFaceCache):
 def layer_of(past: Any) -> StateLayer | None:
     """Find the layer of a cache that holds our state; an empty `DynamicCache`, which `generate` makes, gets such a layer.
 
+    None: there is no cache.
     Raises InputError for caches of other kinds, and for one that another model has filled.
     """
     if past is None:
@@ -361,8 +362,8 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             labels: (B, N), `input_ids` again, -100 where there is no loss. They are shifted here: the loss is that of each
                 token given those before it. None: no loss.
             use_cache: return a new cache where none is given. None: in evaluation only, always by a model with memory, by
-                others as `config.use_cache` says and without labels.
-            logits_to_keep: logits of the last so many tokens, or of these positions; 0: of all.
+                others as `config.use_cache` says and without labels; never where tokens see later ones.
+            logits_to_keep: logits, and the loss, of the last so many tokens, or of these positions; 0: of all.
             num_items_in_batch: what the summed loss is divided by; None: the number of labels.
             output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
             output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.
@@ -373,8 +374,8 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             cache, and the tuples `hidden_states` and `attentions` where they are asked for.
 
         Raises:
-            InputError: the mask has another shape, the cache is that of another model, or weights are asked of attention that
-                has none.
+            InputError: the mask has another shape, the text is too long, an id is not in the vocabulary, the cache is that of
+                another model, or weights are asked of attention that has none.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         past = cache if past_key_values is None else past_key_values
@@ -485,7 +486,8 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
             `hidden_states` and `attentions` where they are asked for.
 
         Raises:
-            InputError: weights are asked of attention that has none.
+            InputError: the mask has another shape, the text is empty or too long, an id is not in the vocabulary, or weights
+                are asked of attention that has none.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         states = self.model.encoder.encode(self._replace_padding(input_ids), attention_mask, trace=trace).hidden

@@ -66,13 +66,14 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     Args:
         folder: a run folder, or a folder that `model.save` wrote.
         out: the new folder; an empty one may exist.
-        checkpoint: the checkpoint of the run, `best` or `last`.
+        checkpoint: the checkpoint of the run: `best`, `last`, or another one that it has, such as `average`.
 
     Returns:
         The path of `out`.
 
     Raises:
-        InputError: `out` holds anything, `folder` has no language model or encoder, or a stage cannot be exported.
+        InputError: `out` holds anything, `folder` has no language model or encoder or no such checkpoint, or is damaged, or a
+            stage cannot be exported.
         RunError: `out` cannot be written; then nothing of it is there.
     """
     folder = Path(folder)

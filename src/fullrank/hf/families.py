@@ -53,6 +53,7 @@ _described: dict[str, tuple[str | None, int | None]] = {}
 def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]]) -> None:
     """Note where classes of attention project their queries: {"OwnAttention": {"query": "q_proj", "blocks": 1}}.
 
+    It is known by the names of the classes from then on, for all models of the process.
     Raises InputError for other fields and values, and for a class that the model lacks or that has no eager attention function.
     """
     if not isinstance(interface, Mapping):
@@ -201,7 +202,7 @@ def _count_matrices(module: nn.Module) -> int:
 def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
     """Choose the attention modules of `layers`: numbers (the first one in a module's name), or parts of names; None: all.
 
-    Negative numbers count from the end of each list of layers.
+    Negative numbers count from the end of each list of layers. Parts of names are whole, between dots.
     Raises InputError for a model without attention on the interface, and for layers that it does not have.
     """
     modules = attention_modules(model)

@@ -63,8 +63,8 @@ def inject(
         mix: how query heads exchange weights, as in `AttentionConfig`: "position_wise", "position_independent" and so on.
         normalize: what makes weights of scores, as in `AttentionConfig`. Any other than "softmax" changes outputs at once.
         cross_head: probability with which key and value heads are permuted in training; evaluation stays as it is.
-        layers: numbers of layers (-1: the last), or parts of module names. None: all, with a warning that names attention
-            that is not on the interface.
+        layers: numbers of layers (-1: the last), or parts of module names between dots, such as "decoder". None: all, with a
+            warning that names attention that is not on the interface.
         output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures` and `latent_dropout`, for a causal or
             masked language model. W and b stay the model's own, tied as they were. Logits become log-probabilities. None: the
             vocabulary layer stays.
@@ -77,8 +77,8 @@ def inject(
         The same model.
 
     Raises:
-        InputError: the model cannot be injected into, has been already, or has no such layers or classes; or there is nothing
-            to inject.
+        InputError: the model cannot be injected into, has been already, or has no such layers or classes; `mix` or `output` is
+            one that cannot be injected; or there is nothing to inject.
         ConfigError: `mix`, `normalize`, `cross_head` or `output` has a value that no configuration takes.
     """
     mixture = None if output is None else mixture_settings(output)
@@ -297,7 +297,7 @@ def remove(model: Any) -> Any:
     """Take out what `inject` put into a model, and return the same model.
 
     Its own parameters stay as they are now, with what they have learned. The mixing, and the latent states of a mixture of
-    softmaxes, are lost. The vocabulary layer is one softmax again.
+    softmaxes, are lost. The vocabulary layer is one softmax again, and the implementation of attention that of before.
     Raises InputError if nothing was injected; then nothing is changed.
     """
     if not is_injected(model):

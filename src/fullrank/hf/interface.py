@@ -136,7 +136,8 @@ def attend(
         Output (B, N, H, D), and the mixed weights (B, H, N, M) or None.
 
     Raises:
-        InputError: the configuration says that attention was injected, but the model has no stages.
+        InputError: the configuration says that attention was injected, but the model has no stages; the model's own function
+            adds biases to scores, which the injected normaliser cannot take apart; or the query projection was not called.
     """
     injected = _find_stages(module)
     if injected is not None:
@@ -458,7 +459,7 @@ def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
         key: (B, H_kv, M, D).
 
     Returns:
-        The layout of N queries and M keys; None where no layout describes the mask.
+        The layout of N queries and M keys; None where no layout describes the mask, and for any mask in compiled code.
     """
     queries, keys = query.shape[2], key.shape[2]
     if mask is None:

@@ -141,10 +141,10 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
-    """Load a model into which `inject` put stages, from what `save_pretrained` wrote.
+    """Load a model that `inject` changed, from what `save_pretrained` wrote.
 
-    For an adapter that `fullrank finetune` saved, this loads the model that it adapts, injects the same into it, and puts
-    PEFT's adapter on it.
+    For an adapter that `fullrank finetune` saved, this loads the causal model that it adapts, injects the same into it, and
+    puts PEFT's adapter on it. Then `cls` does not count, the dtype is float32 by default, and the model alone is returned.
 
     Args:
         folder: the saved model, or a name on the hub.

@@ -48,8 +48,8 @@ def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) 
         The model, and example inputs where token ids alone do not do, else None.
 
     Raises:
-        InputError: the type predicts no next tokens, needs more than tokens, or would be large even so. Where transformers
-            cannot build the model its own error passes through.
+        InputError: the type predicts no next tokens, needs more than tokens or a package that is missing, or would be large
+            even so. Where transformers cannot build the model its own error passes through.
     """
     names = [name for _, name in list_classes(model_type)]
     if not names or class_name not in (None, *names):

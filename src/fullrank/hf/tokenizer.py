@@ -26,7 +26,8 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
 
     Padding is on the right, with an entry that no text has: a byte that is no UTF-8, `<mask>`, or an entry beyond the
     vocabulary, which our models take for padding. Set `padding_side="left"` for `generate`.
-    Raises InputError where no tokenizer of that library gives the same ids, and where the folder is no run.
+    Raises InputError where no tokenizer of that library gives the same ids, for a translation run, and for a folder that is no
+    run.
     """
     folder = Path(folder)
     config = build(read_yaml(folder / "config.yaml"))

@@ -25,7 +25,7 @@ PADDING = ("padding changes nothing", "future, by perturbation, with padding")
 
 
 def assert_causal(model: Any, inputs: Any = None, *, quick: bool = True, **options: Any) -> Report:
-    """Assert that no token sees a later one on any code path.
+    """Assert that no token sees a later one on any code path, nor another text of its batch.
 
     Code paths are training, evaluation, padding, caches, sdpa and eager, scaled parameters and others.
 
@@ -40,15 +40,16 @@ def assert_causal(model: Any, inputs: Any = None, *, quick: bool = True, **optio
         The report.
 
     Raises:
-        AssertionError: a token sees a later one; it names the code path, the positions and the layer.
-        InputError: the model gives no logits.
+        AssertionError: a token sees a later one, which names the code path, the positions and the layer; rows of a batch see
+            each other; or nothing could be checked.
+        InputError: the model gives no logits, or an option does not fit it.
     """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, CAUSAL, "", quick=quick, **options)
 
 
 def assert_cache_consistent(model: Any, inputs: Any = None, **options: Any) -> Report:
-    """Assert that a model with its cache, token by token and in pieces, gives the logits of one pass.
+    """Assert that a model with its cache, token by token, in pieces and as beams, gives the logits of one pass.
 
     Args:
         model: a module, or a function, whose `model(input_ids)` gives logits (B, N, V).
@@ -59,8 +60,8 @@ def assert_cache_consistent(model: Any, inputs: Any = None, **options: Any) -> R
         The report.
 
     Raises:
-        AssertionError: the logits differ, or the model has no cache.
-        InputError: the model gives no logits.
+        AssertionError: the logits differ, a token sees a later one after a cache, or the model has no cache.
+        InputError: the model gives no logits, or an option does not fit it.
     """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, CACHE, CACHE[0], **options)
@@ -78,8 +79,8 @@ def assert_padding_invariant(model: Any, inputs: Any = None, **options: Any) -> 
         The report.
 
     Raises:
-        AssertionError: the logits differ, or the model takes no mask.
-        InputError: the model gives no logits.
+        AssertionError: the logits differ, a token sees a later one beside padding, or the model takes no mask.
+        InputError: the model gives no logits, or an option does not fit it.
     """
     __tracebackhide__ = True
     return check_or_raise(model, inputs, PADDING, PADDING[0], **options)
