@@ -1,7 +1,7 @@
 """A language model with memory and resting layers as loops over texts, layers, heads, queries and keys.
 
 Written from the equations: a layer is a list of (position, input) pairs that it remembers, and a token looks at every pair.
-Of the model the loops take its parameters by name and nothing else.
+The loops read the parameters of a model by name, and nothing else of it.
 """
 
 import math
@@ -103,7 +103,7 @@ class Loops:
         return out
 
     def score(self, layer, h, query, key, apart):
-        """query and key: position and projected head; apart: the distance that relative positions are told."""
+        """query, key: (position, projected head); apart: the distance that relative positions count."""
         if self.setting.position == "relative":
             u = self.p["position.biases.content_bias"][h]
             v = self.p["position.biases.position_bias"][h]
@@ -184,7 +184,7 @@ class Loops:
     def segment(self, text, first, size, resting, memories, rested):
         """nll of the `size` tokens from `first` on, each with the next one as its target, and what layers remember then.
 
-        rested: by layer, the tokens at which it ever rested, where memories are labelled as in the released code.
+        rested: for each layer the number of tokens at which it rested so far, if labels are those of the released code.
         """
         places = range(first, first + size)
         after = list(memories)

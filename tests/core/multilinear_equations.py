@@ -1,4 +1,4 @@
-"""The equations of multi-linear attention, written apart from ours: from the parameters of a layer, by name."""
+"""The equations of multi-linear attention, independent of our code: from the parameters of a layer, by name."""
 
 import itertools
 import math

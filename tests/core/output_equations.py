@@ -63,7 +63,7 @@ class Case:
         return layer.to(dtype)
 
     def tensors(self, layer):
-        """The tensors that the layer reads, by name; those of the input that it is tied to as `input.`."""
+        """The tensors that the layer reads, by name; `input.` begins the names of those that it shares with its input."""
         tensors = dict(layer.named_parameters())
         if not self.tied:
             return tensors
@@ -74,7 +74,7 @@ class Case:
         return tensors | {f"input.{name}": embedding.get_parameter(name) for name in used}
 
     def batch(self, dtype=DOUBLE):
-        """Hidden states that require a gradient, and targets, of which the first and the last word are two."""
+        """Hidden states that require a gradient, and targets, among them the first and the last word."""
         hidden = torch.randn(*self.tokens, self.width, dtype=DOUBLE).to(dtype).requires_grad_()
         targets = torch.randint(self.vocabulary, self.tokens)
         targets[0, 0], targets[-1, -1] = 0, self.vocabulary - 1
@@ -151,7 +151,7 @@ def compare(value, expected, leaves, copies, cotangent):
     """A value and its gradients with respect to `leaves` against the equation's with respect to `copies`.
 
     In double precision to 1e-9 of the largest number, in fp32 to 1e-5 of it, or of 1 if that is more. A tensor that the
-    equation does not read has a gradient of zero: what an optimiser does must not hang on which words a batch holds.
+    equation does not read has a gradient of zero, so that what an optimiser does never depends on which words a batch holds.
     """
     assert leaves.keys() == copies.keys()
     dtype = next(iter(leaves.values())).dtype
@@ -176,7 +176,7 @@ def close(name, actual, expected, tolerance, least=1.0):
 
 
 def pairwise_cases():
-    """Few cases in which every two choices of two options stand together once, where they may."""
+    """Few cases in which every allowed pair of choices of two options occurs."""
     choices = {
         "cutoffs": [(), (4, 9, 15), (22,), (1, 2)], "mixtures": [None, 1, 3], "div_val": [1, 2],
         "form": ["fairseq", "transformer_xl"], "tied": [False, True], "tied_projections": [False, True],

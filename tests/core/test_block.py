@@ -52,7 +52,8 @@ def test_equals_pytorchs_encoder_layer(eps):
         block = shaken(Block(config(norm=kind, layer_norm_eps=eps)))
         options = {"layer_norm_eps": eps, "batch_first": True, "norm_first": kind == "pre"}
         other = torch.nn.TransformerEncoderLayer(E, 2, INNER, 0.0, **options).double()
-        a, project = other.self_attn, block.attention.project
+        a = other.self_attn
+        project = block.attention.project
         layers = (project.query, project.key, project.value)
         with torch.no_grad():
             a.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))

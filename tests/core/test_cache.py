@@ -1,4 +1,4 @@
-"""A cache that new tokens are written behind is still a value: whoever goes on from it, in whatever order."""
+"""A cache stays a value although new tokens are stored behind it: any calls may go on from it, in any order."""
 
 import torch
 
@@ -18,7 +18,7 @@ def join(past, new):
 
 
 def test_two_go_on_from_one():
-    """Both find what they appended; the one that came second has a storage of its own."""
+    """Each holds what it appended; the second one to go on gets a storage of its own."""
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
         shared = join(start(first), some(1, 4))

@@ -26,7 +26,7 @@ def order(route):
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_permutations_come_as_often_as_beta_says(beta):
-    """Each of the H! orders has probability beta / H!; to stay put has 1 - beta more."""
+    """Each of the H! orders has probability beta / H!; the unchanged one has 1 - beta more."""
     route = StochasticCrossHead(beta).train()
     draws = 3000
     counts = Counter(order(route) for _ in range(draws))

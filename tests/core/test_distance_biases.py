@@ -138,7 +138,7 @@ def test_every_kernel_equals_the_definition(position, where, stages):
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_memory_is_at_its_distance(position):
-    """A layer that was skipped has a gap in its memory, which counts: as one pass over all tokens with the gap masked."""
+    """A skipped layer has a gap in its memory; distances count it, as in one pass over all tokens with the gap masked."""
     model = moved(fr.LanguageModel(config(position, memory_length=20, num_hidden_layers=1)).double()).eval()
     ids = torch.randint(11, (2, 12))
     memory = model(ids[:, :4]).memory
@@ -161,7 +161,7 @@ def test_t5_starts_as_in_t5():
 
 
 def test_a_scale_of_dot_products():
-    """T5's 1, and the default written out."""
+    """T5's scale of 1; and the default as a number, which changes nothing."""
     ids = torch.randint(11, (2, N))
     models = {}
     for scale in (None, 1.0, D**-0.5):

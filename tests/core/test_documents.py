@@ -70,7 +70,7 @@ def test_packed_documents_are_documents_by_themselves(name, kernel):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cache_knows_the_documents(name):
-    """Cut anywhere, with padding on the left whose id is the one that begins a document, after crop and reorder."""
+    """Cut anywhere, after crop and reorder; also with padding on the left whose id is the one that begins a document."""
     model = build(**MODELS[name])
     ids = packed()
     mask = torch.ones(2, N, dtype=torch.int64)

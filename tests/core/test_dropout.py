@@ -45,7 +45,7 @@ def test_locked_shares_one_mask_over_positions():
 
 
 def test_weights_are_dropped_after_mixing():
-    """One key, values of one, both heads the sum of both: 2, so 0 or 4 with p = 1/2; dropping before mixing gives 2 too."""
+    """With one key and values of 1 each mixed head is 2: dropped after mixing 0 or 4, dropped before mixing sometimes 2."""
     config = fr.AttentionConfig(mix="position_independent", bias=False)
     made = fr.Attention(config, hidden_size=4, num_attention_heads=2, dropout=0.5).train()
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_whole_words_are_dropped_in_the_whole_batch():
 
 
 def test_a_dropped_word_is_almost_a_zero_vector_and_still_predicted():
-    """With a first token of zeros 16 post-norm layers multiply its gradient by 316 at each of 32 norms."""
+    """Were a first token exactly zero, 16 post-norm layers would multiply its gradient by 316 at each of 32 norms."""
     dropout = fr.core.config.DropoutConfig(words=0.5, embedding=0.5)
     config = fr.ModelConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=16, num_attention_heads=2, norm="post", position="relative",

@@ -17,7 +17,8 @@ DOUBLE = torch.float64
 @pytest.mark.parametrize(("div_val", "scaled"), [(1, True), (2, False), (3, True)])
 def test_adaptive_input(div_val, scaled):
     """A row of its cluster's table, projected, token by token; and the gradients of both."""
-    width, cutoffs, vocabulary = 27, [4, 5, 11], 17
+    width, vocabulary = 27, 17
+    cutoffs = [4, 5, 11]
     layer = fr.AdaptiveInput(
         fr.ModelConfig(vocab_size=vocabulary, hidden_size=width, num_attention_heads=3, scale_embedding=scaled,
                        input=fr.InputConfig(kind="adaptive", cutoffs=cutoffs, div_val=div_val))

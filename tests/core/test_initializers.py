@@ -1,4 +1,4 @@
-"""Starts of every parameter, from the definitions of the initialisers' originals: moments, bounds, zeros."""
+"""How every parameter starts, by the definitions in the original code: moments, bounds, zeros."""
 
 import math
 import re

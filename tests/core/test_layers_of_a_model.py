@@ -1,6 +1,6 @@
-"""`model.layers`: a model whose layers differ in attention is its layers one after the other, and a sum of them.
+"""`model.layers`: a model whose layers differ in attention applies one after the other; its size is their sum.
 
-That it is causal, decodes, remembers and is padded as other models: `combinations.VARIANTS`.
+Causality, decoding, memory and padding are tested with `combinations.VARIANTS`.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ CASES = {  # keys of the model, and the attention of each layer
     "relative": ({"position": "relative"}, [RELATIVE, RELATIVE | B, RELATIVE | {"normalize": "sigsoftmax"}]),
     "own biases": (
         {"position": "relative"},
-        [{"score": {"name": "relative", "shared_biases": False}} | more for more in ({}, B)],
+        [{"score": {"name": "relative", "shared_biases": False}} | mixing for mixing in ({}, B)],
     ),
     "position term": ({"position": "relative"}, [PAIRS | RELATIVE | {"cores": cores} for cores in (1, 2)]),
 }
@@ -40,9 +40,9 @@ CASES = {  # keys of the model, and the attention of each layer
 
 def config(case, **keys):
     """The model of a case."""
-    more, layers = CASES[case]
+    options, layers = CASES[case]
     return fr.ModelConfig(
-        **SIZES | {"num_hidden_layers": len(layers), "attention": fr.AttentionConfig(**layers[0])} | more | keys,
+        **SIZES | {"num_hidden_layers": len(layers), "attention": fr.AttentionConfig(**layers[0])} | options | keys,
         layers=[fr.LayerConfig(attention=fr.AttentionConfig(**stages)) for stages in layers],
     )
 
@@ -58,10 +58,10 @@ def tokens(rows, length, seed=1):
 
 def uniform(case, layer, **keys):
     """A model in which all layers are like one of the case, without `model.layers`."""
-    more, layers = CASES[case]
+    options, layers = CASES[case]
     attention = fr.AttentionConfig(**layers[layer])
     return fr.ModelConfig(
-        **SIZES | {"num_hidden_layers": len(layers), "position": config(case).position} | more | keys,
+        **SIZES | {"num_hidden_layers": len(layers), "position": config(case).position} | options | keys,
         attention=attention,
     )
 

@@ -1,6 +1,6 @@
-"""A memory as a value: rows of their own lengths, other lengths, files, and cached keys that serve only what made them.
+"""A memory as a value: rows of different lengths, a changed length, files, and cached keys, valid for the same weights only.
 
-That a segment after a memory is its equation stands in test_memory_brute_force.py.
+Segments after a memory are compared with their equations in test_memory_brute_force.py.
 """
 
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_texts_of_different_lengths_are_read_as_if_alone(row):
     made = model(row["position"], memory_length, same_length=same_length, norm=row["norm"])
     sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per text
     texts = [text(1, 16, seed)[0] for seed in range(3)]
-    taken = [[0, *accumulate(each)] for each in sizes]
+    bounds = [[0, *accumulate(each)] for each in sizes]
     with torch.set_grad_enabled(not row["cached"]):
         alone = [in_segments(made, ids[None], each, row["skips"])[0][0] for ids, each in zip(texts, sizes, strict=True)]
         memory = None
@@ -73,7 +73,7 @@ def test_texts_of_different_lengths_are_read_as_if_alone(row):
             ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
             for number, each in enumerate(sizes):
                 at = slice(5 - each[step], 5) if number == 1 else slice(0, each[step])
-                ids[number, at] = texts[number][taken[number][step] : taken[number][step + 1]]
+                ids[number, at] = texts[number][bounds[number][step] : bounds[number][step + 1]]
                 mask[number, at] = True
             out = made(ids, memory, attention_mask=mask, skip=skip)
             memory = out.memory
@@ -134,5 +134,5 @@ def test_a_segment_of_no_tokens_changes_nothing(position, masked):
         assert torch.equal(made(TEXT[:, 8:12], between.memory).logits, made(TEXT[:, 8:12], first.memory).logits)
         assert torch.equal(first.logits, made(TEXT[:, :8]).logits)
         cache = made(TEXT[:, :8], cache=made(TEXT[:, :0], cache=made.new_cache()).cache).cache
-        rest = made(TEXT[:, 8:12], cache=made(TEXT[:, 8:8], cache=cache).cache)
-        assert torch.equal(rest.logits, made(TEXT[:, 8:12], cache=cache).logits)
+        after = made(TEXT[:, 8:12], cache=made(TEXT[:, 8:8], cache=cache).cache)
+        assert torch.equal(after.logits, made(TEXT[:, 8:12], cache=cache).logits)

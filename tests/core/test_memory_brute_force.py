@@ -102,6 +102,6 @@ def test_other_settings(setting, pattern):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_the_drifting_gap(norm):
-    """The released code's labels: a layer's memory stands ever farther away by the tokens at which the layer ever rested."""
+    """As in the released code, every token at which a layer rests moves its memory one position farther away, for good."""
     check(Setting("relative", norm, 4), PATTERNS["some"], drifting=True)
     check(Setting("relative", norm, 4), PATTERNS["often"], drifting=True)

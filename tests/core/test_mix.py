@@ -1,4 +1,4 @@
-"""The mixings of Mixhead: parameters, matrices and how they start. That they are their equations: test_mixers.py."""
+"""The mixings of Mixhead: parameters, matrices and how they start. Their equations: test_mixers.py."""
 
 import math
 

@@ -36,7 +36,7 @@ def by_hand(
     layer, x, projections=lambda layer, projections: projections, scores=lambda layer, maps: maps,
     weights=lambda layer, maps: maps, outputs=lambda layer, x, maps, values: maps,
 ):  # fmt: skip
-    """Causal attention head by head: what is done to scores, to weights and to outputs is handed in."""
+    """Causal attention head by head; functions say what a mixer does to projections, scores, weights and outputs."""
     linears = (layer.project.query, layer.project.key, layer.project.value)
     query, keys, values = projections(layer, [projected(linear, x) for linear in linears])
     layer.x = x  # for equations that read it
@@ -79,7 +79,7 @@ def average(layer, maps):
 
 
 def convolved(layer, maps):
-    """Number by number: what a query does not see is nothing, before the kernel and after it."""
+    """Number by number; a score that a query does not see is zero, before the kernel and after it."""
     made = []
     for kernel, scores in zip(layer.attend.mix_scores.kernel, maps, strict=True):
         rows, columns = kernel.shape
@@ -250,7 +250,7 @@ def test_interleaved_heads_are_their_equation():
 
 
 def test_interleaved_heads_start_as_plain_attention():
-    """Two equal tokens at each position share what one had, without rotation; one token is plain attention with it, too."""
+    """Without rotation two equal tokens at a position share the weight of one; with rotation one token is plain attention."""
     x = torch.randn(B, N, E, dtype=torch.float64)
 
     def build(position="none", **attention):

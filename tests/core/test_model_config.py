@@ -1,6 +1,6 @@
-"""Kinds of attention, input and output, and the encoder and decoder sections: what follows from what.
+"""Kinds of attention, input and output, and the encoder and decoder sections: what follows from which setting.
 
-Models that cannot be: refused.yaml. That files keep all of it: tests/properties, tests/config.
+Models that are refused: refused.yaml. Files: tests/properties, tests/config.
 """
 
 import copy
@@ -59,7 +59,7 @@ def test_cross_attention_scores_by_content():
 
 
 def test_as_published_is_asked_of_the_decoder():
-    """Only what predicts has to say that its perplexity is none; nothing is hidden from the others."""
+    """Only the part that predicts must say that its perplexity is none of next tokens; others see all tokens anyway."""
     for sections in ({"encoder": {"attention": SEEING}}, {"decoder": {"cross": SEEING}}):
         config = model(**sections)
         assert not config.sees_future

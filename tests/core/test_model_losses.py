@@ -27,7 +27,7 @@ MODELS = {"causal": fr.LanguageModel, "masked": fr.MaskedLanguageModel}
 
 
 def build(kind="softmax", model="causal", **changes):
-    """Away from its start, where priors and latents hardly differ."""
+    """Parameters are moved from their start, at which priors and latents hardly differ."""
     torch.manual_seed(1)
     config = fr.ModelConfig(
         vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2, position="sinusoidal",
@@ -120,9 +120,9 @@ def test_the_output_layer_reads_masked_places_only(kind):
     weights = torch.rand(3, 9) * (torch.rand(3, 9) < 0.4)
     loss = made.output.loss
 
-    def watched(hidden, *rest):
+    def watched(hidden, *arguments):
         shapes.append(tuple(hidden.shape))
-        return loss(hidden, *rest)
+        return loss(hidden, *arguments)
 
     made.output.loss = watched
     made.loss(ids, ids, weights)

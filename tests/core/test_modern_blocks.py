@@ -109,7 +109,7 @@ def small(**changes):
 
 @pytest.mark.parametrize("groups", [1, G, 3, H])
 def test_counts_of_grouped_queries(groups):
-    """Parameters of a Llama written out, bytes of the cache that decoding really keeps, FLOPs as the matrices say."""
+    """Parameters and FLOPs of a Llama from its matrices, and the bytes that its cache really takes."""
     config = small(
         num_key_value_heads=groups, norm_type="rms_norm", hidden_act="swiglu", mlp_bias=False,
         attention=fr.AttentionConfig(bias=False, qk_norm=True), output=fr.OutputConfig(bias=False),

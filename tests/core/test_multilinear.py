@@ -182,7 +182,7 @@ def test_decayed_both_ways_and_with_padding(padding):
 
 
 def test_outputs_stay_bounded_at_any_length():
-    """|O| <= sum |g U'| max|Q| max|K| max|V|; sums that were no means would grow with 1 / (1 - a)^2."""
+    """|O| <= sum |g U'| max|Q| max|K| max|V|; sums that are not means would grow with 1 / (1 - a)^2."""
     module = layer(output_map="decayed", decays=4, bias=False)
     with torch.no_grad():
         for decay in (module.attend.decayed.key_decay, module.attend.decayed.value_decay):

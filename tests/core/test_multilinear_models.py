@@ -1,4 +1,4 @@
-"""Multi-linear attention in models: caches, long texts, files, precisions; what was left out is refused."""
+"""Multi-linear attention in models: caches, texts beyond the trained length, and what the published form reads."""
 
 import math
 
@@ -9,7 +9,7 @@ import fullrank as fr
 from fullrank.core.errors import InputError
 from moving import moved
 
-R, P, WIDE = 5, 16, torch.float64
+R, P = 5, 16
 SIZES = {
     "vocab_size": 13, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11,
     "max_position_embeddings": P,

@@ -106,7 +106,7 @@ def test_equals_transformer_xl(case):
 
 @kinds
 def test_second_derivatives_are_right_or_refused(case):
-    """Never wrong in silence, and always there with the formulas of the reference."""
+    """Never silently wrong, and always available with the formulas of the reference."""
     layer = case.layer()
     hidden, targets = case.batch()
     leaves = case.tensors(layer) | {"hidden": hidden}

@@ -1,6 +1,6 @@
-"""A training step asks a GPU for nothing: what would have to wait for its numbers is not in the output losses.
+"""Output losses never wait for a GPU: nothing in them needs its numbers on the host.
 
-Tensors on the device `meta` have no numbers, so that asking for one is an error; and no number goes there from here.
+Tensors on the device `meta` have no numbers, so that reading one is an error; copies from the host are noted.
 """
 
 import pytest
@@ -15,7 +15,7 @@ ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", 
 
 
 class HostReads(TorchDispatchMode):
-    """Operations that needed numbers on the host, and those that took some from there."""
+    """Notes the operations that read numbers on the host or copy some from it."""
 
     def __init__(self):
         super().__init__()

@@ -47,7 +47,8 @@ def test_what_depends_on_distance_does_so_far_into_a_text(position):
     ids = torch.randint(9, (1, 12))
     from fullrank.core.memory import Memory
 
-    early, late = None, Memory(Memory.empty(2).layers, 3_000_000)
+    early = None
+    late = Memory(Memory.empty(2).layers, 3_000_000)
     differences = []
     for part in ids.split(6, dim=1):
         early_out, late_out = model(part, early), model(part, late)

@@ -1,4 +1,4 @@
-"""Saving and loading, and what is said when it fails. (That every combination survives it is tests/properties.)"""
+"""Saving and loading, and messages when it fails. Every combination is saved and loaded in tests/properties."""
 
 import json
 import shutil

@@ -83,19 +83,19 @@ def test_the_draw_follows_its_rule():
 
 
 @pytest.fixture
-def mine():
-    @fr.register("skip", "mine")
-    def mine(p: float | None = None) -> Callable[[int, int], float]:
+def odd():
+    @fr.register("skip", "odd")
+    def odd(p: float | None = None) -> Callable[[int, int], float]:
         return lambda layer, layers: (p or 0.5) * (layer % 2) + (layers == 7)
 
-    yield mine
-    registry.unregister("skip", "mine")
+    yield odd
+    registry.unregister("skip", "odd")
 
 
-@pytest.mark.usefixtures("mine")
+@pytest.mark.usefixtures("odd")
 def test_a_schedule_of_ones_own():
-    assert fr.SkipRetain("mine", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
-    assert fr.SkipRetain("mine", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
-    assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"
-    with pytest.raises(ValueError, match=r"'mine' gives layer 1 the probability 1\.5; a probability is from 0 to 1"):
-        fr.SkipRetain("mine", num_layers=7)
+    assert fr.SkipRetain("odd", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
+    assert fr.SkipRetain("odd", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
+    assert PhaseConfig(name="first", skip="odd", p=0.25).skip == "odd"
+    with pytest.raises(ValueError, match=r"'odd' gives layer 1 the probability 1\.5; a probability is from 0 to 1"):
+        fr.SkipRetain("odd", num_layers=7)

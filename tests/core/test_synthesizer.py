@@ -1,4 +1,4 @@
-"""Synthesizers against their equations: scores that no query and key agreed on."""
+"""Synthesizers against their equations: scores from the query alone, or from a table."""
 
 import math
 

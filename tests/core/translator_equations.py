@@ -1,4 +1,4 @@
-"""The equations of a translator, written apart from ours: one sentence at a time, head by head, from parameters by name.
+"""The equations of a translator, independent of our code: one sentence at a time, head by head, from parameters by name.
 
 A sentence is its tokens alone, so that nothing here knows of padding, and its decoder reads it in one pass.
 """

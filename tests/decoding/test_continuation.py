@@ -1,4 +1,4 @@
-"""`model.generate`: a window that slides is the slow loop of its definition; options mean what `sample` and the search mean."""
+"""`model.generate`: a window that slides is the slow loop of its definition; with one beam it writes the same."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def build(**settings):
 
 
 def slow(model, prompt, count, window):
-    """The likeliest tokens, every one from a context that is read anew: the last `window` tokens, or half once it was full."""
+    """The likeliest tokens, each from a context that is read anew: up to `window` tokens, then its later half."""
     context = prompt[-window:]
     written = list(prompt)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Decoding with language models and translators: caches, padding and limits are what decoding takes them for."""
+"""Decoding with language models and translators: caches, padding and limits are as decoding assumes."""
 
 import pytest
 import torch

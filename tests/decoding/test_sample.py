@@ -30,7 +30,7 @@ def test_greedy_batch_with_padding_is_each_row_by_hand(eos):
     expected = [greedy_by_hand(model, prompt, 9, eos) for prompt in PROMPTS]
     assert rows(drawn) == expected
     if eos is not None:
-        assert len({len(text) for text in expected}) > 1  # rows end at different steps, or nothing is shown
+        assert len({len(text) for text in expected}) > 1  # rows end at different steps
     for b, text in enumerate(expected):
         assert drawn.log_probs[b].sum().item() == pytest.approx(log_prob(model, PROMPTS[b], tuple(text)), abs=1e-12)
         assert drawn.ids[b, len(text) :].tolist() == [eos] * (drawn.ids.shape[1] - len(text))
@@ -99,7 +99,7 @@ def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram, shortes
         assert torch.equal(log_probs, before)
         for row, text in enumerate(map(tuple, texts.tolist())):
             if not keeps(text, eos=0, shortest=shortest, ngram=ngram):
-                continue  # no search would have come here
+                continue  # no search arrives at such a text
             for v in range(13):
                 breaks = not keeps((*text, v), eos=0, shortest=shortest, ngram=ngram)
                 forbidden += breaks
@@ -108,7 +108,7 @@ def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram, shortes
 
 
 def test_samples_follow_the_model_among_what_is_allowed():
-    """4,000 texts of two tokens: each pair as often as p(a) p(b | a), with <eos> left out before and equal tokens left out."""
+    """4,000 texts of two tokens: each pair as often as p(a) p(b | a), without <eos> and without a token twice."""
     model = Recurrent(4, seed=3, sharpness=0.5).eval()
     draws = 4000
     drawn = sample(

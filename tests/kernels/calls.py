@@ -17,8 +17,8 @@ def call(
     layout, mixing = "none", *, relative = False, normalize = "softmax", p = 0.0,
     batch = 2, heads = 3, size = 5, dtype = torch.float64, device = "cpu", times = 1.0,
 ):  # fmt: skip
-    """mixing: how weights are mixed, none, A = (H, H) or B = (B, N, H, H); then, if more is, "none, A or B scores", or
-    convolution, and "keys", which add to both.
+    """mixing: how weights are mixed: "none", "A" of shape (H, H) or "B" of (B, N, H, H). After a comma "A scores" and the like
+    mix scores, or "convolution" convolves them; last, "keys" adds matrices of the keys to both.
 
     times: what queries and keys are multiplied by, which makes scores large."""
     queries, keys = layout.shape
@@ -30,7 +30,7 @@ def call(
         return x.to(device, dtype).requires_grad_()
 
     shapes = {"A": (heads, heads), "B": (batch, queries, heads, heads)}
-    # as a projection leaves them: heads behind positions; or queries without gaps, or amid other numbers
+    # with the strides of a projection, heads behind positions; or queries that are contiguous, or amid other numbers
     query, key = (drawn(batch, length, heads, size, times=times).transpose(1, 2) for length in (queries, keys))
     query = (query, query.contiguous(), torch.cat((query, query), dim=3)[..., size:])[queries % 3]
     value = drawn(batch, keys, heads, size).transpose(1, 2)
@@ -123,7 +123,7 @@ def check(problem, out, tolerance, keep_mask=None, relative_norm=False):
     wide = exact(problem)
     expected = equation(wide, keep_mask)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(out)
-    cotangent = cotangent[:, :1].expand_as(out) if out.shape[2] % 2 else cotangent  # heads on each other
+    cotangent = cotangent[:, :1].expand_as(out) if out.shape[2] % 2 else cotangent  # heads share one memory
     actual = [out.detach(), *torch.autograd.grad(out, differentiable(problem), cotangent)]
     references = [expected.detach(), *torch.autograd.grad(expected, differentiable(wide), cotangent.double())]
     for name, tensor, reference in zip(["output", *named(problem)], actual, references, strict=True):

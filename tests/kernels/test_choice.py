@@ -101,7 +101,7 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name):
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_transforms_of_functions_get_kernels_that_know_them(mix):
-    """Kernels written by hand do not; 64 tokens are enough for them."""
+    """Kernels written by hand know no transforms; without one, they compute calls of 64 tokens."""
     layer = moved(fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double())
     x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = {name: parameter.detach() for name, parameter in layer.named_parameters()}

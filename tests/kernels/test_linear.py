@@ -20,7 +20,7 @@ TOLERANCES = {torch.float32: 3e-6, torch.float64: 1e-14}
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """Also for small products, and where MKL is as fast."""
+    """oneDNN, also for small products and where MKL is as fast."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("torch is built without oneDNN")
     monkeypatch.setattr(vocabulary, "prefers_onednn", lambda: True)

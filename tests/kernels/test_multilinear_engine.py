@@ -1,4 +1,4 @@
-"""The engine of multi-linear attention against the equations, in whatever order it works off the pairs of positions."""
+"""The engine of multi-linear attention against the equations, in every order in which it may take the pairs of positions."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def agree(out, expected, leaves, tolerance=1e-9):
     (9, 19, 19, "visible", False, 40), (9, 19, 21, "visible", False, 4096),
 ])  # fmt: skip
 def test_every_order_is_exact(queries, keys, length, way, by_state, most, monkeypatch):
-    """Shells of 3 positions, slabs of at most so many pairs, directly and by the state, with a map for longer texts too."""
+    """Shells of 3 positions, slabs of at most `most` pairs, directly and by the state, with a map for longer texts too."""
     monkeypatch.setattr(engine, "_SHELL_SMALL", 3)
     monkeypatch.setattr(engine, "_PAIRS", most)
     monkeypatch.setattr(engine, "order", lambda size: engine.list_steps(size, by_state))
@@ -97,7 +97,7 @@ def test_no_look_ahead(tokens):
 
 
 def test_who_computes():
-    """Small tensors are left to the definition, unless the engine is fixed."""
+    """Small tensors are left to the definition, unless the engine is chosen by name."""
 
     def by_engine(tokens, kernel):
         with fr.kernel(kernel):

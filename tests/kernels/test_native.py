@@ -181,7 +181,7 @@ def test_sees_nothing_ahead(relative, changed):
 
 @pytest.mark.parametrize("mixing", ["none", "B"])
 def test_no_weights_are_kept(mixing):
-    """Nothing of N M numbers, for inputs of which none has as many."""
+    """Nothing that is saved for the backward pass has N M numbers; no input has as many."""
     problem = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3)
     sizes = []
 

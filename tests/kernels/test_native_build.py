@@ -26,7 +26,7 @@ PROBLEM = call(fr.Layout.of(20, 25), "B")
 
 @dataclass
 class Workshop:
-    """A folder for libraries, and one for compilers and their diary."""
+    """A folder for libraries, and one for compilers and the log of their calls."""
 
     cache: Path
     tools: Path
@@ -34,7 +34,7 @@ class Workshop:
     patch: pytest.MonkeyPatch
 
     def compiler(self, does):
-        """A script; `$out` is where the library has to be, `$compiled` one that is as it should be."""
+        """A script as compiler; `$out` is the file that it has to write, `$compiled` a library that is right."""
         path = self.tools / "compiler"
         path.write_text(
             f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\necho "$@" >> {self.tools}/calls\n'
@@ -47,8 +47,8 @@ class Workshop:
     @property
     def calls(self):
         """Number of compilations."""
-        diary = self.tools / "calls"
-        return len(diary.read_text().splitlines()) if diary.exists() else 0
+        log = self.tools / "calls"
+        return len(log.read_text().splitlines()) if log.exists() else 0
 
     @property
     def cached_files(self):
@@ -70,7 +70,7 @@ def workshop(tmp_path, monkeypatch):
 
 
 def computed():
-    """The kernels that compute attention, and whether they compute what it is."""
+    """The kernels that are chosen for attention, and whether their output is right."""
     with kernels.chosen() as names:
         out = kernels.attend(PROBLEM)
     return names, out is None or torch.allclose(out, equation(PROBLEM), atol=1e-6)
@@ -125,7 +125,7 @@ def test_compiler_with_a_fault(fault, workshop, caplog):
 
 
 def test_two_processes_at_once(workshop):
-    """The second waits for the first, and both have a whole library."""
+    """The second waits for the first, and both get a complete library."""
     workshop.compiler(f"sleep 1\n{COPIES}")
     command = [sys.executable, "-c", LOADS, str(build.__file__)]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]

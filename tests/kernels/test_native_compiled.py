@@ -1,4 +1,4 @@
-"""The C++ kernel as an operator of PyTorch: in a compiler's graph, without numbers, and as its own checks want it.
+"""The C++ kernel as an operator of PyTorch: in a compiler's graph, on tensors without numbers, and under PyTorch's own checks.
 
 The backend runs the traced graph, and the traced gradients, by eager kernels.
 """

@@ -65,7 +65,7 @@ CASES = {  # layout, mixing, normaliser, other choices
 }
 
 
-# with these every mixing, normaliser and kind of layout was there; the others are of the full tier
+# these have every mixing, normaliser and kind of layout; the others are of the full tier
 FEW = {"nothing mixed, padding", "documents and one mask", "past", "gaps and window", "cross"}
 
 
@@ -95,7 +95,7 @@ def test_no_look_ahead():
 
 
 def shown_mask(problem):
-    """The factors of dropout, read off values that are one-hot; keys at most as many as a head is large."""
+    """The factors of dropout, read off values that are one-hot; there are at most as many keys as a head has dimensions."""
     keys, size = problem.keys.shape[2:]
     one_hot = torch.eye(size, device=DEVICE)[:keys].expand_as(problem.values)
     mixing = None if problem.mixing is None else problem.mixing.detach().abs() + 0.1
@@ -153,7 +153,7 @@ def test_one_graph_when_compiled(mixing):
 
 
 def test_block_sizes_for_every_number_and_size_of_heads():
-    """Something is tried everywhere, with the shared memory of an H100 and of an RTX 4090, and no group is empty."""
+    """Every call has block sizes to try, with the shared memory of an H100 and of an RTX 4090; no group of heads is empty."""
     from fullrank.kernels.triton.launch import KERNELS, Call, list_choices
 
     sizes_and_precisions = ((2, "ieee"), (4, "tf32"), (4, "tf32x3"))
@@ -202,7 +202,7 @@ def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_compiler_traces_no_trial(monkeypatch):
-    """Neither the kernels that are tried nor a warning about the cache: the answer is a constant."""
+    """The graph holds neither the trial nor a warning about the cache: the answer is a constant."""
     monkeypatch.setattr(triton, "_TRIAL", (1, 16))
     graphs = []
 

@@ -1,6 +1,6 @@
 """The machine code of the Triton kernels, compiled for GPUs that need not be there: `benchmarks/compile_gpu.py`.
 
-Limits are what the compiler made of them when block sizes were chosen, and a tenth more.
+Limits are a tenth above what the compiler gave when block sizes were chosen.
 """
 
 import json
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compile_kernels(folder, *words):
-    """The table of that call: cards and kinds of heads, each with the best block sizes of its kernels."""
+    """The table that the script writes: cards and kinds of heads, each with the best block sizes of its kernels."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
     environment = inherited | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}

@@ -1,4 +1,4 @@
-"""The engine of vocabulary layers against the formulas that PyTorch has: values, gradients, memory, and work done in vain.
+"""The engine of vocabulary layers against the formulas that PyTorch has: values, gradients, memory, and wasted work.
 
 Layers of every kind meet it in tests/core/test_output.py; here are chunks, large vocabularies and lower precision.
 """
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.peak = self.largest = 0  # bytes, numbers
         self.products = []
-        self._held = {}
+        self._storages = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from torch.multiprocessing.reductions import StorageWeakRef
@@ -112,16 +112,16 @@ class Watch(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self.largest = max(self.largest, storage.nbytes() // tensor.element_size())
             if storage._cdata not in read:
-                self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, self.held())
+                self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.count_held())
         if "mm" in str(func):
             self.products.append(tuple(out.shape))
         return out
 
-    def held(self):
+    def count_held(self):
         """Bytes that are held now."""
-        self._held = {key: (ref, size) for key, (ref, size) in self._held.items() if not ref.expired()}
-        return sum(size for _, size in self._held.values())
+        self._storages = {key: (ref, size) for key, (ref, size) in self._storages.items() if not ref.expired()}
+        return sum(size for _, size in self._storages.values())
 
 
 def _tensors(nested):
@@ -142,14 +142,14 @@ CHUNK = 20 << 20  # bytes: 16 MiB of logits, and some of their rows once more
 
 
 def test_the_loss_takes_a_fifth_of_the_naive_memory():
-    """No (T, K, V), a chunk instead; and between forward and backward the gradients alone."""
+    """No tensor (T, K, V), only chunks of it; between forward and backward only gradients are held."""
     components, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
     scale = torch.full((TOKENS,), 1 / TOKENS)
     naive = watched(lambda: (scale * cross_entropy(log_prob(components), ids)).sum().backward())
-    assert naive.largest >= ALL  # the instrument sees what it is to see
+    assert naive.largest >= ALL  # `Watch` sees the tensor that has to be avoided
     with Watch() as watch:
         loss, _ = vocabulary_loss(components, ids, scale, 0.0)
-        assert watch.held() < 4 * ALL // 50
+        assert watch.count_held() < 4 * ALL // 50
         loss.backward()
     assert watch.largest < ALL // 2
     assert watch.peak < min(naive.peak / 5, CHUNK), f"{watch.peak / 2**20:.0f} MiB"
@@ -188,7 +188,7 @@ def adaptive(tokens, sizes, dtype=torch.float32):
 
 
 def test_tails_are_computed_for_their_own_tokens_in_chunks():
-    """Never what a full softmax would build."""
+    """No tensor is as large as those of a full softmax."""
     components = adaptive(300, (50, 50, 30_000))
     ids = torch.randint(100, (300,))
     ids[:25] += 20_000

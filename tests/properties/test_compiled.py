@@ -69,7 +69,7 @@ def padded():
     ],
 )
 def test_whole_graph_equals_eager(combination):
-    """With padding; weights without it, and positions that a model places in its layouts, are compiled in models below."""
+    """With padding. Weights without it, and positions that a model places in its layouts, are compiled in the models below."""
     layouts = [padded()] if combination.weighted else [fr.Layout.of(7), padded()]
     torch._dynamo.reset()
     block = moved(Block(combination.config())).train()

@@ -163,10 +163,10 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot, rows)
         for choice in combinations.slots()[slot]:
             chosen = row.but(slot, choice)
             if slot != "attend" and chosen.attend != row.attend:
-                continue  # that has a part of its own, and a comparison of its own
+                continue  # another way to attend has other parts, and its own comparison
             mixers = {"mix_qkv", "mix_scores", "mix", "gate", "kv_heads"} - {slot}
             mixers |= {"score", "position"} if slot in ("mix_qkv", "mix_scores") else set()
             if any(vars(chosen)[name] != vars(row)[name] for name in mixers):
-                continue  # it does not go with another mixer of the row
+                continue  # it excludes another mixer of the row
             shapes.append({name: shape for name, shape in shapes_of(chosen).items() if not belongs(name)})
         assert all(other == shapes[0] for other in shapes)

@@ -1,4 +1,4 @@
-"""The properties of encoders and masked models, for everything registered: all see all, and padding is no place."""
+"""Properties of encoders and masked models, for everything registered: all tokens see each other, padding changes nothing."""
 
 import pytest
 import torch

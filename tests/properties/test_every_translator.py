@@ -1,6 +1,6 @@
-"""The properties of translation models, for everything registered: a pair of halves made of each choice of each slot.
+"""The properties of translation models, for everything registered: both halves take each choice of each slot.
 
-And for translators whose places differ: encoder, decoder, attention between them, tables and depths.
+And for translators whose parts differ: encoder, decoder, attention between them, tables and depths.
 """
 
 import itertools
@@ -21,12 +21,12 @@ Case = Combination | str
 
 
 def cases(step):
-    """Every `step`-th combination, others are full; and each translator of `translator_models.FEW` by its name."""
+    """Every `step`-th combination, others in the full tier; and each translator of `translator_models.FEW` by its name."""
     return [*combinations.sparse(PAIRS, step), *translator_models.FEW]
 
 
 def translator(combination, *, fresh=False, **changes):
-    """Both halves, and cross-attention, are what the combination says, where positions of two texts do not matter."""
+    """Both halves are what the combination says, and so is cross-attention where it reads no positions."""
     if isinstance(combination, str):
         return translator_models.translator(combination, **changes)
     words = VOCABULARY if combination.input == "adaptive" else SOURCES
@@ -75,7 +75,7 @@ def test_no_later_target_and_the_whole_source(combination, training):
 
 @pytest.mark.parametrize("combination", cases(6))
 def test_padding_changes_nothing(combination):
-    """On either side of the source; as computed by the definition, and as it is computed by itself."""
+    """On either side of the source; by the definition, and by the kernel that is chosen."""
     model = translator(combination)
     source, target = sources(model), tokens(3, 5)
     for kernel, left in itertools.product(("reference", "auto"), (False, True)):

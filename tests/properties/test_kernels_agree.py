@@ -71,7 +71,7 @@ def computed(attend, where, dtype, kernel):
 
 @functools.cache
 def problem(score, normalize, mix, where):
-    """The call as kernels see it, with its numbers as they happen to be."""
+    """The call as kernels see it; its numbers do not matter."""
     attend = WeightedValues(fr.AttentionConfig(score=score, normalize=normalize, mix=mix), head_size(mix), 0.0)
     heads, _ = heads_for(attend, LAYOUTS[where], torch.float32)
     mixing = attend.mix.compute_matrices(heads, heads.notes[1], LAYOUTS[where])

@@ -14,7 +14,7 @@ FILE = Path(__file__).parent / "published.yaml"
 PUBLISHED = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
 RECIPES = [name for name in list_shipped() if not name.startswith(("demo/", "best/"))]
 UNITS = {"M": 1e6, "B": 1e9}
-# rows that the paper does not have, beside those of `figures`, which lists all that has a figure
+# rows that the paper does not have, in tables that `figures` does not list
 OURS = [
     ("mixhead/table1-synthesizer", "without-keys"),
     ("mixhead/table1-synthesizer", "random"),
@@ -129,7 +129,7 @@ def test_published_totals_are_met_or_explained(name):
     assert not wrong
 
 
-# What the published words and scripts give where the paper's column needed another, inferred value: the notes tell which.
+# Totals by the published value of a setting, where the paper's total takes another, inferred value: the notes tell which.
 @pytest.mark.parametrize(
     ("name", "published", "parameters", "paper"),
     [

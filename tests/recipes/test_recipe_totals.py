@@ -68,7 +68,7 @@ def test_vanilla(name, vocabulary, layers, expected):
 
 
 def baevski(heads=8, head_dim=128, mix="plain", words=267_744, first=20_000):
-    """fairseq's `transformer_lm_wiki103`: projections of input and output are one, two classes, no last norm."""
+    """fairseq's `transformer_lm_wiki103`: input and output share projections; two classes, no last norm."""
     cutoffs = (first, 60_000 if first == 20_000 else 160_000)
     layers = 16 * (layer(1024, 4096, heads * head_dim) + mixing(mix, heads, head_dim))
     return sum(clusters(words, 1024, cutoffs, 4)) + 2 * 1024 + layers
@@ -128,7 +128,7 @@ def test_translation(heads, mix):
 
 
 def translator(width, inner, words):
-    """Six layers of encoder and decoder, which has attention and a norm more."""
+    """Six layers of an encoder, and six of a decoder, which have one more attention and norm each."""
     return words * width + 6 * (2 * layer(width, inner) + attention(width, width) + 2 * width)
 
 
@@ -149,7 +149,7 @@ def test_skip_cross_head():
 
 @pytest.mark.parametrize(("row", "tied"), [("transformer-xl", True), ("context1600", False)])
 def test_enwik8(row, tied):
-    """The paper's vocabulary has the 204 bytes that occur; ours all 256, which changes 41M in neither model."""
+    """The paper's vocabulary has the 204 bytes that occur; ours has all 256; both models have 41M either way."""
     name = "skip-cross-head/table1"
     model = config_of(name, row, "paper").model
     assert model.vocab_size == 256
@@ -178,12 +178,12 @@ def test_mixtures(name, row):
     """Four layers as wide as the model, embedding, output; latents K (E^2 + E) and prior K E. Widths hold at every scale."""
     kind, _, digits = row.partition("-d")
     mixtures, width = int(kind.removeprefix("k").replace("plain", "0")), int(digits or 200)
-    rest = 4 * layer(width, width) + mixtures * (width**2 + 2 * width)
+    body = 4 * layer(width, width) + mixtures * (width**2 + 2 * width)
     words = 33_279 if name == "mos/table1-wikitext2" else 10_001
-    assert total(name, row) == plain(words, width, tied=False) + rest
+    assert total(name, row) == plain(words, width, tied=False) + body
     assert MIXTURES[words, width].get(mixtures, total(name, row)) == total(name, row)
     for scale in ("small", "tiny"):
-        assert total(name, row, scale) == plain(20_000, width, tied=False) + rest
+        assert total(name, row, scale) == plain(20_000, width, tied=False) + body
 
 
 # -- Tensorized Transformer --------------------------------------------------------------------------------------------
