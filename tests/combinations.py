@@ -52,7 +52,7 @@ NEVER_PLAIN = {"random", "average"}
 # the slots whose pairs the everyday tier covers
 ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 
-# what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
+# choices that go with everything; attention without weights has nothing else to normalise, to mix or to score
 PLAIN = {
     "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
     "mix_qkv": "none", "mix_scores": "none", "gate": "none", "kv_heads": "all", "qk_norm": "False",
@@ -206,7 +206,7 @@ VARIANTS = {
 
 
 def variant(name):
-    """One of `VARIANTS`, else plain."""
+    """The variant of that name in `VARIANTS`; what it does not name is plain."""
     position, attentions = VARIANTS[name]
     layers = [fr.LayerConfig(attention=fr.AttentionConfig(**attention)) for attention in attentions]
     keys = {"attention": attentions[0], "layers": layers if len(layers) > 1 else []}

@@ -1,4 +1,4 @@
-"""Run folders of before the tokenizers were merged, made again from those of today, and read after their conversion."""
+"""Run folders from before the tokenizers were merged, imitated with those of today, and read after their conversion."""
 
 import json
 

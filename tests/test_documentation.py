@@ -139,11 +139,8 @@ def test_an_equation_stands_where_the_table_says(row):
     assert definition.end_lineno - definition.lineno < 120
 
 
-HELPS = (
-    "verb",
-    "measurement",
-    "triton",
-)  # docstrings that the command line shows, and kernels that share their arguments
+# decorators of functions whose docstrings the command line shows, and of kernels that share their arguments
+HELPS = ("verb", "measurement", "triton")
 
 
 def list_public(body):

@@ -107,7 +107,7 @@ def built(mechanism="plain", seed=2, **changes):
 
 
 def translator(mechanism="plain", **changes):
-    """With every parameter moved."""
+    """A translator with every parameter away from its start."""
     return moved(built(mechanism, **changes))
 
 

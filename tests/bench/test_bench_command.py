@@ -1,4 +1,4 @@
-"""`fullrank bench`: the table, JSON, the drawing, what is skipped, and errors."""
+"""`fullrank bench`: its JSON, and the last line of its table."""
 
 import dataclasses
 import json

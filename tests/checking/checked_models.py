@@ -1,4 +1,4 @@
-"""Tiny models of ours for the checks, and what is made of them to see that a check notices."""
+"""Tiny models of ours to be checked, and ways to run one check on them."""
 
 import functools
 
@@ -34,7 +34,7 @@ def translating(kind=fr.Translator, **keys):
 
 
 def off(finding):
-    """It fails by its figure, and not because something could not be run."""
+    """True if a check fails by its figure, and not because it could not be run."""
     assert finding.difference is not None, finding
     return finding.verdict == "fails"
 

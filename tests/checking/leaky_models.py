@@ -43,7 +43,7 @@ class Convolution(nn.Module):
 
 
 class Shifted(nn.Module):
-    """A convolution that looks one token ahead, and then one step to the right: honest, though a part of it is not."""
+    """A convolution that sees one token ahead, and whose output is shifted back by one: honest as a whole."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ class InAnObject(Model):
 
 
 class MaskedAttention(Attention):
-    """Attention that is told about padding; with `instead` the mask of padding stands in for that of the future."""
+    """Attention with a mask of padding, which with `instead` replaces the causal mask."""
 
     def __init__(self, instead):
         super().__init__(causal)

@@ -38,7 +38,7 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path):
 
 def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path):
     first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
-    edit_config(second, "train.threads", 7)  # a circumstance
+    edit_config(second, "train.threads", 7)  # no setting of a row
     edit_config(third, "model.hidden_size", 256)
     repeated = make_run(tmp_path / "again", seed=1)  # the same seed twice is no independent sample
     rows = build_report([first, second, third, repeated]).rows

@@ -53,7 +53,7 @@ def test_saving_loses_nothing(config, tmp_path):
 
 
 def test_what_a_checkpoint_lacks_starts_as_ours(tmp_path):
-    """With position-wise mixing a plain checkpoint is the plain model still, and what it has is not started again."""
+    """A plain checkpoint with position-wise mixing is the plain model still: only what it lacks is initialised."""
     plain, _ = pair(small())
     plain.save_pretrained(tmp_path)
     config = fr.FullRankConfig.of(small(attention={"mix": "position_wise"}), **IDS)

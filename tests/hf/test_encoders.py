@@ -1,4 +1,4 @@
-"""Our masked language model and our classifiers as Hugging Face's."""
+"""Our masked language model as Hugging Face's."""
 
 import paired_models
 import pytest

@@ -240,7 +240,7 @@ def test_a_stage_of_ones_own_is_refused():
 
 
 def test_the_code_imports_torch_transformers_and_itself():
-    """The files of core are copied as they are; every other file of the folder is mentioned where loaders look."""
+    """The files of core are copied as they are; the two files that loaders read import all others."""
     config = fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="average"))
     files = code_files(config)
     core = Path(registry.__file__).parent

@@ -61,7 +61,7 @@ def eager_output(model, inputs, **options):
 
 
 def on_tokens(values, inputs):
-    """Outputs at tokens: nobody reads those at padding, and a kernel may give others there."""
+    """Outputs at tokens. Those at padding are never read, and kernels may differ there."""
     mask = inputs.get("attention_mask")
     return values if mask is None or mask.shape != values.shape[:2] else values[mask.bool()]
 
@@ -287,7 +287,7 @@ def test_spectra_and_weights_of_a_model_without_injection(name):
 
 
 def read_classes(path):
-    """Name, attributes set by __init__ and whether forward names the interface: of each class that has a forward of its own."""
+    """Of each class with its own forward: name, attributes that __init__ sets, and whether forward names the interface."""
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
@@ -309,7 +309,7 @@ def read_classes(path):
 
 @pytest.mark.full
 def test_the_tables_name_every_class_that_calls_the_interface(monkeypatch):
-    """By the sources of the installed transformers; a new release whose classes differ turns it red."""
+    """By the sources of the installed transformers; it fails for a release whose classes differ."""
     root = Path(transformers.__file__).parent / "models"
     wrong = []
     count = 0

@@ -40,7 +40,7 @@ def test_padded_prompts_give_what_each_gives_alone(config):
 
 @kinds
 def test_beams_are_ours(config):
-    """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
+    """With early_stopping=True a search ends where ours ends; a length penalty is the same exponent in both."""
     hf_model, our_model = pair(config)
     texts = [tokens(1, length, seed=length) for length in (5, 2)]
     ids, mask = paired_models.padded(texts)

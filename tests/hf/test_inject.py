@@ -31,7 +31,7 @@ def test_cross_head_alone_stays_with_the_fused_attention(bert):
 
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
 def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
-    """Eq. 16 over the matrices themselves, and Eq. 16 and 20 over a pass, from what the model itself gives."""
+    """Eq. 16 of the matrices, and Eq. 16 and 20 of a pass, computed from the attention weights of the plain model."""
     plain = copy.deepcopy(bert).eval()
     plain.set_attn_implementation("eager")
     weights = [w.double() for w in plain(**INPUTS, output_attentions=True).attentions]

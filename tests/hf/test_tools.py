@@ -1,4 +1,4 @@
-"""Injected models in other people's tools: PEFT, activation checkpointing, the compiler, halves, static caches."""
+"""Injected models in other people's tools: PEFT, activation checkpointing, the compiler, static caches, masks."""
 
 import copy
 

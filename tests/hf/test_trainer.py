@@ -1,4 +1,4 @@
-"""Trainer and pipelines on our models."""
+"""Our models in Trainer: resuming, padded batches, evaluating and generating."""
 
 from collections import Counter
 

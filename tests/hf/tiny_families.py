@@ -64,13 +64,13 @@ def _of(kind, config, inputs, **options):
 
 @torch.no_grad()
 def _stir(model):
-    """Away from where parameters start, which is often zero: biases, sinks and position biases count from now on."""
+    """Moves parameters from their start, which is often zero, so that biases, sinks and position biases count."""
     for parameter in model.parameters():
         parameter.add_(0.15 * torch.randn_like(parameter))
 
 
 class Families(dict[str, Callable[[], tuple[Any, Inputs]]]):
-    """Models by name; the test is skipped where the installed transformers lacks one, or has it off the attention interface."""
+    """Models by name; a test is skipped where transformers lacks the model, or has it off the attention interface."""
 
     def __missing__(self, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name} that can be injected into")

@@ -1,4 +1,4 @@
-"""The census: verdicts of rows, a process that ends badly, and going on where it stopped."""
+"""The census: it goes on where it stopped, and checks a class."""
 
 import json
 

@@ -56,7 +56,7 @@ def test_of_two_rows_the_difference_is_the_paired_one():
 
 
 def test_the_deviation_of_all_rows_of_a_recipe_is_pooled():
-    """Least squares for rows and seeds: with two rows half the variance of the differences, with more their share."""
+    """By least squares for rows and seeds; of two rows, half the variance of their differences."""
     two = [dict(enumerate(figures)) for figures in (PLAIN, BETTER)]
     assert pool_deviation(two) == (pytest.approx((1 / 2) ** 0.5), 2)
     third = dict(enumerate([80, 90, 100]))  # its figures follow from the seed alone
@@ -156,7 +156,7 @@ def test_interval_of_the_deviation_by_hand():
     low, high = compare_deviations(SCORES, OTHERS).interval
     assert low == pytest.approx(100 * (math.sqrt(ratio / 9.60453) - 1), abs=1e-3)
     assert high == pytest.approx(100 * (math.sqrt(ratio * 9.60453) - 1), abs=1e-3)
-    # of unequal numbers the other arm's degrees of freedom come first
+    # where the numbers differ, the degrees of freedom of the other arm come first
     low, _ = compare_deviations(SCORES, OTHERS[:3]).interval
     ratio = statistics.variance(OTHERS[:3]) / statistics.variance(SCORES)
     assert low == pytest.approx(100 * (math.sqrt(ratio / stats.f.ppf(0.975, 2, 4)) - 1))

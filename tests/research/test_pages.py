@@ -1,4 +1,4 @@
-"""Pages made from a ledger: those of this repository are up to date, and a made-up one is told in full."""
+"""Pages made from a ledger: those of this repository are up to date, and those of a made-up ledger say what it holds."""
 
 import shlex
 from types import SimpleNamespace

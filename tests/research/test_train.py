@@ -1,4 +1,4 @@
-"""The trainings of a plan: their order, folders and commands, what is skipped, and processes that fail or are stopped."""
+"""The trainings of a plan: their order, folders and commands, and what is not trained again."""
 
 import json
 from pathlib import Path

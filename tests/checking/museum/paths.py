@@ -185,7 +185,7 @@ class ByLength(nn.Module):
 
 
 class MaskedWords(leaky.Model):
-    """Words that are never given have the logit `never`, beside which a leak of a thousandth looks like rounding."""
+    """Words that never occur have the logit `never`, beside which a leak of a thousandth looks like rounding."""
 
     def __init__(self, never, ahead):
         super().__init__()

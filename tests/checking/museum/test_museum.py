@@ -76,7 +76,7 @@ def few():
 
 
 FEW = few()
-# few exhibits by the checks that they are for; each by all quick checks is of the full tier
+# every day few exhibits by the checks that they are for; in the full tier each by all quick checks
 each_in_turn = pytest.mark.parametrize(
     ("exhibit", "only"),
     [
