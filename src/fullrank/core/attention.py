@@ -151,7 +151,11 @@ class Attention(nn.Module):
             model = config
             config = model.attention
         elif isinstance(config, AttentionConfig):
-            if isinstance(config, MultiLinearConfig):  # heads play no part
+            if isinstance(config, MultiLinearConfig):
+                if given := [name for name in ("num_attention_heads", "head_dim") if sizes[name] is not None]:
+                    raise ConfigError(
+                        f"{', '.join(given)}: multi-linear attention has a rank, and no heads; leave it out"
+                    )
                 sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
             drops = DropoutConfig(attention=dropout or 0.0)
             longest = 1024 if max_position_embeddings is None else max_position_embeddings
@@ -260,10 +264,7 @@ def swiglu(up: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.
-
-    With `swiglu` W_1 makes 2F columns: gate and value.
-    """
+    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.  W_1 makes 2F for `swiglu`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
