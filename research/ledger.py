@@ -304,5 +304,5 @@ def differences(
 
 
 def short_name(recipe: str) -> str:
-    """Shorten the name of a recipe: of a file it has no folder."""
+    """Shorten the name of a recipe: that of a file loses its folder."""
     return Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe

@@ -73,7 +73,10 @@ class Training:
 
 
 def read_plan(path: Path) -> list[Entry]:
-    """Read the entries. The settings of the whole plan lie below those of each."""
+    """Read the entries of a plan; the settings of an entry override those of the whole plan.
+
+    Raises InputError for unknown keys, and for a plan without trainings.
+    """
     content = read_yaml(path)
     if set(content) - {"set", "trainings"} or not content.get("trainings"):
         raise InputError(f"{path}: keys are set and trainings, and at least one training; given {', '.join(content)}")
@@ -177,7 +180,10 @@ def reads_corpus(config: Any) -> bool:
 
 
 def lower_priority(process: int) -> None:
-    """Let the session of a process give way: Linux shares the processor between sessions before it looks at niceness."""
+    """Lower the priority of the session of a process, where that is possible.
+
+    Linux shares the processor between sessions before it looks at niceness.
+    """
     with contextlib.suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(NICENESS))
 

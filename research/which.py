@@ -131,7 +131,7 @@ def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any,
         texts: rows of ngrams.csv by checksums of test text and vocabulary.
 
     Returns:
-        All in words, by what it says.
+        Mechanism, figure, verdict, runs, link and reason for doubt, in words, by name.
     """
     mechanism = md.prose(words)
     measured = UNMEASURED

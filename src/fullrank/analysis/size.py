@@ -134,7 +134,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
         batch: sequences of a batch.
 
     Returns:
-        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`.
+        `parameters` by part, `bytes` of weights, training and caches, and `flops_per_token`: `forward` and `training`.
 
     Raises:
         InputError: the output map of multi-linear attention is too small for the length.
@@ -166,11 +166,11 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
         share: share of the tokens that is masked, on which the output layer works.
 
     Returns:
-        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`.
+        `parameters` by part, `bytes` of weights and training, and `flops_per_token`: `forward` and `training`.
 
     Raises:
-        ConfigError: the configuration is of no masked language model.
-        InputError: the model cannot take the length.
+        ConfigError: no masked language model can be built of the configuration.
+        InputError: the output map of multi-linear attention is too small for the length.
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
@@ -198,12 +198,12 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
         batch: pairs of a batch.
 
     Returns:
-        `parameters` by part, `bytes` of weights and caches, and `flops_per_token`: `forward` and `training`, also of
+        `parameters` by part, `bytes` of weights, training and caches, and `flops_per_token`: `forward` and `training`, also of
         each side.
 
     Raises:
-        ConfigError: the configuration is of no translation model.
-        InputError: the model cannot take the length.
+        ConfigError: no translation model can be built of the configuration.
+        InputError: the output map of multi-linear attention is too small for the length.
     """
     model = _build_on_meta(Translator, config)
     encoder = model.encoder

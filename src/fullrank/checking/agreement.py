@@ -325,7 +325,7 @@ def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[i
     """Compare each piece of texts, read after the state of those before, with the same tokens in one pass.
 
     Args:
-        name: of the comparisons.
+        name: what is special about reading in these pieces, in words.
         one_pass: the reading of the whole texts.
         ids: the texts.
         bounds: positions where pieces begin and end, from 0 to the length.

@@ -59,7 +59,7 @@ class Call:
         compiled: the model runs under `torch.compile`.
         gradients: they are recorded, and the check is repeated with other seeds.
         seed: of the random numbers.
-        is_certain: dropout changes nothing.
+        is_certain: dropout is off, in training mode too.
         cuts: the most positions from which on tokens are changed.
         rare: left out of a quick check.
     """

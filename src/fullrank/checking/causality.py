@@ -41,8 +41,8 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
 
     Args:
         subject: the model under test.
-        most: of them, for a small model.
-        least: of them, for a large model; `most` where that is smaller.
+        most: the most positions, for a small model.
+        least: the fewest positions, for a large model; `most` where that is smaller.
     """
     affordable = _WORK // (subject.length * (subject.parameters + _WORD * subject.vocab_size))
     return spread(subject.length, min(max(least, affordable), most))

@@ -64,7 +64,7 @@ class Report:
         findings: one for each check, in the order in which they ran.
         description: what the model is.
         shrunk: what was made smaller for the check.
-        needed: names of the findings begin so without which nothing was checked.
+        needed: beginning of the names of those findings of which one has to pass; where none does, nothing was checked.
     """
 
     findings: tuple[Finding, ...]

@@ -180,7 +180,11 @@ class Subject:
         return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
     def with_special_tokens(self) -> Subject:
-        """Take texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
+        """Return the subject with texts of special, first and last ids.
+
+        One has these ids at every other position, two have repeated ids, one has a single id, and the others each begin with
+        one of these ids.
+        """
         config = text_config(self.original)
         text = self.ids[0]
         ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
@@ -193,7 +197,7 @@ class Subject:
         return replace(self, texts=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
-        """Take the first tokens of the texts."""
+        """Return the subject with its texts cut to their first `length` tokens."""
         return replace(self, length=length)
 
     @functools.cached_property

@@ -175,8 +175,8 @@ def hand_over(projection: nn.Module, arguments: object, output: Tensor) -> None:
     """Keep the output of a query projection for the attention function: a forward hook.
 
     Args:
-        projection: the module that projects queries.
-        arguments: its arguments.
+        projection: the module that projects queries; not read.
+        arguments: not read.
         output: (..., W), which holds the queries.
     """
     _handed.output = output
@@ -187,9 +187,9 @@ def let_go(module: nn.Module, arguments: object, output: object) -> None:
     """Forget the projected query when an attention module ends: a forward hook.
 
     Args:
-        module: the attention module.
-        arguments: its arguments.
-        output: its output.
+        module: the attention module; not read.
+        arguments: not read.
+        output: not read.
     """
     _handed.output = None
 
