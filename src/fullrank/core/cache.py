@@ -237,7 +237,7 @@ class Cache:
             )
 
     def mask_after(self, mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-        """Join the masks of cached and new tokens to (B, M + N), None where nothing is padded.
+        """Join the masks of cached and new tokens to (B, M + N), None where none was ever given.
 
         mask: of the new tokens or of all, or None. Raises InputError for another shape, and if it hides other cached tokens
         than when they were read.

@@ -112,7 +112,7 @@ register("norm_type", "rms_norm")(nn.RMSNorm)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Build the norm over the width E before or after a sub-layer.
+    """Build a norm over the width E, before or after a sub-layer or after the last layer.
 
     LayerNorm, or RMSNorm: x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019).
     """
@@ -164,7 +164,7 @@ class Attend(nn.Module):
         return layout
 
     def past(self) -> DecayedSums | None:
-        """Return the past before the first token, None where keys and values are kept."""
+        """Return the sums before the first token, empty; None for a class that keeps keys and values."""
         return None
 
     def attend_after(self, heads: Heads, past: DecayedSums, layout: Layout) -> tuple[Tensor, DecayedSums]:

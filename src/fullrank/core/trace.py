@@ -45,7 +45,7 @@ class Trace:
         self.hidden: Tensor | None = None
 
     def enter(self, x: Tensor) -> Trace | None:
-        """Record the input x (B, N, E) of a block, and return the trace for its attention."""
+        """Record the input x (B, N, E) of a block; return the trace for its attention, None if that is not collected."""
         if self.states is not None:
             self.states.append(x)
         return self if self.weights else None

@@ -93,7 +93,7 @@ class Translator(Model):
         return self.encoder.encode(input_ids, attention_mask)
 
     def of_source(self, source: Source) -> Translating:
-        """Return the model of translations of `source`, for sampling and beam search token by token."""
+        """Return the model that `sample` and `beam_search` call to write translations of `source` token by token."""
         return Translating(self, source)
 
     def decoder_while_decoding(self) -> LanguageModel:
