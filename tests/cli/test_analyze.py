@@ -34,7 +34,7 @@ WORDS = [f"w{i}" for i in range(60)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def files(tmp_path_factory):
     """A plain run, a mixture and two Hugging Face models, with the text that they read."""
     folder = tmp_path_factory.mktemp("rank")
     rng = random.Random(0)
@@ -58,12 +58,12 @@ def value(content, measure, **labels):
     return only
 
 
-def test_context_of_models_and_of_a_memory(place, tmp_path):
-    """Perplexities are those of the last eighth of each text, read alone; a run with memory reads so much more."""
-    text = place / "words.txt"
-    content = measured("context", place / "gpt2", place / "plain", "--text", text, "--segment-length", 32, "--texts", 5)
-    assert [about["model"] for about in content["models"]] == ["gpt2", "plain"]
-    model = fr.open_model(str(place / "gpt2"))
+def test_context_of_models_and_of_a_memory(files, tmp_path):
+    """Perplexities are those of the last eighth of each text, read alone; a run with memory has it as further context."""
+    text = files / "words.txt"
+    content = measured("context", files / "gpt2", files / "plain", "--text", text, "--segment-length", 32, "--texts", 5)
+    assert [entry["model"] for entry in content["models"]] == ["gpt2", "plain"]
+    model = fr.open_model(str(files / "gpt2"))
     rows = torch.cat(list(fr.text.read_file(model, text, 32))[:5])[:5]
     for length in (8, 16, 28):
         ids = rows[:, -length - 4 :].clone()
@@ -76,7 +76,7 @@ def test_context_of_models_and_of_a_memory(place, tmp_path):
     nats = [math.log(perplexity) for perplexity in values(content, "perplexity", model="plain")]
     assert gains == pytest.approx([before - after for before, after in itertools.pairwise(nats)])
 
-    config = write_config(tmp_path / "c.yaml", place, place / "cache", steps=2)
+    config = write_config(tmp_path / "c.yaml", files, files / "cache", steps=2)
     run = tmp_path / "memory"
     assert called("train", config, *SMALL, "model.memory_length=8", "--out", run)[0] == 0
     content = measured("context", run)
@@ -84,15 +84,15 @@ def test_context_of_models_and_of_a_memory(place, tmp_path):
     assert json.loads((run / "analysis" / "context.json").read_text(encoding="utf-8"))["measurement"] == "context"
 
 
-def diagnosed(place, *words):
+def diagnosed(files, *words):
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
-    page = place / "page.html"
+    page = files / "page.html"
     out = succeeds("diagnose", *words, "--out", page, "--json")
     return json.loads(out), html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(place):
-    gpt2, page = diagnosed(place, place / "gpt2", "--text", place / "words.txt", "--segment-length", 12)
+def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(files):
+    gpt2, page = diagnosed(files, files / "gpt2", "--text", files / "words.txt", "--segment-length", 12)
     assert gpt2["undertrained"]
     assert gpt2["perplexity"] > gpt2["unigram_perplexity"]
     assert f"{gpt2['unigram_perplexity']:,.1f}" in gpt2["headline"]
@@ -110,11 +110,11 @@ def as_if_trained(monkeypatch):
 
 @pytest.mark.usefixtures("as_if_trained")
 @pytest.mark.full
-def test_diagnose(place):
+def test_diagnose(files):
     """The rank is that of `analyze rank`."""
-    plain, _ = diagnosed(place, place / "plain")
+    plain, _ = diagnosed(files, files / "plain")
     findings = plain["findings"]
-    ranked = measured("rank", place / "plain")
+    ranked = measured("rank", files / "plain")
     figures = findings["output"]["figures"]
     assert (figures["rank"], figures["bound"]) == (WIDTH + 2, WIDTH + 2)
     assert figures["contexts"] == value(ranked, "contexts")
@@ -125,6 +125,6 @@ def test_diagnose(place):
     assert findings["output"]["verdict"] == "perhaps"
     assert used >= WIDTH / 2
     assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
-    mixture, _ = diagnosed(place, place / "mixture")
+    mixture, _ = diagnosed(files, files / "mixture")
     assert mixture["findings"]["output"]["verdict"] == "no bottleneck"
     assert mixture["findings"]["output"]["advice"] == []

@@ -51,13 +51,13 @@ def test_the_mean_of_the_last_ones_is_measured_and_writes(folder):
         assert np.array_equal(tensor.numpy(), expected[name]), name
     assert not np.array_equal(expected["embedding.weight"], mean(folder, 18)["embedding.weight"])
 
-    other = shutil.copytree(folder, folder.parent / "by hand", symlinks=True)
-    by_hand = other / "checkpoints" / "hand"
-    by_hand.mkdir()
-    save_file(expected, by_hand / "model.safetensors")
-    write_record(by_hand, ("model.safetensors",), {"step": 18})
+    second = shutil.copytree(folder, folder.parent / "by hand", symlinks=True)
+    checkpoint = second / "checkpoints" / "hand"
+    checkpoint.mkdir()
+    save_file(expected, checkpoint / "model.safetensors")
+    write_record(checkpoint, ("model.safetensors",), {"step": 18})
     measured = figures(folder, "average")
-    assert measured == figures(other, "hand")
+    assert measured == figures(second, "hand")
     assert measured["nll"] != figures(folder, "last")["nll"]
 
     words = ("generate", folder, "--checkpoint", "average", "--prompt", "the", "--max-new-tokens", 3, "--greedy")

@@ -17,7 +17,7 @@ CONFIGURATIONS = [case for case in CASES if "config" in case]
 
 
 @pytest.fixture(scope="module")
-def places(run, config, text, tmp_path_factory):
+def paths(run, config, text, tmp_path_factory):
     """The folders and files that the cases name."""
     (text / "hollow").mkdir(exist_ok=True)
     (text / "half").mkdir(exist_ok=True)
@@ -30,18 +30,18 @@ def places(run, config, text, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", COMMANDS, ids=[case["run"] for case in COMMANDS])
-def test_commands(case, places, tmp_path):
+def test_commands(case, paths, tmp_path):
     for name, content in case.get("files", {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
-    process = call(*(part.format(**places, here=tmp_path, long=256 * "x") for part in case["run"].split()))
+    process = call(*(part.format(**paths, here=tmp_path, long=256 * "x") for part in case["run"].split()))
     _, prefix, message = f"\n{process.stderr}".partition("\nfullrank")  # behind lines of progress
     assert (process.returncode, process.stdout) == (case.get("status", 2), ""), process.stderr
     assert prefix == "\nfullrank", process.stderr
     assert len(message.splitlines()) <= 4
     message = " ".join(f"fullrank{message}".split())
     assert [part for part in case["says"] if part not in message] == [], message
-    assert not (places["new"] / "result.json").exists()
+    assert not (paths["new"] / "result.json").exists()
 
 
 def check(raw):

@@ -40,7 +40,7 @@ def test_rows_and_seeds_in_one_command(tmp_path):
     }
     papers = [record for record in content["records"] if record["measure"] == "matthews_correlation_paper"]
     assert (52.6, "test server") in [(paper["value"], paper["protocol"]) for paper in papers]
-    for key, run in runs.items():  # the score is that of the predictions that were kept
+    for key, run in runs.items():  # the score is that of the saved predictions
         folder = Path(run["folder"])
         table = np.loadtxt(folder / "predictions-dev.tsv", skiprows=1)
         assert scores[key] == pytest.approx(

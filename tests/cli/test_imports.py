@@ -30,7 +30,7 @@ def stage(tmp_path, monkeypatch):
     """The name of a module in the working directory, which registers a mixing."""
     (tmp_path / "halfway_module.py").write_text(STAGE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    imported_plugins.clear()  # of tests before it in this process
+    imported_plugins.clear()  # what earlier tests of this process imported
     yield "halfway_module"
     registry.unregister("mix", "halfway_1")
 

@@ -39,7 +39,7 @@ def measure_inside(model, text):
 def module(tmp_path, monkeypatch):
     (tmp_path / "my_measurement.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("fullrank.analysis")  # its measurements stay known
+    importlib.import_module("fullrank.analysis")  # so that its measurements stay registered
     monkeypatch.setattr(records, "_known", dict(records._known))
     monkeypatch.delitem(sys.modules, "my_measurement", raising=False)
 

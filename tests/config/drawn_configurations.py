@@ -6,7 +6,7 @@ from fullrank.config.load import build_any
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import task_of
 
-# values by key, of which a configuration has some; most pairs are allowed, and each value is somewhere
+# values by key; a configuration has some of them. Most pairs are allowed, and each value is in some accepted one
 VALUES = {
     "model.position": ["sinusoidal", "learned", "relative", "rotary", "none"],
     "model.max_position_embeddings": [4, 8, 64],
@@ -48,7 +48,7 @@ VALUES = {
     "data.min_count": [1, 2],
     "data.max_vocabulary": [1, 3, 260],
 }  # fmt: skip
-# values that change nothing of how a model trains its first step
+# values that do not change the first step of a training
 OTHERS = {
     "model.attention": [
         {"mix": {"name": "position_wise", "start": "random"}, "cross_head": 0.25}, {"gate": "head", "bias": False},
@@ -70,7 +70,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def drawn(draw, place, values):
+def drawn(draw, folder, values):
     """A configuration of one of three tasks with a few of these values."""
     task = draw.choice(["plain", "plain", "masked", "translation"])
     data = {"name": "text", "tokens": "byte", "train": "train.txt", "valid": "valid.txt", "test": "test.txt"}
@@ -83,18 +83,18 @@ def drawn(draw, place, values):
         train = {"steps": 3, "batch_tokens": 64}
     model = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
     settings = {"model": model, "train": train, "eval": {}}
-    settings["data"] = {**data, "dir": str(place), "cache": str(place / "cache")}
+    settings["data"] = {**data, "dir": str(folder), "cache": str(folder / "cache")}
     for key in draw.sample(sorted(values), draw.choice([1, 2, 3, 4, 6])):
         section, _, name = key.partition(".")
         settings[section][name] = draw.choice(values[key])
     return settings
 
 
-def accepted(place, seed, count, values=VALUES):
+def accepted(folder, seed, count, values=VALUES):
     """Draw `count` configurations and yield the accepted ones."""
     draw = random.Random(seed)
     for _ in range(count):
-        settings = drawn(draw, place, values)
+        settings = drawn(draw, folder, values)
         try:
             config = build_any(settings)
             task_of(config).check()

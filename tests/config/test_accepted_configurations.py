@@ -16,7 +16,7 @@ BY_DATA = ("streams", "entries; set it to null", "model.vocab_size", "a stream o
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreement")
     for split, count in (("train", 60), ("valid", 12), ("test", 12)):
         (folder / f"{split}.txt").write_text("the cat sat on the mat and ran .\n" * count)
@@ -25,13 +25,13 @@ def place(tmp_path_factory):
     return folder
 
 
-def attempt(settings, place):
+def attempt(settings, out):
     """All that `train` does before and in its first step."""
     task = task_of(absolute(build_any(settings)))
     task.check()
     task.prepare(lambda _: None)
     torch.manual_seed(0)
-    parts = task.parts(place, torch.device("cpu"))
+    parts = task.parts(out, torch.device("cpu"))
     options = parts.options
     make_optimizer(options.optimizer, parts.groups(), options)
     plan = make_plan(options, parts.eval_options, parts.batches)
@@ -42,14 +42,14 @@ def attempt(settings, place):
 
 
 @pytest.mark.parametrize(("seed", "count"), [(35, 70), pytest.param(36, 300, marks=pytest.mark.full)])
-def test_what_is_accepted_can_be_trained(place, seed, count):
+def test_what_is_accepted_can_be_trained(texts, seed, count):
     """Only what the text decides may be refused later: its length, and the size of its vocabulary."""
     refused = []
     tried = 0
-    for settings in accepted(place, seed, count):
+    for settings in accepted(texts, seed, count):
         tried += 1
         try:
-            attempt(settings, place)
+            attempt(settings, texts)
         except FullRankError as error:
             if not any(words in str(error) for words in BY_DATA):
                 refused.append((str(error), settings))

@@ -60,7 +60,7 @@ def test_merging_and_flattening():
 
 
 def test_a_faulty_section_is_not_blamed_for_its_defaults():
-    """`score: relative` is given; only because its section has another fault is the rest checked without it."""
+    """A faulty section is left out when the rest is checked; that `score: relative` is then missing is no fault."""
     model = {"position": "relative", "hidden_size": -4, "attention": {"score": "relative", "cross_head": 7}}
     raw = {"model": model, "eval": {"clamp_length": 9, "batch_size": 0}}
     with pytest.raises(ConfigError) as refusal:

@@ -53,8 +53,8 @@ def test_extending_one_that_extends_and_a_shipped_one(tmp_path):
     grandchild = write(tmp_path, "grandchild.yaml", "extends: child.yaml\nbase: {train.batch_size: 2}\nrows: {y: }\n")
     config = resolve(grandchild, "y", "paper").config
     assert (config.model.num_hidden_layers, config.train.seed, config.train.batch_size) == (9, 9, 2)
-    mine = write(tmp_path, "mine.yaml", "extends: mixhead/table1-vanilla\nbase: {train.seed: 3}\nrows: {z: }\n")
+    extended = write(tmp_path, "mine.yaml", "extends: mixhead/table1-vanilla\nbase: {train.seed: 3}\nrows: {z: }\n")
     shipped = resolve("mixhead/table1-vanilla", "plain", "tiny").config
-    config = resolve(mine, "z", "tiny").config
+    config = resolve(extended, "z", "tiny").config
     assert config.train.seed == 3
     assert (config.model, config.data, config.eval) == (shipped.model, shipped.data, shipped.eval)

@@ -77,12 +77,12 @@ def test_masks_of_an_evaluation_depend_on_seed_and_position_only():
             targets += batch.targets.tolist()
         return inputs, targets
 
-    once = read(batch_size=4, segment_length=16)
-    assert len(once[0]) == 1003
+    expected = read(batch_size=4, segment_length=16)
+    assert len(expected[0]) == 1003
     for batch_size, segment_length in ((1, 1003), (7, 16), (3, 50), (1, 1)):
-        assert read(batch_size=batch_size, segment_length=segment_length) == once
-    assert read(batch_size=4, segment_length=16, seed=1) != once
-    assert read(batch_size=4, segment_length=16, size=400)[0] == once[0][:400], (
+        assert read(batch_size=batch_size, segment_length=segment_length) == expected
+    assert read(batch_size=4, segment_length=16, seed=1) != expected
+    assert read(batch_size=4, segment_length=16, size=400)[0] == expected[0][:400], (
         "the beginning of a text is masked alike"
     )
 
@@ -101,11 +101,13 @@ def test_training_batches_are_pure_functions(shuffled):
         return batch.inputs.flatten().tolist(), batch.at.tolist()
 
     fresh = batches(2)
-    places = [(epoch, index) for epoch in range(3) for index in range(fresh.batches_per_epoch)]
-    forwards = [content(fresh.batch(*place)) for place in places]
+    positions = [(epoch, index) for epoch in range(3) for index in range(fresh.batches_per_epoch)]
+    forwards = [content(fresh.batch(*position)) for position in positions]
     again = batches(2)
-    assert [content(again.batch(*place)) for place in reversed(places)] == forwards[::-1]
-    assert len({str(masked) for _, masked in forwards}) == len(places), "every batch of every epoch has its own masks"
+    assert [content(again.batch(*position)) for position in reversed(positions)] == forwards[::-1]
+    assert len({str(masked) for _, masked in forwards}) == len(positions), (
+        "every batch of every epoch has its own masks"
+    )
     assert content(batches(3).batch(0, 0)) != forwards[0]
     read = [fresh.batch(0, index).read for index in range(fresh.batches_per_epoch)]
     assert read == fresh.tokens_of_batches(0)

@@ -45,7 +45,7 @@ def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
         assert batch.inputs[row, : len(target) + 1].tolist() == [eos, *target]
         assert batch.targets[row].tolist() == [*target, eos] + [eos] * unused
         assert batch.weights[row].tolist() == [1.0] * (len(target) + 1) + [0.0] * unused
-        # what is read where nothing counts: the same entry as everywhere in the padding
+        # in the padding, inputs and targets are the end of sentence
         assert batch.inputs[row, len(target) + 1 :].tolist() == [eos] * unused
     assert batch.tokens == int((pairs.target.lengths[chosen] + 1).sum())
     assert batch.to("cpu").targets.tolist() == batch.targets.tolist()
@@ -85,16 +85,16 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
     positions = [(0, 3), (4, 0), (1, batches.batches_per_epoch - 1), (0, 0)]
     first = [batches.pairs_of_batches(position[0])[position[1]].tolist() for position in positions]
     assert [same.pairs_of_batches(position[0])[position[1]].tolist() for position in reversed(positions)] == first[::-1]
-    other = PairBatches(pairs, batch_tokens=128, seed=6)
+    of_another_seed = PairBatches(pairs, batch_tokens=128, seed=6)
     count = batches.batches_per_epoch
-    assert other.batches_per_epoch == count
+    assert of_another_seed.batches_per_epoch == count
 
     def epoch_of(batches, epoch):
         return [tuple(batches.pairs_of_batches(epoch)[i].tolist()) for i in range(count)]
 
     assert epoch_of(batches, 0) != epoch_of(batches, 1)
-    assert epoch_of(batches, 0) != epoch_of(other, 0)
-    # not only the order of batches changes: so does who is in them
+    assert epoch_of(batches, 0) != epoch_of(of_another_seed, 0)
+    # not only the order of the batches differs: other pairs are together
     assert {frozenset(b) for b in epoch_of(batches, 0)} != {frozenset(b) for b in epoch_of(batches, 1)}
 
     unshuffled = PairBatches(pairs, batch_tokens=128, seed=5, shuffle=False)

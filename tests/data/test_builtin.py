@@ -41,10 +41,10 @@ def test_docstrings_and_comments_in_their_order():
 
 
 def test_split_by_name_about_90_5_5():
-    places = [builtin.choose_split(f"document{i}") for i in range(20_000)]
+    splits = [builtin.choose_split(f"document{i}") for i in range(20_000)]
     for split, share in {"train": 0.90, "valid": 0.05, "test": 0.05}.items():
         expected = 20_000 * share
-        assert abs(places.count(split) - expected) < 5 * (expected * (1 - share)) ** 0.5
+        assert abs(splits.count(split) - expected) < 5 * (expected * (1 - share)) ** 0.5
     # fixed for ever: a document must not change its split with the version (sha256("json.decoder")[:8] mod 100 = 65)
     assert builtin.choose_split("json.decoder") == "train"
 

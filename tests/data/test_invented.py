@@ -1,4 +1,4 @@
-"""Invented sentences and questions: their labels follow the stated rules, and every word is known to the random encoder."""
+"""Invented sentences and questions: their labels follow from their words, and every word is known to the random encoder."""
 
 import numpy as np
 import pytest

@@ -141,7 +141,7 @@ def merge_pair(symbols, best):
 
 
 def test_words_are_cut_by_the_papers_procedure():
-    """Merges that a text taught, on words of another."""
+    """Merges learned from one text, on words of another."""
     draw = random.Random(7)
     text = ["".join(draw.choices("abcdefgings", k=draw.randrange(1, 9))) for _ in range(900)]
     pieces = learn_codes(lambda: text, 150)

@@ -86,7 +86,7 @@ def test_the_codes_beside_the_talks_are_used(tmp_path):
     assert recoded.folder != corpus.folder
     with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
         iwslt(tmp_path, codes="nowhere")
-    # and with a number of merges they are not
+    # with a number of merges, merges are learned instead
     assert iwslt(tmp_path, moses=False, max_vocabulary=3).details["codes"] is None
     # each language holds the pieces of its own text, and of the other's none; a character it lacks is unknown
     assert set(corpus.target.entries) & {"gut", "er", "t@@"} == set()

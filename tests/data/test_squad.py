@@ -37,8 +37,8 @@ def official(version, *entries):
     }
 
 
-ASKED = [("a", "Where does it rise?", "Switzerland", "in Switzerland"), ("b", "What flows?", "Rhine")]
-V1 = official("1.1", *(entry(*asked) for asked in ASKED))
+FIRST = entry("a", "Where does it rise?", "Switzerland", "in Switzerland")
+V1 = official("1.1", FIRST, entry("b", "What flows?", "Rhine"))
 
 
 def written(path, content):
@@ -92,7 +92,7 @@ def answer_of(context, window):
     return context[window.offsets[first, 0] : window.offsets[last, 1]]
 
 
-def asked(context, answer="", question="Where is it?", start=None, name="q"):
+def make_question(context, answer="", question="Where is it?", start=None, name="q"):
     start = context.index(answer) if start is None else start
     answers, starts = ((answer,), (start,)) if answer else ((), ())
     return Question(name, "t", context, question, answers, starts, not answer)
@@ -110,7 +110,7 @@ def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc
             break
         start += min(length, doc_stride)
     expected = expected or [(0, 0)]
-    question = asked(" ".join("a" * num_tokens), question="a")
+    question = make_question(" ".join("a" * num_tokens), question="a")
     windows = squad_windows([question], bert, max_length=room + 4, doc_stride=doc_stride, max_query_length=1)
     assert len(windows) == len(expected)
     for window, (start, end) in zip(windows, expected, strict=True):
@@ -128,7 +128,7 @@ def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc
 
 def test_the_layout_of_bert(bert):
     context = "The Rhine rises. The end."
-    (window,) = squad_windows([asked(context, "Rhine rises", "Where?")], bert, **SIZES)
+    (window,) = squad_windows([make_question(context, "Rhine rises", "Where?")], bert, **SIZES)
     tokens = [bert.id_to_token(i) for i in window.ids]
     assert " ".join(tokens) == "[CLS] w ##h ##e ##r ##e ? [SEP] the rhine r ##i ##s ##e ##s . the e ##n ##d . [SEP]"
     assert window.types.tolist() == [0] * 8 + [1] * 14

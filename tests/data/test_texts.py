@@ -61,7 +61,7 @@ def test_max_tokens_cuts_training_exactly(files, tokens, limit):
     assert corpus.label == f"text (train.txt{kind}; first {limit} tokens)"
     assert corpus.splits["test"] == uncut.splits["test"]
     assert corpus.splits["train"]["bytes"] == len(text_of(corpus, "train").encode())
-    if tokens == "word":  # its own vocabulary: of what is used
+    if tokens == "word":  # the vocabulary of the tokens that are used
         assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "\n", "<unk>"}
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_cache_is_made_again(files, victim, caplog):
 
 
 def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
-    other = prepare(config(files, tokens="byte"))
+    of_bytes = prepare(config(files, tokens="byte"))
 
     def fill(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -123,8 +123,8 @@ def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
         patch.setattr("fullrank.data.tokenizers.write_checked", fill)
         with pytest.raises(RunError, match=r"no space left on the disk of .*cache.*; .* set data.cache"):
             prepare(config(files))
-    assert prepared_folders(files) == [other.folder]
-    assert load_corpus(other.folder).splits == other.splits
+    assert prepared_folders(files) == [of_bytes.folder]
+    assert load_corpus(of_bytes.folder).splits == of_bytes.splits
 
 
 def test_unigram_perplexity(files):

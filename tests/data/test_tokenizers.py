@@ -18,7 +18,7 @@ TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 EMPTY = ["<unk>", "\n"]
 
 
-def words(text, **options):
+def word_tokenizer(text, **options):
     """The words of a text as a tokenizer."""
     return build_words(rank_entries(Counter(build_words(EMPTY, **options).cut(text))), **options)
 
@@ -35,7 +35,7 @@ def test_ids_follow_frequency_then_alphabet():
 
 
 def test_punctuation_split_and_lower_case():
-    vocabulary = words("don't return the __list__ ( )\n", split="punctuation", lowercase=True)
+    vocabulary = word_tokenizer("don't return the __list__ ( )\n", split="punctuation", lowercase=True)
     assert vocabulary.cut("Don't return(the\n__list__)") == ["don't", "return", "(", "the", "\n", "__list__", ")"]
     ids = vocabulary.encode("Don't return(the __list__) <unk>")
     assert vocabulary.decode(ids) == "don't return ( the __list__ ) <unk>"
@@ -55,8 +55,8 @@ MARKED = [
 READ = "\n".join(MARKED) + "\n"
 BPE = train_bpe([TEXT * 3], size=300)
 ALL = {
-    "word": words(READ + TEXT),
-    "word and punctuation": words(TEXT, lowercase=True, split="punctuation"),
+    "word": word_tokenizer(READ + TEXT),
+    "word and punctuation": word_tokenizer(TEXT, lowercase=True, split="punctuation"),
     "byte": build_bytes(),
     "character": build_characters(rank_entries(Counter(READ + TEXT + "\\ \t\r\x85\u2028\U0001f600"))),
     "bpe": BPE,
@@ -107,7 +107,7 @@ def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
 
 
 def test_a_pretrained_tokenizer_cuts_a_text_where_no_token_goes_over():
-    """By the rules of GPT-2 two line ends are one token at the end of a text alone."""
+    """By the rules of GPT-2 two line ends are one token only at the end of a text."""
     rules = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend = tokenizers.train_byte_bpe(["end\n\n"] * 2, 300, rules, ["<s>"])
     text = "end\n\n" * 9000

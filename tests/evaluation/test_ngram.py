@@ -81,7 +81,7 @@ def test_perplexities_are_those_of_the_definition(length, discount):
 
 
 def test_unknown_words_share_what_the_first_order_leaves():
-    """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
+    """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word gets its share of that."""
     (measured,) = measure_ngrams(np.array([1, 1, 1, 1]), [np.array([5, 5])], vocab_size=VOCAB, start_id=START, order=1)
     assert measured == [pytest.approx(4 * VOCAB / 0.5)]
 

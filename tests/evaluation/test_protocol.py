@@ -85,7 +85,7 @@ def test_keys_that_exclude_each_other_are_refused(model, evaluation, message):
     with pytest.raises(FullRankError) as refusal:
         final_protocol(config(model, **evaluation))
     assert message in str(refusal.value)
-    for split in ("valid", "test"):  # of one split as of all
+    for split in ("valid", "test"):  # keys of one split as those of all
         with pytest.raises(FullRankError) as refusal:
             final_protocol(config(model, **{split: evaluation}), split)
         assert message in str(refusal.value)

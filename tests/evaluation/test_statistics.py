@@ -1,4 +1,4 @@
-"""Statistics against scipy and hand computation; intervals cover the truth as often as they say."""
+"""Intervals of means against computation by hand."""
 
 import math
 import statistics as exact

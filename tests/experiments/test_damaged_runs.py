@@ -1,4 +1,4 @@
-"""A run folder on a hostile disk: what was changed in it is refused by name, and no figure changes without a word."""
+"""A run folder whose files are changed or damaged: they are refused by name, and no figure changes silently."""
 
 import json
 import random
@@ -17,34 +17,34 @@ from fullrank.experiments.run import average, evaluate, resume, train
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """A finished run of words, its text and its cache; tests work on a copy that they find at the same place."""
-    place = tmp_path_factory.mktemp("pristine")
+    folder = tmp_path_factory.mktemp("pristine")
     draw = random.Random(0)
-    (place / "here").mkdir()
+    (folder / "current").mkdir()
     for split, lines in (("train", 120), ("valid", 12), ("test", 12)):
-        words = [" ".join(draw.choices(["One", "two", "three", "four"], k=6)) for _ in range(lines)]
-        (place / "here" / f"{split}.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    files = {split: str(place / "here" / f"{split}.txt") for split in ("train", "valid", "test")}
+        sentences = [" ".join(draw.choices(["One", "two", "three", "four"], k=6)) for _ in range(lines)]
+        (folder / "current" / f"{split}.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    files = {split: str(folder / "current" / f"{split}.txt") for split in ("train", "valid", "test")}
     settings = {
         "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "data": {"name": "text", "tokens": "word", "cache": str(place / "here" / "cache"), **files},
+        "data": {"name": "text", "tokens": "word", "cache": str(folder / "current" / "cache"), **files},
         "train": {
             "batch_size": 4, "segment_length": 8, "steps": 12, "learning_rate": 0.02, "save_every_steps": 4,
             "keep_checkpoints": 2, "log_every_steps": 4, "threads": 1, "device": "cpu",
         },
         "eval": {"every_steps": 4},
     }  # fmt: skip
-    (place / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    train(resolve_any(str(place / "config.yaml")), place / "here" / "run", quiet=True)
-    (place / "here").rename(place / "kept")
-    return place
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    train(resolve_any(str(folder / "config.yaml")), folder / "current" / "run", quiet=True)
+    (folder / "current").rename(folder / "original")
+    return folder
 
 
 @pytest.fixture
 def run(pristine):
     """A copy of the run."""
-    shutil.copytree(pristine / "kept", pristine / "here", symlinks=True)
-    yield pristine / "here" / "run"
-    shutil.rmtree(pristine / "here")
+    shutil.copytree(pristine / "original", pristine / "current", symlinks=True)
+    yield pristine / "current" / "run"
+    shutil.rmtree(pristine / "current")
 
 
 def nll(run, **options):
@@ -59,7 +59,7 @@ def edit(path, change):
 
 
 def unfinished(run):
-    """The run as it was before its end."""
+    """The run without its result, as it was before its last evaluation."""
     (run / "result.json").unlink()
     return run
 
@@ -89,9 +89,7 @@ def test_what_may_change(run):
     before = nll(run)
     edit(run / "config.yaml", lambda config: config["train"].update(threads=2, device="auto"))
     edit(run / "config.yaml", lambda config: config["data"].update(train="/gone.txt", cache=None, dir="/gone"))
-    edit(
-        run / "config.yaml", lambda config: config["train"].pop("seed")
-    )  # what is left out has its default, which it had
+    edit(run / "config.yaml", lambda config: config["train"].pop("seed"))  # the default is what it was
     moved = run.rename(run.parent / "elsewhere")
     assert nll(moved) == before
 

@@ -59,9 +59,9 @@ def test_context_enough():
 def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts():
     tokens = [3, 1, 3, 3, 2, 1, 3]
     nll = 0.0
-    for place, token in enumerate(tokens):
-        others = tokens[:place] + tokens[place + 1 :]
-        nll -= math.log((others.count(token) + 1) / (len(others) + len(set(tokens))))
+    for position, token in enumerate(tokens):
+        counted = tokens[:position] + tokens[position + 1 :]
+        nll -= math.log((counted.count(token) + 1) / (len(counted) + len(set(tokens))))
     assert unigram_perplexity(tokens) == pytest.approx(math.exp(nll / len(tokens)))
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_learned_its_text_by_heart(tmp_path, last, valid, verdict):
 
 
 def test_parameters_are_those_of_the_run(tmp_path):
-    """A translation is read by its encoder alone."""
+    """The model under test of a translation run is its encoder alone, which has fewer parameters than the run."""
     examined("reading", tmp_path, [], [100.0])
     assert Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), read_run(tmp_path)).num_parameters == 7
 

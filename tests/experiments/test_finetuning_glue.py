@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def files(tmp_path_factory):
     """A folder with an encoder without dropout, one with, and task files."""
     folder = tmp_path_factory.mktemp("finetuning")
     tiny_encoder(folder / "still", dropout=0.0)
@@ -34,28 +34,28 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(place):
+def finished(files):
     """The folder of a run, and its result."""
-    return place / "run", train_quietly(settings(place), place / "run")
+    return files / "run", train_quietly(settings(files), files / "run")
 
 
-def settings(place, name="glue/cola", encoder="encoder", **train):
+def settings(files, name="glue/cola", encoder="encoder", **train):
     return {
-        "model": {"pretrained": str(place / encoder), "attention": {"mix": "position_wise"}},
-        "data": {"name": name, "dir": str(place / "glue"), "max_length": 32},
+        "model": {"pretrained": str(files / encoder), "attention": {"mix": "position_wise"}},
+        "data": {"name": name, "dir": str(files / "glue"), "max_length": 32},
         "train": {"batch_size": 8, "epochs": 2, "learning_rate": 1e-3, "mixing_learning_rate": 1e-2, **train},
     }
 
 
-def test_too_few_tokens_for_a_text(place):
-    model = load_pretrained(build_any(settings(place)).model, "classification", num_labels=2)
+def test_too_few_tokens_for_a_text(files):
+    model = load_pretrained(build_any(settings(files)).model, "classification", num_labels=2)
     with pytest.raises(InputError, match=r"^data\.max_length: at least 3, of which 2 are special .* given 2$"):
         encode(model, [("one sentence",)], 2)
 
 
-def test_a_run_makes_the_updates_of_a_loop_written_here(place, tmp_path):
+def test_a_run_makes_the_updates_of_a_loop_written_here(files, tmp_path):
     """AdamW with decoupled decay, linear warm-up and decay, clipping, and two rates, from their equations."""
-    raw = settings(place, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
+    raw = settings(files, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
     config = build_any(raw)
     train_quietly(raw, tmp_path / "run")
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
@@ -106,9 +106,9 @@ def logits_of_batch(model, batch):
     return model(**batch.inputs).logits
 
 
-def test_penalties_reach_the_injected_attention(place):
+def test_penalties_reach_the_injected_attention(files):
     torch.manual_seed(0)
-    config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
+    config = build_any(settings(files, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
     texts, labels = columns_of(config)
     for name, parameter in model.model.named_parameters():
@@ -144,8 +144,8 @@ def test_figures_are_those_of_the_predictions(finished):
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_task_of_numbers_is_regression(place, tmp_path):
-    result = train_quietly(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
+def test_a_task_of_numbers_is_regression(files, tmp_path):
+    result = train_quietly(settings(files, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
     figures = result["final"]["dev"]
     labels, predictions = np.loadtxt(tmp_path / "run" / "predictions-dev.tsv", skiprows=1, usecols=(1, 2), unpack=True)
     assert figures["loss"] == pytest.approx(float(((labels - predictions) ** 2).mean()), rel=1e-4)
@@ -155,7 +155,7 @@ def test_a_task_of_numbers_is_regression(place, tmp_path):
 
 @pytest.mark.parametrize("name", ["mnli", "stsb"])
 def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
-    """Its label is the prediction that the run wrote, by the name that the task has for it; of STS-B it is the number."""
+    """The pipeline gives the prediction that the run wrote: a label by its name in the task, for STS-B a number."""
     task = GLUE[name]
     raw = {
         "model": {"pretrained": "random", "attention": {"mix": "position_independent"}},

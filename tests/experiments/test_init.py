@@ -44,7 +44,7 @@ def slow(monkeypatch) -> list[int]:
         return tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0
 
     monkeypatch.setattr(speed, "measure_speed", measure)
-    translate = translation.translate_split  # of some sentences it is timed, and takes long
+    translate = translation.translate_split  # it is timed on some sentences, which takes long
     monkeypatch.setattr(translation, "translate_split", lambda *call: translate(*call) if len(call) == 4 else None)
     return sizes
 

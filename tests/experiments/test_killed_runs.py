@@ -55,7 +55,7 @@ def test_a_killed_run_ends_as_one_never_killed(name, tmp_path):
 
 @pytest.mark.full
 def test_a_killed_distillation_ends_as_one_never_killed(tmp_path):
-    """Both have a memory, which the next batch needs."""
+    """Teacher and student have a memory, which the next batch needs."""
     file = KINDS[MEMORY].write(tmp_path)
     teacher = tmp_path / "teacher"
     finish(file, "--out", teacher)
@@ -71,7 +71,7 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("adapter", [(), ("--peft", "lora")], ids=["whole", "adapter"])
 def test_a_killed_fine_tuning_on_a_text_ends_as_one_never_killed(adapter, tmp_path):
-    """Killed in the plain arm and in the injected one; each time the same command goes on, and at last its run by itself."""
+    """Killed in the plain arm, then in the injected one: the same command resumes the first, its run folder the second."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     text = write_text(tmp_path / "book.txt")

@@ -86,7 +86,7 @@ def tied(kind, **options):
 
 @pytest.mark.parametrize(("kind", "options"), [("softmax", {}), ("mixture_of_softmaxes", {"mixtures": 3})])
 def test_past_decode_is_its_equation(kind, options, batch):
-    """A loop over tokens after two of context; gradients of all parameters, those that only training has included."""
+    """A loop over tokens after two of context; gradients of all parameters, also of those that only training has."""
     model = tied(kind, **options)
     batch = dataclasses.replace(batch, inputs=torch.cat((torch.randint(13, (3, 2)), batch.inputs), 1))
     plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
@@ -106,10 +106,12 @@ def test_past_decode_is_its_equation(kind, options, batch):
     expected = 0.7 * torch.stack(losses).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
     leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    both = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in (loss, expected)]
-    for (name, _), gradient, expected_gradient in zip(model.named_parameters(), *both, strict=True):
+    gradients = [
+        torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in (loss, expected)
+    ]
+    for (name, _), gradient, expected_gradient in zip(model.named_parameters(), *gradients, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-11, msg=name)
-    assert all(gradient.abs().max() > 1e-4 for gradient in both[0][-3:])
+    assert all(gradient.abs().max() > 1e-4 for gradient in gradients[0][-3:])
 
 
 def test_parts_of_training_are_not_saved_with_the_model(tmp_path):
@@ -125,7 +127,7 @@ def test_parts_of_training_are_not_saved_with_the_model(tmp_path):
 
 
 def masked_inputs(model, batch, number=1):
-    """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
+    """Where the inputs (B, N) of a pass are the learned vector; elsewhere they are the embeddings of the tokens."""
     seen = []
     handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
     begin_draws(3, number)

@@ -47,8 +47,8 @@ def test_it_learns_from_both_sides(run):
         assert result["final"][split]["perplexity"] < 2.3 < math.sqrt(8)
         assert result["final"][split]["accuracy_percent"] > 75
     assert result["mask"] == {"token": "<mask>", "id": 256}
-    epochs, more = divmod(result["steps"], 32)  # 500 blocks in batches of 16
-    assert result["tokens_seen"] == epochs * 12_000 + more * 16 * 24, "all tokens that are read count as seen"
+    epochs, batches = divmod(result["steps"], 32)  # 500 blocks in batches of 16
+    assert result["tokens_seen"] == epochs * 12_000 + batches * 16 * 24, "all tokens that are read count as seen"
 
 
 def by_hand(folder, split, seed=0):
@@ -95,7 +95,7 @@ def test_figures(run):
 
 
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
-    """The first pass of a seed is another than that of the next, with the same order of blocks or not."""
+    """Both epochs and both seeds read the blocks in the same order."""
     masks = {}
     original = MaskedObjective.__call__
 

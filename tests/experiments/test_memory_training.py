@@ -97,20 +97,20 @@ def test_the_memory_travels_in_the_carry():
 def test_the_layers_that_rest_are_those_that_were_drawn():
     phase = PhaseConfig(name="a", skip="not_first", p=0.5)
     model, objective = small(phases=[phase], steps=9, seed=5)
-    ran = set()
+    executed = set()
     for i, block in enumerate(model.blocks):
-        block.register_forward_hook(lambda *_, i=i: ran.add(i))
+        block.register_forward_hook(lambda *_, i=i: executed.add(i))
     schedule = SkipRetain("not_first", 0.5, num_layers=LAYERS)
-    seen = set()
+    drawn = set()
     streams = Streams(torch.arange(300).numpy() % 30, TrainConfig(batch_size=3, segment_length=8), 0)
     for step in range(1, 12):
-        ran.clear()
+        executed.clear()
         position = TrainingPosition(step, part=step % 2, phase=phase, accumulation=2)
         objective(streams.batch(0, step), {}, position)
         resting = schedule.skipped(5, position.number)
-        assert ran == set(range(LAYERS)) - resting
-        seen.add(resting)
-    assert len(seen) > 3
+        assert executed == set(range(LAYERS)) - resting
+        drawn.add(resting)
+    assert len(drawn) > 3
 
 
 @pytest.mark.parametrize("change", [{"position": "learned"}, {"position": "none", "score": "dense_synthesizer"}])

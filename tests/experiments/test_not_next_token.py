@@ -44,14 +44,14 @@ def evaluate(model, batch_size, **protocol):
     return measure(model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START)
 
 
-def check(evaluation, every, lasts):
-    assert evaluation.tokens == len(every)
-    assert evaluation.nll == pytest.approx(math.fsum(every), rel=1e-12)
-    if lasts is None:
+def check(evaluation, nats, nats_of_last):
+    assert evaluation.tokens == len(nats)
+    assert evaluation.nll == pytest.approx(math.fsum(nats), rel=1e-12)
+    if nats_of_last is None:
         assert evaluation.last_position is None
     else:
-        assert evaluation.last_position.tokens == len(lasts)
-        assert evaluation.last_position.nll == pytest.approx(math.fsum(lasts), rel=1e-12)
+        assert evaluation.last_position.tokens == len(nats_of_last)
+        assert evaluation.last_position.nll == pytest.approx(math.fsum(nats_of_last), rel=1e-12)
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -69,5 +69,5 @@ def test_blocks_and_windows(relative):
 def test_stride_1_is_given_earlier_tokens_only(batch_size):
     """Every token by a pass that ends with the token before it: this is a next-token perplexity."""
     model = build()
-    every = [nll(model, max(0, at - 7), at + 1)[-1] for at in range(37)]
-    check(evaluate(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)
+    nats = [nll(model, max(0, at - 7), at + 1)[-1] for at in range(37)]
+    check(evaluate(model, batch_size, kind="window", segment_length=8, context=7, stride=1), nats, None)

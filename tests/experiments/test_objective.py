@@ -43,10 +43,10 @@ def test_penalties_are_added_with_their_coefficients(model, batch):
     model(batch.inputs, trace=trace)
     plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
     penalized = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))
-    both = penalized(batch, {}, TrainingPosition(step=1)).value
+    value = penalized(batch, {}, TrainingPosition(step=1)).value
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
     assert expected > 1e-3
-    torch.testing.assert_close(both - plain, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(value - plain, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.0), (0.0, 3.0), (2.0, 3.0)])

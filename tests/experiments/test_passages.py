@@ -1,4 +1,4 @@
-"""Texts scored side by side: each as by itself, which test_protocols.py compares with a loop over tokens."""
+"""Texts side by side have the scores of each by itself, which test_protocols.py compares with a loop over tokens."""
 
 from dataclasses import replace
 from itertools import chain, islice

@@ -49,7 +49,7 @@ def build(*, layers: int = 2, seed: int = 0, **settings: Any) -> fr.LanguageMode
 
 
 def nll_after(model: fr.LanguageModel, first: int, position: int) -> float:
-    """-log p of token `place`, from logits, given the inputs from that of token `first` on and nothing else."""
+    """-log p of token `position`, from logits, given the inputs from that of token `first` on and nothing else."""
     before = [START, *IDS.tolist()]  # the input of token n is the token before it
     with torch.no_grad():
         logits = model(torch.tensor([before[first : position + 1]])).logits
@@ -57,7 +57,7 @@ def nll_after(model: fr.LanguageModel, first: int, position: int) -> float:
 
 
 def by_hand(model: fr.LanguageModel, first: list[int]) -> Evaluation:
-    """The text token by token, each in a pass of its own; `first[n]`: where what token n may see begins."""
+    """The text token by token, each in a pass of its own; token n may see the tokens from `first[n]` on."""
     return Evaluation(sum(nll_after(model, start, position) for position, start in enumerate(first)), len(first))
 
 
@@ -147,7 +147,7 @@ def test_with_same_length_every_query_sees_as_many_keys(segment):
 
 
 def test_clamped_positions():
-    """Beside a model built with the clamp: same parameters, one long pass."""
+    """Against one long pass of a model with the same parameters that is built with the clamp."""
     model = build(**RELATIVE)
     clamped = build(position="relative", attention=fr.AttentionConfig(score={"name": "relative", "clamp_length": 4}))
     clamped.load_state_dict(model.state_dict())

@@ -25,7 +25,7 @@ def tiny(folder):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     """A working directory with a module that leaves a file where it is imported, and the model `base`."""
     (tmp_path / "evil.py").write_text(EVIL, encoding="utf-8")
     tiny(tmp_path / "base")
@@ -34,22 +34,22 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_remote_code_is_not_run(place):
-    file = place / "base" / "config.json"
-    about = json.loads(file.read_text(encoding="utf-8"))
+def test_remote_code_is_not_run(workspace):
+    file = workspace / "base" / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
     code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "own"}
-    file.write_text(json.dumps(about | code), encoding="utf-8")
-    (place / "base" / "evil.py").write_text(EVIL, encoding="utf-8")
+    file.write_text(json.dumps(config | code), encoding="utf-8")
+    (workspace / "base" / "evil.py").write_text(EVIL, encoding="utf-8")
     with pytest.raises(InputError, match="base"):
-        load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)
-    assert not [*place.rglob("ran")]
+        load_named(str(workspace / "base"), torch.float32, causal=True, tokenizer=False)
+    assert not [*workspace.rglob("ran")]
 
 
-def test_an_adapter_is_refused_before_peft_reads_it(place):
+def test_an_adapter_is_refused_before_peft_reads_it(workspace):
     """It may name a module, which PEFT would import."""
-    about = {"peft_type": "LORA", "base_model_name_or_path": "gpt2"}
-    about |= {"megatron_config": {"a": 1}, "megatron_core": "evil"}
-    (place / "base" / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "gpt2"}
+    adapter |= {"megatron_config": {"a": 1}, "megatron_core": "evil"}
+    (workspace / "base" / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
     with pytest.raises(InputError, match="an adapter of PEFT; merge it"):
-        load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)
-    assert not (place / "ran").exists()
+        load_named(str(workspace / "base"), torch.float32, causal=True, tokenizer=False)
+    assert not (workspace / "ran").exists()

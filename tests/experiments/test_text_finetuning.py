@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causal")
     text = write_text(folder / "book.txt")
     for kind in ("gpt2", "llama"):
@@ -40,10 +40,10 @@ def place(tmp_path_factory):
     return folder
 
 
-def settings(place, kind="gpt2", attention=B, **train):
+def settings(files, kind="gpt2", attention=B, **train):
     return {
-        "model": {"pretrained": str(place / kind), "attention": dict(attention)},
-        "data": {"train": str(place / "book.txt"), "cache": str(place / "cache")},
+        "model": {"pretrained": str(files / kind), "attention": dict(attention)},
+        "data": {"train": str(files / "book.txt"), "cache": str(files / "cache")},
         "train": {
             "batch_size": 4, "segment_length": 24, "steps": 12, "learning_rate": 1e-2, "warmup_steps": 2, "check": False,
             "log_every_steps": 3, **train,
@@ -53,9 +53,9 @@ def settings(place, kind="gpt2", attention=B, **train):
 
 
 @pytest.fixture(scope="module")
-def finished(place):
-    folder = place / "finished"
-    train_quietly(settings(place, mixing_learning_rate=0.1, keep_checkpoints=2) | {"eval": {"every_steps": 4}}, folder)
+def finished(files):
+    folder = files / "finished"
+    train_quietly(settings(files, mixing_learning_rate=0.1, keep_checkpoints=2) | {"eval": {"every_steps": 4}}, folder)
     return folder
 
 
@@ -69,12 +69,12 @@ def call(*words):
 @pytest.mark.parametrize(
     ("kind", "attention"), [("gpt2", {}), ("llama", B), ("gpt2", {"mix": "position_independent"})], ids=str
 )
-def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention):
-    """The first loss is that of transformers, plain and injected, which starts equal to it; dropout is off."""
-    task = TextFinetuning(build_any(settings(place, kind, attention))).prepare()
+def test_the_first_loss_is_that_of_transformers(files, tmp_path, kind, attention):
+    """Of a plain model, and of an injected one, which starts equal to it; dropout is off."""
+    task = TextFinetuning(build_any(settings(files, kind, attention))).prepare()
     parts = task.parts(tmp_path, torch.device("cpu"))
     parts.model.eval()
-    model = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(files / kind).eval()
     for index in (0, 3):
         batch = parts.batches.batch(0, index)
         loss = parts.objective(batch, {}, TrainingPosition(1))
@@ -94,15 +94,15 @@ def test_the_first_loss_is_that_of_transformers(place, tmp_path, kind, attention
     assert valid.nll == pytest.approx(nats, rel=1e-5)
     before = json.loads((tmp_path / "before.json").read_text(encoding="utf-8"))["figures"]["valid"]
     assert before["nll"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
-    text = (place / "book.txt").read_text(encoding="utf-8")
+    text = (files / "book.txt").read_text(encoding="utf-8")
     sources = task.corpus.details["sources"]
     part = next(source for source in sources if source["split"] == "valid")
     characters = len(text.encode()[part["start"] : part["end"]].decode())
     assert before["bits_per_character"] == pytest.approx(nats / math.log(2) / characters, rel=1e-5)
 
 
-def test_label_smoothing_and_penalties_are_in_the_loss(place, tmp_path):
-    task = TextFinetuning(build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))).prepare()
+def test_label_smoothing_and_penalties_are_in_the_loss(files, tmp_path):
+    task = TextFinetuning(build_any(settings(files, label_smoothing=0.1, orthogonality=0.5))).prepare()
     parts = task.parts(tmp_path, torch.device("cpu"))
     model = parts.model.eval()
     batch = parts.batches.batch(0, 0)
@@ -120,9 +120,9 @@ def test_label_smoothing_and_penalties_are_in_the_loss(place, tmp_path):
     assert parts.objective(batch, {}, TrainingPosition(1)).value.item() > loss.value.item() + 0.1
 
 
-def test_tokens_are_those_of_transformers(place):
-    words, tokenizer = load_tokenizers(build_any(settings(place)).model)
-    text = (place / "book.txt").read_text(encoding="utf-8") * 3 + "\n\n  an indented line\n\n\nthe end"
+def test_tokens_are_those_of_transformers(files):
+    words, tokenizer = load_tokenizers(build_any(settings(files)).model)
+    text = (files / "book.txt").read_text(encoding="utf-8") * 3 + "\n\n  an indented line\n\n\nthe end"
     assert len(text) > 3 * (1 << 14)
     assert tokenizer.encode(text) == words(text, add_special_tokens=False).input_ids
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -132,14 +132,14 @@ def test_tokens_are_those_of_transformers(place):
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def test_training_lowers_the_loss_and_the_model_is_saved_whole(place, finished):
+def test_training_lowers_the_loss_and_the_model_is_saved_whole(files, finished):
     result = read_result(finished)
     before, after = result["before"]["test"], result["final"]["test"]
     assert before["perplexity"] == pytest.approx(math.exp(before["nll"]))
     assert after["nll"] < before["nll"] - 1
     assert before["tokens"] == after["tokens"]
     model = fr.load_injected(finished / "model")
-    plain = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(files / "gpt2")
     counts = result["parameters"]
     assert counts["mixing"] == 2 * (4 * 4 + 8 * 4)  # L (H^2 + D H)
     assert counts["total"] == plain.num_parameters() + counts["mixing"] == counts["trained"]
@@ -159,8 +159,8 @@ def state_of(folder):
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 2}], ids=["whole", "lora"])
-def test_a_resumed_run_is_an_unbroken_one_to_the_byte(place, tmp_path, adapter):
-    raw = settings(place, "gpt2", {**B, "cross_head": 0.3}, adapter=adapter, averaging="swa")
+def test_a_resumed_run_is_an_unbroken_one_to_the_byte(files, tmp_path, adapter):
+    raw = settings(files, "gpt2", {**B, "cross_head": 0.3}, adapter=adapter, averaging="swa")
     train_quietly(raw, tmp_path / "whole")
     assert train_quietly(raw, tmp_path / "paused", until=7) == {}
     resume(tmp_path / "paused", quiet=True)
@@ -174,9 +174,9 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_byte(place, tmp_path, adapter):
 
 
 @pytest.mark.parametrize(("kind", "attention"), [("gpt2", B), ("llama", {})], ids=str)
-def test_an_adapter_is_saved_alone_and_gives_the_same_logits(place, tmp_path, kind, attention):
+def test_an_adapter_is_saved_alone_and_gives_the_same_logits(files, tmp_path, kind, attention):
     targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
-    raw = settings(place, kind, attention, adapter={"r": 2, "alpha": 8, "target_modules": targets})
+    raw = settings(files, kind, attention, adapter={"r": 2, "alpha": 8, "target_modules": targets})
     result = train_quietly(raw, tmp_path)
     assert result["final"]["valid"]["nll"] < result["before"]["valid"]["nll"]
     names = load_file(tmp_path / "checkpoints" / "best" / "model.safetensors").keys()
@@ -188,7 +188,7 @@ def test_an_adapter_is_saved_alone_and_gives_the_same_logits(place, tmp_path, ki
     ids = torch.arange(30)[None]
     logits = best.model(ids).logits
     assert torch.equal(again(ids).logits, logits)
-    plain = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(files / kind).eval()
     assert not torch.allclose(plain(ids).logits, logits, atol=1e-3)
     torch.testing.assert_close(best.merge()(ids).logits, logits, rtol=1e-4, atol=1e-4)
     with again.disable_adapter():
@@ -198,15 +198,15 @@ def test_an_adapter_is_saved_alone_and_gives_the_same_logits(place, tmp_path, ki
 # -- a run as any other model ------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_evaluated_generated_from_and_analysed(finished, place):
+def test_a_run_is_evaluated_generated_from_and_analysed(finished, files):
     result = read_result(finished)
     figures = evaluate(finished, "test")
     assert figures["nll"] == pytest.approx(result["final"]["test"]["nll"], rel=1e-6)
     windows = evaluate(finished, "test", context=16, stride=8)
     assert windows["tokens"] == figures["tokens"]
     assert windows["nll"] != figures["nll"]
-    of_book = evaluate(finished, "valid", text=place / "book.txt")
-    size = (place / "book.txt").stat().st_size
+    of_book = evaluate(finished, "valid", text=files / "book.txt")
+    size = (files / "book.txt").stat().st_size
     assert of_book["bits_per_byte"] == pytest.approx(of_book["nll"] * of_book["tokens"] / math.log(2) / size)
     model = fr.open_model(finished)
     assert model.has == {"logits", "hidden", "attention", "output_matrix", "step", "tokenizer"}
@@ -239,14 +239,14 @@ def test_a_run_is_a_model_of_lm_eval(finished):
     assert "The cat" + text == fr.generate(finished, "The cat", max_new_tokens=5, greedy=True)
 
 
-def test_the_command_trains_both_arms_on_equal_tokens(place, tmp_path, monkeypatch):
+def test_the_command_trains_both_arms_on_equal_tokens(files, tmp_path, monkeypatch):
     monkeypatch.setattr(calls, "RARE", False)  # checks are short; what they find is tested in tests/checking
     monkeypatch.setattr(causality, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
     words = ["train.batch_size=4", "train.segment_length=24", "train.steps=6", "train.learning_rate=1e-2"]
     process = call(
-        "finetune", place / "llama", "--text", place / "book.txt", "model.attention.mix=position_wise",
-        f"data.cache={place / 'cache'}", *words, "--out", tmp_path / "both", "--quiet", "--json",
+        "finetune", files / "llama", "--text", files / "book.txt", "model.attention.mix=position_wise",
+        f"data.cache={files / 'cache'}", *words, "--out", tmp_path / "both", "--quiet", "--json",
     )  # fmt: skip
     assert process.exit_code == 0, process.stderr
     content = json.loads(process.stdout)
@@ -268,24 +268,24 @@ def test_the_command_trains_both_arms_on_equal_tokens(place, tmp_path, monkeypat
 # -- configurations and bad input --------------------------------------------------------------------------------------
 
 
-def test_arms_differ_in_what_is_injected_alone(place):
+def test_arms_differ_in_what_is_injected_alone(files):
     changes = ["model.attention={mix: position_wise, cross_head: 0.1}", "model.layers=[0]", "train.orthogonality=0.1"]
-    plain, arm = resolve_arms(str(place / "gpt2"), place / "book.txt", changes)
+    plain, arm = resolve_arms(str(files / "gpt2"), files / "book.txt", changes)
     assert (plain.row, arm.row) == ("plain", "position_wise-beta0.1")
     assert plain.config.data == arm.config.data
     assert replace(arm.config.train, orthogonality=0.0) == plain.config.train
-    assert [arm.row for arm in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
+    assert [arm.row for arm in resolve_arms("gpt2", files / "book.txt")] == ["plain"]
 
 
 @pytest.mark.parametrize(("context", "requested", "used"), [(0, 128, 48), (8, 128, 40), (0, 24, 24)])
-def test_usual_segments_are_no_longer_than_the_model_reads(place, context, requested, used):
-    raw = settings(place, segment_length=requested, context=context, order="contiguous")
+def test_usual_segments_are_no_longer_than_the_model_reads(files, context, requested, used):
+    raw = settings(files, segment_length=requested, context=context, order="contiguous")
     config = TextFinetuning(build_any(raw)).prepare().config
     assert config.train.segment_length == used
 
 
-def test_models_that_are_none_are_refused(place, tmp_path):
-    words = load_tokenizers(build_any(settings(place)).model)[0]
+def test_models_that_are_none_are_refused(files, tmp_path):
+    words = load_tokenizers(build_any(settings(files)).model)[0]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     encoder = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(words), **sizes))
     encoder.save_pretrained(tmp_path / "bert")
@@ -296,13 +296,13 @@ def test_models_that_are_none_are_refused(place, tmp_path):
         "t5": "no causal model that transformers can load",
         "none": "no such folder",
     }.items():
-        config = build_any(settings(place) | {"model": {"pretrained": str(tmp_path / name)}}).model
+        config = build_any(settings(files) | {"model": {"pretrained": str(tmp_path / name)}}).model
         with pytest.raises(InputError, match=says):
             load_causal(config)
 
 
-def test_a_checkpoint_with_mixing_goes_on_with_it_alone(place, finished, tmp_path):
-    raw = settings(place, steps=2) | {"model": {"pretrained": str(finished / "model"), "attention": B}}
+def test_a_checkpoint_with_mixing_goes_on_with_it_alone(files, finished, tmp_path):
+    raw = settings(files, steps=2) | {"model": {"pretrained": str(finished / "model"), "attention": B}}
     result = train_quietly(raw, tmp_path / "on")
     last = read_result(finished)["final"]["test"]["nll"]
     assert result["before"]["test"]["nll"] == pytest.approx(last, rel=1e-6)

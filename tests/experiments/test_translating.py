@@ -92,10 +92,10 @@ TARGETS = ["a dog sleeps .", "", "the park and nothing else", "x y z"]
 def test_given_translations_are_scored_as_forced(run, tmp_path):
     """Each token by one pass of the model over the translation, and by the search that finds it."""
     folder, model = run
-    other = write_run(tmp_path, attention=fr.AttentionConfig(mix="position_wise"), seed=5)
+    second = write_run(tmp_path, attention=fr.AttentionConfig(mix="position_wise"), seed=5)
     source, target = languages()
     sources = [*[line for line in LINES if line.strip()][:3], ""]
-    for folders, models in (([folder], [model]), ([folder, tmp_path], [model, other])):
+    for folders, models in (([folder], [model]), ([folder, tmp_path], [model, second])):
         translator = LineTranslator(folders, batch_size=2)
         scored = translator.score(sources, TARGETS)
         for line, text, nll in zip(sources, TARGETS, scored, strict=True):
@@ -127,8 +127,8 @@ def test_an_ensemble_of_one_run_twice_is_that_run(run, tmp_path):
         assert first[0].ids == second[0].ids == third[0].ids
         assert first[0].log_prob == pytest.approx(second[0].log_prob, abs=1e-5)
     write_run(tmp_path, seed=5)
-    both = LineTranslator([folder, tmp_path], Search(beams=2)).translate(LINES)
-    assert [best[0].log_prob for best in both] != [best[0].log_prob for best in once]
+    ensemble = LineTranslator([folder, tmp_path], Search(beams=2)).translate(LINES)
+    assert [best[0].log_prob for best in ensemble] != [best[0].log_prob for best in once]
     write_run(tmp_path / "subwords", subwords=True)
     with pytest.raises(InputError, match="the list is empty"):
         fr.generate([], "")

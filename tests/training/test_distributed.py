@@ -119,7 +119,7 @@ def last_weights(run):
 
 @pytest.mark.full
 def test_resumed_by_as_many_processes_and_by_one(alone):
-    """As many: byte for byte. Another number: the same batches and draws."""
+    """By as many processes to the byte; by another number of them with the same batches and draws, so to 1e-10."""
     run_together(2, alone, "fsdp", ["everything"])
     run = alone / "everything-fsdp"
     unbroken = alone / "everything-whole"
@@ -151,7 +151,7 @@ def test_a_process_that_fails_ends_the_others_with_its_message(alone, kind, mess
 
 @pytest.mark.full
 def test_torchrun_starts_killed_processes_again(alone):
-    """The remaining process names the loss; the restarted ones go on from the last checkpoint."""
+    """The remaining process reports that the other is gone; the restarted ones go on from the last checkpoint."""
     run = alone / "plain-killed"
     process = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
     assert process.returncode == 0, process.stderr[-3000:]

@@ -192,7 +192,7 @@ def test_the_best_checkpoint_is_the_one_of_the_metric(metric, best, value, tmp_p
     ("metric", "rates"), [("loss", [0.8, 0.8, 0.8, 0.8, 0.8]), ("bleu", [0.8, 0.8, 0.8, 0.4, 0.2])]
 )
 def test_the_plateau_schedule_follows_the_metric(metric, rates, tmp_path):
-    """Evaluations 3, 4 and 5 do not improve on the BLEU of the second; each halves what follows. One stop between."""
+    """Evaluations 3, 4 and 5 do not improve on the BLEU of the second; each halves the rate. The run is killed once."""
     options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "schedule": "plateau"}
     options |= {"learning_rate": 0.8, "log_every_steps": 5, "eval_options": BY_BLEU | {"metric": metric}}
     with pytest.raises(Death):

@@ -108,14 +108,14 @@ def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_a_parameter_without_gradient_at_the_first_step_follows_later(name):
     """A layer that is skipped at the first step has no gradient then; its updates count from the second step on."""
-    skipped, other = (nn.Linear(2, 5, bias=False, dtype=torch.float64) for _ in range(2))
+    skipped, updated = (nn.Linear(2, 5, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, groups_for(name, skipped, other), options)
+    optimizer = make_optimizer(name, groups_for(name, skipped, updated), options)
     expected = skipped.weight.detach().clone()
     state = {key: torch.zeros_like(expected) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES[:1] + RATES[:-1], strict=True)):
         skipped.weight.grad = gradient.clone() if t else None
-        other.weight.grad = gradient.clone()
+        updated.weight.grad = gradient.clone()
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

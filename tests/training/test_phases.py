@@ -61,8 +61,7 @@ def test_phases_on_steps_and_epochs_follow_each_other(tmp_path):
 
 
 def test_the_objective_gets_its_position(tmp_path):
-    """Seven batches an epoch by threes: updates of 3, 3 and 1; the number of the pass grows, and counts updates alone
-    where each has one batch."""
+    """Seven batches an epoch by threes: updates of 3, 3 and 1; every update has the numbers of three passes."""
     positions = Positions()
     a, b = phase("a", steps=2), phase("b", steps=3)
     train(tmp_path / "three", phases=[a, b], gradient_accumulation_steps=3, objective=positions)

@@ -39,7 +39,7 @@ CASES = {
     "name", [pytest.param(name, marks=() if name in ("phases", "bleu") else pytest.mark.full) for name in CASES]
 )
 def test_paused_on_the_way(name, tmp_path):
-    """Pauses with and without an evaluation, one of them twice, change nothing, also of what depends on the planned steps."""
+    """Pauses with and without an evaluation, one of them twice, change nothing; schedules follow the planned steps."""
     options = dict(CASES[name])
     train(tmp_path / "whole", **options)
     for until in PAUSES:
@@ -108,8 +108,8 @@ def test_lost_lines_are_reported(tmp_path):
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):
-    def again():
+    def train_again():
         with pytest.raises(RunError, match="another process is training there"):
             train(tmp_path, steps=5)
 
-    train(tmp_path, steps=5, objective=at_call(2, again))
+    train(tmp_path, steps=5, objective=at_call(2, train_again))

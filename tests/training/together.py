@@ -63,7 +63,7 @@ CASES = {
     },
     "translation": {"model": SMALL, "train": SHORT | {"batch_tokens": 60, "label_smoothing": 0.1}},
 }  # fmt: skip
-# gathered in bfloat16 by FSDP2; alone products are narrow, or not even these where parameters are in fp64
+# FSDP2 gathers parameters in bfloat16; one process multiplies in it at most, and not even that with parameters in fp64
 NARROW = {
     "bf16": {
         "model": SMALL | {"dropout": {}},
@@ -145,7 +145,7 @@ def fail(kind):
 
 
 def train_as(rank, processes, port, folder, sharding, names):
-    """Train the cases as one of several processes that meet at `port`; what they say goes to a file of each."""
+    """Train the cases as one of several processes that meet at `port`; each writes its messages to a file of its own."""
     world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in world.items()})
     log = os.open(folder / f"process-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
