@@ -183,6 +183,12 @@ def test_a_model_of_masked_tokens_has_no_contexts(family):
         fr.analysis.rank(model, ids())
 
 
+@pytest.mark.parametrize("given", [ids().float(), [ids().tolist()], ["a text"]])
+def test_what_is_no_tensor_of_token_ids_is_refused(given):
+    with pytest.raises(InputError, match=r"input_ids: tensors of integers \(B, N\)"):
+        fr.analysis.rank(random_model({}), given)
+
+
 TARGETS = torch.where(torch.rand(8, 12, generator=torch.Generator().manual_seed(1)) < 0.3, -100, FOREIGN.roll(-1, 1))
 
 

@@ -131,7 +131,7 @@ def rank(
         The singular values of A, with the facts that bound their rank.
 
     Raises:
-        InputError: the model is of another kind, input_ids are no integers (B, N), or there are too few contexts.
+        InputError: the model is of another kind, input_ids are no tensors of integers (B, N), or there are too few contexts.
         RunError: a log-probability is not finite.
     """
     if contexts is not None and contexts < 2:
@@ -220,8 +220,12 @@ def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple
     chosen = []
     repeats = 0
     for ids in batches:
+        if not isinstance(ids, Tensor):
+            raise InputError(
+                f"input_ids: tensors of integers (B, N), given {type(ids).__name__}; encode texts with the tokenizer first"
+            )
         if ids.dim() != 2 or ids.is_floating_point():
-            raise InputError(f"input_ids: integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
+            raise InputError(f"input_ids: tensors of integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
         positions = []
         for place, (b, n) in enumerate(np.ndindex(*ids.shape)):
             if len(seen) == wanted:
