@@ -253,7 +253,7 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
 def figure_of(row: Row, figure: str) -> float | None:
     """Return a figure of a run; None if the ledger lacks it.
 
-    A column, or `curve.half`, the validation perplexity at half of the training, or `ms_per_step.train`.
+    `figure` is a column, `curve.half` (the validation perplexity after half of the steps), or `ms_per_step.train`.
     """
     if figure == "curve.half":
         curve = row.get("curve") or []

@@ -283,10 +283,10 @@ def differences(
         config: the configuration.
         recipe: name of the recipe.
         row: row of the recipe; None for the first one.
-        scale: scale of the recipe; None for `paper`.
+        scale: scale of the recipe; None for the largest that it has.
 
     Returns:
-        The values by dotted key; None: there is no such recipe.
+        The values by dotted key, circumstances such as the seed left out; None: there is no such recipe, row or scale.
     """
     try:
         settings_of_recipe = flatten(resolve_any(recipe, row, scale).config.to_dict())

@@ -117,8 +117,8 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     model and input_ids are as for `spectrum`. Each text is read by itself, and its first token is not predicted. A
     model with memory reads the texts as one text in segments. A model with a `LoadedModel.mask_id` predicts 15 % of the
     tokens of each text, read as <mask>. They are chosen once for all heads and never among its marks.
-    Raises InputError for models without attention weights or vocabulary layer, and for the texts that `spectrum`
-    refuses.
+    Raises InputError for models without attention weights or vocabulary layer, for models that predict masked tokens
+    and have no `mask_id`, for texts of one token, and for the texts that `spectrum` refuses.
     """
     loaded = open_model(model)
     texts = rows_of(input_ids)
@@ -180,6 +180,7 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
     """Choose the tokens of texts (1, N) that are predicted (see `heads`).
 
     Returns what they are in words, and the batches in which they are predicted.
+    Raises InputError for a model that predicts masked tokens and has no `mask_id`, and for texts of one token.
     """
     tokens = torch.cat(texts).cpu()
     length = tokens.shape[1]

@@ -66,7 +66,7 @@ def search_by_perturbation(run: Run) -> Finding:
 def find_leak(run: Run, cuts: list[int]) -> Finding:
     """Search by perturbation with one seed; `cuts` are the positions from which on tokens are changed.
 
-    A leak in a plain call is noted in `run.subject.leaking`.
+    A leak in a plain call is noted in `run.subject.leaking`. Raises FloatingPointError where logits are NaN.
     """
     subject = run.subject
     call = run.call
