@@ -95,18 +95,6 @@ CALLS = {
     "2-d multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[0]), "x must be numbers"),
     "a narrow mixture": (lambda mixture, **_: mixture(HIDDEN[..., 1:]), r"hidden states: \(B, N, 8\)"),
     "a low word of an adaptive softmax": (lambda adaptive, **_: adaptive.nll(HIDDEN, LOW), RANGE),
-    "heads of multi-linear attention": (
-        lambda **_: fr.Attention(
-            fr.AttentionConfig(kind="multilinear", rank=4), hidden_size=8, num_attention_heads=2, max_position_embeddings=10
-        ),
-        "^num_attention_heads: multi-linear attention has a rank",
-    ),
-    "a head size of multi-linear attention": (
-        lambda **_: fr.Attention(
-            fr.AttentionConfig(kind="multilinear", rank=4), hidden_size=8, head_dim=2, max_position_embeddings=10
-        ),
-        "^head_dim: multi-linear attention has a rank",
-    ),
     "a dictionary as model": (lambda **_: fr.LanguageModel({"vocab_size": 5}), "built from a ModelConfig, given dict"),
     "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
 }  # fmt: skip

@@ -127,7 +127,8 @@ class Attention(nn.Module):
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x: self-attention, causal unless a layout says otherwise.
     With another source and no layout every query sees every key: cross-attention.
     Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. layer: its number in a stack, from 0.
-    Raises ConfigError if a size is missing, given twice, or goes with no such attention.
+    Multi-linear attention has a rank in place of heads: it does not read their number and size.
+    Raises ConfigError if a size is missing or given twice.
     """
 
     def __init__(
@@ -151,11 +152,7 @@ class Attention(nn.Module):
             model = config
             config = model.attention
         elif isinstance(config, AttentionConfig):
-            if isinstance(config, MultiLinearConfig):
-                if given := [name for name in ("num_attention_heads", "head_dim") if sizes[name] is not None]:
-                    raise ConfigError(
-                        f"{', '.join(given)}: multi-linear attention has a rank, and no heads; leave it out"
-                    )
+            if isinstance(config, MultiLinearConfig):  # as in a model, heads play no part
                 sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
             drops = DropoutConfig(attention=dropout or 0.0)
             longest = 1024 if max_position_embeddings is None else max_position_embeddings
@@ -264,7 +261,10 @@ def swiglu(up: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.  W_1 makes 2F for `swiglu`."""
+    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.
+
+    With `swiglu` W_1 makes 2F columns: gate and value.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
