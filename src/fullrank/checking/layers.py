@@ -250,7 +250,7 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
 
 
 def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
-    """Name the innermost modules whose later inputs have a gradient of a number, though their later outputs have none.
+    """Name the innermost modules whose later inputs a number depends on by gradient, though not on their later outputs.
 
     Args:
         trace: a run of the model with gradients.

@@ -207,12 +207,12 @@ class Subject:
 
     @property
     def even(self) -> int:
-        """The length of a text as people train with: a power of two."""
+        """The length of a text as people train with: the largest power of two up to `length`; of an example its own length."""
         return self.length if self.has_example else 1 << (self.length.bit_length() - 1)
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the texts that are read: some, a power of two, and twice as many."""
+        """Tokens of the texts that are read: `length`, `even`, and twice `even` or as many as `texts` have."""
         return list(dict.fromkeys((self.length, self.even, min(2 * self.even, self.texts.shape[1]))))
 
     @property
@@ -302,7 +302,7 @@ def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
     Args:
         value: the input.
         count: rows that are needed.
-        dtype: that floating-point numbers get.
+        dtype: what floating-point numbers are converted to.
     """
     if not isinstance(value, Tensor):
         return value
