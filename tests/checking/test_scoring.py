@@ -108,7 +108,7 @@ def test_an_unscored_first_token_is_said(score):
 
 def test_texts_may_be_the_rows_of_a_tensor():
     texts = torch.randint(V, (3, 19), generator=torch.Generator().manual_seed(5))
-    of_tensor, of_list = (report_of(nll, texts=given) for given in (texts, list(texts)))
+    of_tensor, of_list = report_of(nll, texts=texts), report_of(nll, texts=list(texts))
     assert of_tensor.findings == of_list.findings
     assert of_tensor.passes
 
