@@ -6,6 +6,7 @@ Options stand alone, in bundles, or are made from the keys of a section of the c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import gc
@@ -482,7 +483,10 @@ def main(argv: list[str] | None = None) -> None:
     Anywhere on the line, `--debug` shows the traceback of an error, and `--import MODULE` imports a module before all else.
     """
     words = sys.argv[1:] if argv is None else argv
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -539,9 +543,11 @@ def _tell(error: Exception, words: list[str]) -> int:
     """Print an error and return its exit status."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         error = InputError(f"{error.filename}: too long a name, a file system takes 255 bytes; give a shorter one")
-    print(explain(error), file=sys.stderr)
+    lines = [explain(error)]
     if isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" not in os.environ:  # else who started it says so
-        print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
+        lines.append(f"fullrank: to go on: {shlex.join(['fullrank', *words])}")
+    with contextlib.suppress(OSError):  # where nobody reads them the exit status says it
+        print("\n".join(lines), file=sys.stderr, flush=True)
     if isinstance(error, OSError):  # a full disk: Python would try to print what is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 2 if isinstance(error, UsageError) else getattr(error, "status", 1)

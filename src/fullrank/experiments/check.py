@@ -208,8 +208,9 @@ def list_changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
     """List the settings that were changed, in words: "hidden_size 512 -> 16"."""
     before = flatten(config.to_dict())
     after = flatten(small.to_dict())
-    return tuple(
-        f"{key} {'that of the data' if before[key] is None else before[key]} -> {value}"
-        for key, value in after.items()
-        if value != before[key]
-    )
+    changes = []
+    for key, value in after.items():
+        size = before.get(key)  # of a section that is left out, none
+        if value != size:
+            changes.append(f"{key} {'that of the data' if size is None else size} -> {value}")
+    return tuple(changes)
