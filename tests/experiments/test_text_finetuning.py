@@ -188,6 +188,8 @@ def test_an_adapter_is_saved_alone_and_gives_the_same_logits(files, tmp_path, ki
     ids = torch.arange(30)[None]
     logits = best.model(ids).logits
     assert torch.equal(again(ids).logits, logits)
+    config = transformers.AutoConfig.from_pretrained(files / kind)
+    assert torch.equal(fr.load_injected(tmp_path / "model", config=config).eval()(ids).logits, logits)
     plain = transformers.AutoModelForCausalLM.from_pretrained(files / kind).eval()
     assert not torch.allclose(plain(ids).logits, logits, atol=1e-3)
     torch.testing.assert_close(best.merge()(ids).logits, logits, rtol=1e-4, atol=1e-4)

@@ -114,7 +114,7 @@ TEXTS = 11  # segments of a text, the last one short
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("attend", "score", "most"),
-    [("weighted", "dot_product", 3), ("weighted", "relative", 5), ("multilinear_decayed", "dot_product", 4)],
+    [("weighted", "dot_product", 4), ("weighted", "relative", 5), ("multilinear_decayed", "dot_product", 4)],
 )
 def test_how_many_graphs_a_training_has(attend, score, most):
     """Two texts with a growing memory and a short last segment, the second one with layers that rest at random.

@@ -209,8 +209,11 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
         raise InputError(f"{folder / _ADAPTER}: base_model_name_or_path: the model that it adapts, given {name!r}")
     peft = import_peft(str(folder))
     with explain_errors(f"{folder}: its model {name} is none"):
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         options = {"dtype": torch.float32, **from_pretrained_arguments}
+        config = options.pop("config", None)
+        if config is None:
+            where = {key: options[key] for key in _WHERE if key in options} | {"trust_remote_code": False}
+            config = transformers.AutoConfig.from_pretrained(name, **where)
         model, _ = load_weights(transformers.AutoModelForCausalLM, name, config, options.pop("dtype"), **options)
     settings = read_json(folder / INJECTED)
     if settings and not find_injected_modules(model):
