@@ -115,3 +115,6 @@ def test_a_corpus_of_ones_own(text, tmp_path, monkeypatch):
     out = succeeds("train", tmp_path / "c.yaml", *SMALL, *settings, "--out", tmp_path / "run", *words)
     with pytest.raises(InputError, match="a new name"):
         register_corpus(replace(list_corpora()["ptb"], tokens="byte"))
+    with pytest.raises(InputError, match="a new name"):
+        register_corpus(replace(list_corpora()["iwslt14-de-en"], name="pairs of mine"))
+    assert "pairs of mine" not in list_corpora()

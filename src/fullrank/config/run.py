@@ -324,7 +324,7 @@ def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
 
     Raises InputError for a name that is taken, and for sentence pairs.
     """
-    if list_corpora().setdefault(corpus.name, corpus) != corpus or corpus.languages is not None:
+    if corpus.languages is not None or list_corpora().setdefault(corpus.name, corpus) != corpus:
         raise InputError(f"corpus {corpus.name}: a new name, and a text of one language; pairs are data.name=parallel")
     return corpus
 
