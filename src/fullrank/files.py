@@ -480,7 +480,7 @@ def cut_files(
         paths: the files.
         shares: of each part in the total; the first part has what the others leave, the others one line or byte at least.
         key: configuration key that names the files, for errors.
-        unit: `lines` or `bytes`.
+        unit: what is counted and cut, `lines` or `bytes`.
         most: the most of them in a part after the first; None: no limit.
 
     Returns:

@@ -39,7 +39,7 @@ class AttentionLayers:
     """The attention of a model whose heads can be seen, layer by layer, in the order in which they run.
 
     Attributes:
-        module: computes the stages.
+        module: the model that runs the stages; of transformers a copy of the model.
         stages: what holds the `mix` of each layer.
         plain: numbers of layers of transformers into which nothing was injected.
         weights: how they are computed, in words.
@@ -66,7 +66,7 @@ class LoadedModel:
         max_length: the most tokens that it reads; None: any number.
         vocab_size: entries of the vocabulary; None where the model does not say it.
         predicts: "next tokens", "masked tokens", or None without a vocabulary layer.
-        mask_id: id of <mask>.
+        mask_id: id of <mask>; None without.
         marks: ids that are no words.
         inputs: what the model is called with where token ids are not enough.
         has: those of `CAPABILITIES` that it has.

@@ -95,8 +95,8 @@ class Column:
     """A column of a table: records of one measure.
 
     Attributes:
-        measure: the measure.
-        heading: empty for the measure.
+        measure: that of its records.
+        heading: what stands above it; empty for the measure.
         where: labels that a record must have.
         format: of its values (`.2f`, `,d`, `+.3f`).
         deviation: the measure that stands behind `±`.
@@ -150,8 +150,8 @@ class Lines:
         band: a label over which lines are averaged, in a band of ± one deviation.
         title: stands above the plot.
         subtitle: a sentence about it.
-        x_title: empty for the label.
-        y_title: empty for the measure.
+        x_title: that of the axis; empty for the label.
+        y_title: that of the axis; empty for the measure.
         y_scale: `linear` or `log`.
         from_zero: let the y axis begin at zero.
         marks: (`x` or `y`, measure): its values are dashed lines from edge to edge.

@@ -37,7 +37,7 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
     """Load the model of a class saved in `path`, in evaluation mode.
 
     Args:
-        cls: the class.
+        cls: LanguageModel, MaskedLanguageModel or Translator, or a subclass of one.
         path: a saved model, or a run folder.
         checkpoint: of a run: `best`, `last`, or `average`.
 
@@ -66,7 +66,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     """Write `model.safetensors` and `config.yaml`; each file appears whole or not at all.
 
     Args:
-        model: its weights.
+        model: the model whose weights are written.
         config: section `model` of the configuration.
         folder: made if it is not there.
 

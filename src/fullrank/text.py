@@ -36,7 +36,7 @@ class Text:
     text shorter than a segment.
 
     Attributes:
-        name: that of the text, for errors.
+        name: what it is called, in results and errors.
         read: begins to read the text, some ids at a time.
         segment_length: N.
         count: the most segments; None: all.
@@ -64,7 +64,7 @@ class Text:
         Args:
             ids: (T,), or (B, N) with a segment in each row.
             segment_length: tokens of a segment; None for T or N.
-            name: that of the text, for errors.
+            name: what it is called, in results and errors.
 
         Returns:
             The text.

@@ -95,7 +95,7 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
 
     Args:
         name: that of the recipe.
-        raw: the mapping.
+        raw: content of its YAML file.
         folder: where a file that it extends is looked for; None for a shipped recipe.
         below: recipes that were extended on the way here.
 

@@ -337,8 +337,8 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
 
     Args:
         config: section `data` of the configuration.
-        info: the corpus.
-        cache: folder of downloads.
+        info: what `find_corpus` knows of it.
+        cache: folder in which downloads, and texts made by programs, are kept.
 
     Returns:
         The files of each split.
@@ -406,8 +406,8 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
 
     Args:
         config: section `data` of the configuration.
-        info: the corpus.
-        cache: folder of downloads.
+        info: what `find_corpus` knows of it.
+        cache: folder in which downloads, and texts made by programs, are kept.
 
     Returns:
         The files of each split, with the languages, and BPE merges if there are any.

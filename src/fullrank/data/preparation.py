@@ -131,7 +131,7 @@ def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> P
 
     Args:
         config: section `data` of the configuration.
-        cache: folder of downloads.
+        cache: folder in which downloads, and texts made by programs, are kept.
         tokenizer: of another text; None makes one from this text.
 
     Returns:
@@ -163,7 +163,7 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path) -> Corpus:
         folder: where the ids are written.
 
     Returns:
-        The corpus.
+        A corpus with that split alone.
 
     Raises:
         InputError: the file cannot be read, the tokenizer cannot encode it, or it has no token.

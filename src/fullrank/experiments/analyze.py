@@ -42,7 +42,7 @@ class Reading:
 def read_text(model: LoadedModel, reading: Reading) -> Text:
     """Read the text of a model that passed `check_named`: the file of `--text`, else the valid split of its run.
 
-    Segments are as long as the run is evaluated with.
+    Where no length is asked for, segments are as long as the run is evaluated with.
     """
     usual = SEGMENT_LENGTH
     if model.source == "run":

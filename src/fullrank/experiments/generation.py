@@ -37,7 +37,7 @@ def generate(
     Args:
         model: model, run folder, or several of them, as in `write`.
         prompt: text that the model goes on with.
-        tokenizer: tokenizer of the model; None for its own.
+        tokenizer: tokenizer of the model; None for the one that was opened with it, which a LanguageModel has not.
         **how: further options of `write`.
 
     Returns:
@@ -72,7 +72,7 @@ def write(
     Args:
         model: model, run folder, or several of them.
         prompt: text that the model goes on with.
-        tokenizer: tokenizer of the model; None for its own.
+        tokenizer: tokenizer of the model; None for the one that was opened with it, which a LanguageModel has not.
         max_new_tokens: most tokens of a continuation.
         beams: width of the beam search; None for sampling.
         length_penalty: of the beam search, as in `fullrank.decoding.beam_search`.
@@ -146,7 +146,7 @@ def open_writer(
         name: model or run folder.
         checkpoint: checkpoint of a run.
         device_name: device, as for `--device`.
-        tokenizer: tokenizer of the model; None for its own.
+        tokenizer: tokenizer of the model; None for the one that was opened with it, which a LanguageModel has not.
 
     Returns:
         The model and its tokenizer.

@@ -384,7 +384,7 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
 
 
 def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
-    """Apply the memory, the clamp and the temperature of a protocol to a model; the result shares all parameters."""
+    """Return the model with the memory, the clamp and the temperature of a protocol; the result shares all parameters."""
     changed = model.with_memory(
         protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
     )
@@ -392,7 +392,10 @@ def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> Langua
 
 
 def divide_logits(model: LanguageModel, temperature: float) -> LanguageModel:
-    """Divide the logits of a model by a temperature; ConfigError for an output layer that has none."""
+    """Return the model with its logits divided by a temperature; the result shares all parameters.
+
+    Raises ConfigError for sigsoftmax, and for an output layer that has an nll of its own.
+    """
     return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
 
 

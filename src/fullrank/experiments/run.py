@@ -143,7 +143,7 @@ def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_
         task: the task, which is changed.
         resolved: configuration, with what it was resolved from.
         folder: run folder.
-        kernel_name: kernel of attention.
+        kernel_name: kernel of attention, as for `--kernel`.
 
     Raises:
         InputError: the folder holds files of something else, or a text of the run has changed.
@@ -298,7 +298,7 @@ def evaluate(
         text: file that is read in place of the split; None: the split.
         checkpoint: checkpoint of the run.
         device_name: device, as for `--device`.
-        kernel_name: kernel of attention.
+        kernel_name: kernel of attention, as for `--kernel`.
         **changes: keys of `eval` that are set otherwise.
 
     Returns:
@@ -438,7 +438,7 @@ def reproduce(
     Args:
         name: recipe, for the log.
         planned: runs by `cells`, in the order of training.
-        kernel_name: kernel of attention.
+        kernel_name: kernel of attention, as for `--kernel`.
         quiet: as in `train`.
     """
     for number, cell in enumerate(planned, start=1):

@@ -83,7 +83,7 @@ class Task:
         """Raise ConfigError or InputError for faults that are known before any work; by default there are none."""
 
     def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        """Read or build the data.
+        """Read or build the data, note them in `corpus` and `identity`, fill in sizes of `config`, and return the task.
 
         recorded: the run.json of a run that is resumed, whose data are used if they are there.
         """
@@ -282,7 +282,7 @@ def finish_loss(
         batch: the batch on the CPU, where it is counted.
         trace: what `begin_pass` returned.
         options: the train section.
-        targets: last tokens of each row that AR and TAR count.
+        targets: how many of the last tokens of each row AR and TAR count; 0: all.
         carry: tensors that the next pass begins with; None for none.
 
     Returns:

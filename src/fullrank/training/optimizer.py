@@ -109,7 +109,7 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
 
     Args:
-        groups: parameter groups.
+        groups: parameter groups (see `parameter_groups`).
         options: section `train` of the configuration.
         nesterov: use Nesterov's momentum.
 

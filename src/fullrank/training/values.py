@@ -238,7 +238,7 @@ def note_best(bests: list[tuple[int, float]], step: int, ppl: float, options: Pl
         bests: evaluations (step in the phase, perplexity) that were the best when they came; this one is added if it is.
         step: updates of the phase.
         ppl: the perplexity.
-        options: the plateau.
+        options: `ppl` and `steps` of the plateau.
 
     Returns:
         Whether the perplexity is on a plateau.
@@ -346,7 +346,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
         batches: their number and tokens.
 
     Returns:
-        The plan.
+        Length and rhythm of the training.
     """
     per_epoch = batches.batches_per_epoch
     accumulation = options.gradient_accumulation_steps
