@@ -59,7 +59,7 @@ def test_a_comparison_without_a_shared_seed_is_said_so():
 
 def test_what_would_decide_can_be_trained():
     situations = read_yaml(RESEARCH / "which.yaml")["situations"]
-    commands = [shlex.split(command) for situation in situations for command in situation["deciding"]]
+    commands = [shlex.split(command) for situation in situations for command in situation.get("deciding", [])]
     assert commands
     for fullrank, verb, recipe, *words in commands:
         options, settings = words[:6], words[6:]
