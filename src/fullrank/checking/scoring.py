@@ -93,8 +93,9 @@ def check_scoring(
         )
     if (size is not None and size < 2) or length < 4 or window < 0:
         raise InputError(f"vocab_size, length, window: at least 2, 4 and 0; given {size}, {length} and {window}")
-    given = [] if texts is None else list(texts)
-    samples: list[Any] = given or draw_texts(max(length, 2 * window + 3), size or 2)
+    samples: list[Any] = [] if texts is None else list(texts)
+    if not samples:
+        samples += draw_texts(max(length, 2 * window + 3), size or 2)
     form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
         form = lambda ids: "".join(vocabulary[token] for token in ids)  # noqa: E731
