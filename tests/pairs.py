@@ -5,6 +5,7 @@ import itertools
 
 def covering(rows):
     """Few of `rows` {slot: choice} that hold every pair of choices of two slots; choices of one str() are the same."""
+    rows = list(rows)
     pairs = [_pairs_of(row) for row in rows]
     missing = set().union(*pairs)
     chosen = []
