@@ -182,6 +182,21 @@ def usable_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def is_distributed() -> bool:
+    """Return whether this is one of several processes, as torchrun starts them."""
+    return read_variable("WORLD_SIZE", 1) > 1
+
+
+def is_main_process() -> bool:
+    """Return whether this is the first of several processes, also before and after they form a group, or the only one."""
+    return not is_distributed() or read_variable("RANK", 0) == 0
+
+
+def read_variable(name: str, default: int) -> int:
+    """Read a number from the environment."""
+    return int(os.environ.get(name, default))
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether the error means that memory ran out.
 

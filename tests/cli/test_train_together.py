@@ -1,9 +1,13 @@
 """`fullrank train --procs N`: what torchrun is asked to run, and faults that are reported before any process starts."""
 
+import logging
+
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from fullrank import files
 from fullrank.cli import main
+from fullrank.cli.app import log_to_stderr
 from fullrank.training import device as distributed
 
 TINY = "mixhead/table1-vanilla"
@@ -54,4 +58,6 @@ def fail_with(codes):
 def test_a_rank_without_a_world_is_no_other_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("RANK", "3")
-    assert distributed.is_main_process()
+    assert files.is_main_process()
+    with log_to_stderr():
+        assert logging.getLogger("fullrank").isEnabledFor(logging.INFO)

@@ -32,7 +32,7 @@ from typer import Argument, Option
 
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
 from fullrank.core.section import Section, hints_of
-from fullrank.files import as_json, no_room, out_of_memory
+from fullrank.files import as_json, is_main_process, no_room, out_of_memory
 from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def log_to_stderr() -> Iterator[None]:
     logger = logging.getLogger("fullrank")
     handler = logging.StreamHandler()
     logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if int(os.environ.get("RANK", 0)) else logging.INFO)
+    logger.setLevel(logging.INFO if is_main_process() else logging.ERROR)
     try:
         yield
     finally:

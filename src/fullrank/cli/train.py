@@ -34,6 +34,7 @@ from fullrank.cli.app import (
     verb,
 )
 from fullrank.core.errors import InputError
+from fullrank.files import is_main_process
 
 if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
@@ -156,7 +157,6 @@ def train(
         _train_together(context)
     from fullrank.comparison.page import write_report
     from fullrank.experiments.run import train as train_model
-    from fullrank.training.device import is_main_process
 
     result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, until=until)
     if not is_main_process():

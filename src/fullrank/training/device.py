@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, Interrupted, RunError, one_line
-from fullrank.files import out_of_memory, python_command, usable_cores
+from fullrank.files import is_distributed, out_of_memory, python_command, read_variable, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 # -- device and precision --------------------------------------------------------------------------------------------
@@ -229,21 +229,6 @@ Value = TypeVar("Value")
 TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT changes it
 # in the messages of a failed communication
 _LOST = re.compile("gloo|NCCL|Connection closed by peer|Connection reset|Timed out waiting|Broken pipe")
-
-
-def is_distributed() -> bool:
-    """Return whether this is one of several processes, as torchrun starts them."""
-    return read_variable("WORLD_SIZE", 1) > 1
-
-
-def is_main_process() -> bool:
-    """Return whether this is the first of several processes, also before and after they form a group, or the only one."""
-    return not is_distributed() or read_variable("RANK", 0) == 0
-
-
-def read_variable(name: str, default: int) -> int:
-    """Read a number from the environment."""
-    return int(os.environ.get(name, default))
 
 
 def world_size() -> int:
