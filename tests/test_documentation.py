@@ -140,7 +140,7 @@ def test_an_equation_stands_where_the_table_says(row):
 
 
 # decorators of functions whose docstrings the command line shows, and of kernels that share their arguments
-HELPS = ("verb", "measurement", "triton")
+HELPS = ("verb", "triton")
 
 
 def list_public(body):

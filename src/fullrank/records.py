@@ -14,6 +14,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -222,7 +223,9 @@ class Measurement:
 
     @property
     def help(self) -> str:
-        return inspect.getdoc(self.function) or ""
+        """The docstring of the function, without its sections `Args` and so on."""
+        docstring = inspect.getdoc(self.function) or ""
+        return re.split(r"\n+(?:Args|Returns|Yields|Raises):\n", docstring)[0]
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:

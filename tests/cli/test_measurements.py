@@ -24,7 +24,11 @@ import fullrank as fr
 
 @fr.measurement("confidence", needs={"logits"}, table=fr.Table(rows="position"), plot=fr.Lines(x="position", y="value"))
 def measure_confidence(model: fr.LoadedModel, text: fr.Text, *, scale: float = 1.0):
-    """Mean probability of the likeliest token at each position."""
+    """Measure the mean probability of the likeliest token at each position.
+
+    Args:
+        scale: factor on each.
+    """
     top = [model.logits(ids).softmax(-1).amax(-1) for ids in text]
     for position, value in enumerate(torch.cat(top).mean(0).tolist()):
         yield fr.Record({"position": position}, measure="confidence", value=scale * value, unit="probability")
@@ -67,6 +71,9 @@ def test_terminal_figure_and_options(run, tmp_path):
     words = ["analyze", "confidence", run, "--import=my_measurement", "--segment-length", 4, "--texts", 3]
     out = succeeds(*words, "--scale", 0, "--out", tmp_path / "figures")
     rows = [line.split() for line in out.splitlines()]
+    described = succeeds("analyze", "confidence", "--import=my_measurement", "--help")
+    assert "likeliest token" in described
+    assert "Args" not in described
     assert ["position", "probability"] in rows
     assert ["3", "0"] in rows
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["confidence.png", "confidence.svg"]

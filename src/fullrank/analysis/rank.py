@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ class LogProbRank:
 
     @property
     def conclusive(self) -> bool:
-        """Whether the matrix is large enough to have a rank above the bound."""
+        """True if the matrix is large enough to have a rank above the bound."""
         return min(self.contexts, self.columns) > self.layer.bound
 
 
@@ -270,12 +270,25 @@ def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple
         x_title="number of the singular value",
     ),
 )
-def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None) -> Iterator[Record]:
+def measure_rank(
+    model: LoadedModel,
+    text: Text,
+    *,
+    contexts: Annotated[int | None, "Contexts that are read; by default 2 (d + 2) + 32."] = None,
+) -> Iterator[Record]:
     """Measure the softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
 
     A softmax over d hidden dimensions has rank d + 1 at most, d + 2 with an output bias; a mixture of softmaxes, sigsoftmax and
     a soft-cap on the logits are exempt. In double precision; a singular value counts above s_max max(shape) eps.
-    Effective rank: exp(entropy) of the singular values as shares of their sum. Contexts: 2 (d + 2) + 32 if not given.
+    Effective rank: exp(entropy) of the singular values as shares of their sum.
+
+    Args:
+        model: gives log-probabilities and hidden states.
+        text: its first contexts are read.
+        contexts: rows of the matrix; None: 2 (d + 2) + 32.
+
+    Returns:
+        Records of the output layer, and one of each singular value.
     """
     measured = rank(model, text.segments(), contexts=contexts)
     layer = measured.layer
