@@ -108,12 +108,12 @@ class Run:
 
     @property
     def is_slice(self) -> bool:
-        """Whether its text, or its examples of a split, are a part of the published ones."""
+        """True if its text, or its examples of a split, are a part of the published ones."""
         return bool(self.get("corpus.is_slice")) or any(self.get_mapping("slice").values())
 
     @property
     def finetunes(self) -> bool:
-        """Whether it is fine-tuned on a task: its figures are scores of the task, not of a text."""
+        """True if it is fine-tuned on a task: its figures are scores of the task, not of a text."""
         return is_of_task(self.config)
 
     @property
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def next_token(self) -> bool:
-        """Whether final figures are of next tokens."""
+        """True if final figures are of next tokens."""
         protocols = self.get_mapping("protocols").values()
         return all(mapping(protocol.get("settings")).get("next_token", True) for protocol in protocols)
 
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def has_figures(self) -> bool:
-        """Whether the result has any final figure."""
+        """True if the result has any final figure."""
         names = self.metric_names if self.finetunes else ["perplexity", "bleu"]
         values = [self.final(split, name) for split in self.get_mapping("final") for name in names]
         return any(value is not None and (value > 0 or self.finetunes) for value in values)

@@ -313,7 +313,7 @@ class ModelConfig(Section):
 
     @property
     def has_attention_weights(self) -> bool:
-        """Whether some layer has attention weights; multi-linear attention has none."""
+        """True if some layer has attention weights; multi-linear attention has none."""
         parts = self._attentions() if self._translates else ()
         return any(isinstance(attention, WeightedConfig) for attention in (*self.attentions, *parts))
 
@@ -455,7 +455,7 @@ class ModelConfig(Section):
 
     @property
     def sees_future(self) -> bool:
-        """Whether the output at a token depends on later ones, so that perplexity is not a next-token perplexity.
+        """True if the output at a token depends on later ones, so that perplexity is not a next-token perplexity.
 
         In a translation model only tokens of the target count: the encoder sees everything, and has nothing to predict.
         """

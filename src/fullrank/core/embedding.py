@@ -509,7 +509,7 @@ class DistanceBias(Position):
             causal: False if queries see later keys, too.
             like: tensor whose dtype decides between fp32 and fp64.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define bias(distances, causal, like)")
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         distances = list_distances(layout.spans, like.device)

@@ -152,12 +152,12 @@ class AttentionConfig(ByKind):
 
     @property
     def sees_future(self) -> bool:
-        """Whether the output at a token depends on later ones, in a causal model too."""
+        """True if the output at a token depends on later ones, in a causal model too."""
         return False
 
     @property
     def tied_to_length(self) -> bool:
-        """Whether the output map has a row for each pair of positions."""
+        """True if the output map has a row for each pair of positions."""
         return False
 
     def seeing_all(self) -> AttentionConfig:
@@ -365,7 +365,7 @@ class OutputConfig(ByKind):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the vocabulary is in clusters."""
+        """True if the vocabulary is in clusters."""
         return isinstance(self, AdaptiveConfig)
 
     def _resolve(self) -> None:

@@ -108,26 +108,26 @@ class Layout:
 
     @property
     def unrestricted(self) -> bool:
-        """Whether every query sees every key."""
+        """True if every query sees every key."""
         if self.key_mask is not None or self.documents is not None or self.narrow or self.strided:
             return False
         return not self.causal or self.shape[0] == 1
 
     @property
     def plain_causal(self) -> bool:
-        """Whether the layout is causal, without padding and without earlier keys: `is_causal` of a fused kernel."""
+        """True if the layout is causal, without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
         is_whole = self.key_mask is None and self.documents is None
         return self.causal and is_whole and queries == keys and not (self.narrow or self.strided)
 
     @property
     def narrow(self) -> bool:
-        """Whether the window hides a key from some query."""
+        """True if the window hides a key from some query."""
         return self.window is not None and self.reach[1] >= self.window
 
     @property
     def strided(self) -> bool:
-        """Whether the stride hides a key from some query."""
+        """True if the stride hides a key from some query."""
         if self.stride is None:  # before the reach, on which compiled code would depend
             return False
         nearest, farthest = self.reach
@@ -180,7 +180,7 @@ class Layout:
 
     @property
     def from_zero(self) -> bool:
-        """Whether the distances within `spans` are 0, 1, .., T - 1."""
+        """True if the distances within `spans` are 0, 1, .., T - 1."""
         spans = self.spans
         return len(spans) == 1 and spans[0][0] == 0
 

@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def is_undertrained(self) -> bool:
-        """Whether it is worse than counting words."""
+        """True if it is worse than counting words."""
         return self.perplexity is not None and self.perplexity > self.unigram
 
     @property

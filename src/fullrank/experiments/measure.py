@@ -67,7 +67,7 @@ class EvaluationProtocol:
 
     @property
     def only_last(self) -> bool:
-        """Whether only the last position of each reading is scored, whose target is not read."""
+        """True if only the last position of each reading is scored, whose target is not read."""
         return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
 
     def in_words(self) -> str:
