@@ -5,7 +5,8 @@ import json
 import paired_models
 import pytest
 import torch
-from paired_models import IDS, kinds, pair, small, tokens
+import transformers
+from paired_models import IDS, VOCABULARY, kinds, pair, small, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import combinations
@@ -64,7 +65,7 @@ def test_what_a_checkpoint_lacks_starts_as_ours(tmp_path):
         assert torch.equal(mixed(tokens()).logits, plain(tokens()).logits)
 
 
-def test_the_configuration(tmp_path):
+def test_the_configuration(tmp_path, monkeypatch):
     config = fr.FullRankConfig.of(small(memory_length=4), **IDS)
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -74,6 +75,10 @@ def test_the_configuration(tmp_path):
     assert type(loaded) is fr.FullRankConfig
     assert loaded.model_config() == small(memory_length=4)
     assert fr.FullRankConfig().model_config() == fr.ModelConfig()  # Hugging Face compares with a default one
+    warnings = []
+    monkeypatch.setattr(transformers.configuration_utils.logger, "warning_once", warnings.append)
+    assert fr.FullRankConfig.of(small(), pad_token_id=VOCABULARY).pad_token_id == VOCABULARY
+    assert not warnings
 
 
 @kinds
@@ -106,6 +111,27 @@ def test_padding_on_either_side_changes_nothing(config):
                 for row, text in enumerate(texts):
                     expected = our_model(text).logits[0]
                     torch.testing.assert_close(logits[row, mask[row] == 1], expected, rtol=1e-5, atol=2e-5)
+
+
+@kinds
+def test_vectors_in_place_of_ids(config):
+    """As PEFT hands them over: it gives both arguments, one of them None."""
+    hf_model, _ = pair(config, eos_token_id=None)
+    input_ids = tokens()
+    vectors = hf_model.get_input_embeddings()(input_ids).detach()
+    if config.document_token_id is not None:
+        with pytest.raises(InputError, match="inputs_embeds: model"):
+            hf_model(inputs_embeds=vectors)
+        return
+    expected = hf_model(input_ids, inputs_embeds=None).logits
+    assert torch.equal(hf_model(inputs_embeds=vectors).logits, expected)
+    options = {"attention_mask": torch.ones_like(input_ids), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(
+        hf_model.generate(inputs_embeds=vectors, **options), hf_model.generate(input_ids, **options)[:, 7:]
+    )
+    for both in ({}, {"input_ids": input_ids, "inputs_embeds": vectors}):
+        with pytest.raises(InputError, match="exactly one"):
+            hf_model(**both)
 
 
 @kinds

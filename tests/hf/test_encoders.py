@@ -26,6 +26,7 @@ def test_a_masked_model_computes_what_ours_does(combination, tmp_path):
     with torch.no_grad():
         expected = our_model(input_ids).logits
         assert torch.equal(hf_model(input_ids).logits, expected)
+        assert torch.equal(hf_model(inputs_embeds=hf_model.get_input_embeddings()(input_ids)).logits, expected)
         for side in ("left", "right"):
             ids, mask = paired_models.padded([input_ids[:1], input_ids[1:2, :4]], side)
             assert torch.equal(hf_model(ids, mask).logits, our_model(ids, mask).logits)

@@ -2,6 +2,7 @@
 
 import copy
 
+import paired_models
 import peft
 import pytest
 import torch
@@ -60,6 +61,21 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
         torch.testing.assert_close(loaded(**inputs).logits, base(**inputs).logits)
     merged = loaded.merge_and_unload()
     torch.testing.assert_close(merged(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "adapter", [peft.LoraConfig(target_modules="all-linear"), peft.PromptTuningConfig(num_virtual_tokens=3)]
+)
+def test_peft_trains_and_generates_with_our_own_models(adapter):
+    adapter.task_type = "CAUSAL_LM"
+    hf_model, input_ids = paired_models.pair(paired_models.CAUSAL["memory"])[0], paired_models.tokens()
+    model = peft.get_peft_model(hf_model, adapter)
+    mask = torch.ones_like(input_ids)
+    model(input_ids, attention_mask=mask, labels=input_ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    written = model.generate(input_ids=input_ids, attention_mask=mask, max_new_tokens=4, min_new_tokens=4)
+    assert written.shape == (2, 11)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -25,6 +25,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
+from fullrank.core.registry import with_parts
 from fullrank.core.trace import Trace
 from fullrank.hf.configuration import FullRankConfig
 
@@ -169,6 +170,17 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache |
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
+class _LookedUp(nn.Module):
+    """An input layer whose vectors (B, N, E) were looked up before."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        super().__init__()
+        self.vectors = vectors
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.vectors
+
+
 class FullRankPreTrainedModel(PreTrainedModel):
     """A `PreTrainedModel` with a model of `core` as the attribute `model`, so that its tensors are called `model.<our name>`.
 
@@ -218,10 +230,14 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
     # -- embeddings ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _reader(self) -> Any:
+        """The part of `model` that has the input layer and the blocks."""
+        return self.model if isinstance(self.model, LanguageModel) else self.model.encoder
+
     def get_input_embeddings(self) -> nn.Module:
         """Return the input layer that reads input_ids."""
-        reader = self.model if isinstance(self.model, LanguageModel) else self.model.encoder
-        embedding: nn.Module = reader.embedding
+        embedding: nn.Module = self._reader.embedding
         return embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -254,6 +270,21 @@ class FullRankPreTrainedModel(PreTrainedModel):
         if not (weights or states):
             return None
         return Trace(weights=bool(weights), states=[] if states else None)
+
+    def _choose_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Any, Tensor]:
+        """Choose what reads a text, and its ids: `_reader`, or with vectors a view of it in whose input layer they stand."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("input_ids, inputs_embeds: exactly one of them")
+        if inputs_embeds is None:
+            assert input_ids is not None
+            return self._reader, self._replace_padding(input_ids)
+        config = self.model.config
+        if config.document_token_id is not None or (self.training and config.dropout.words):
+            raise InputError(
+                "inputs_embeds: model.document_token_id and model.dropout.words read the ids of tokens; give input_ids"
+            )
+        ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.int64, device=inputs_embeds.device)
+        return with_parts(self._reader, embedding=_LookedUp(inputs_embeds)), ids
 
     def _replace_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
         """Replace the first id beyond the vocabulary, which is padding where every entry may stand in a text.
@@ -340,7 +371,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         labels: Tensor | None = None,
@@ -350,11 +381,12 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         cache: Any = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Any:
         """Compute the logits of the next tokens, and the loss of labels.
 
         Args:
-            input_ids: tokens (B, N).
+            input_ids: tokens (B, N); None where `inputs_embeds` are given.
             attention_mask: (B, N), or (B, M + N) with the M tokens before; 1 for tokens, 0 for padding on either side. None:
                 nothing is padded. Outputs at padding mean nothing.
             past_key_values: a `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. None: the
@@ -368,6 +400,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
             output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.
             cache: the name of `past_key_values` from transformers 5.24 on; give either.
+            inputs_embeds: vectors (B, N, E) in place of `get_input_embeddings()(input_ids)`, as prompt tuning makes them.
 
         Returns:
             `CausalLMOutputWithPast`: the loss in nats (a mean, or a sum over `num_items_in_batch`), logits (B, N, V), the
@@ -375,13 +408,14 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
 
         Raises:
             InputError: the mask has another shape, the text is too long, an id is not in the vocabulary, the cache is that of
-                another model, or weights are asked of attention that has none.
+                another model, weights are asked of attention that has none, or vectors of a model that needs ids.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         past = cache if past_key_values is None else past_key_values
         if past is None and self._begins_cache(use_cache, labels is not None):
             past = FullRankCache()
-        hidden = self._read(self._replace_padding(input_ids), attention_mask, layer_of(past), trace)
+        reader, ids = self._choose_inputs(input_ids, inputs_embeds)
+        hidden = self._read(reader, ids, attention_mask, layer_of(past), trace)
         if labels is not None:  # each token predicts the next one, and padding predicts nothing
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             if attention_mask is not None:
@@ -390,14 +424,25 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         logits, loss = self._predict(hidden, labels, num_items_in_batch, logits_to_keep)
         return CausalLMOutputWithPast(loss, logits, past, **_collect_traced(trace, hidden))
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Prepare the inputs of `forward` in `generate`.
+
+        Args:
+            input_ids: tokens so far (B, N).
+            inputs_embeds: vectors of the prompt in place of its tokens.
+            **kwargs: as of `GenerationMixin`.
+
+        Raises:
+            InputError: the model cannot write a text token by token.
+        """
         if self.model.config.sees_future:
             raise InputError(
                 "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
                 "write a text token by token; train with model.attention.causal: masked to generate"
             )
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         return inputs
 
     def _prepare_cache_for_generation(
@@ -427,10 +472,14 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         return self.model.memory_length or (self.config.use_cache and not has_labels)
 
     def _read(
-        self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None, trace: Trace | None
+        self,
+        model: LanguageModel,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        layer: StateLayer | None,
+        trace: Trace | None,
     ) -> Tensor:
         """Compute the input (B, N, E) of the output layer; `layer` then holds the state after these tokens."""
-        model: LanguageModel = self.model
         state: Cache | Memory | None = None
         past: dict[str, Any] = {}
         if layer is not None and model.memory_length:
@@ -463,23 +512,25 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Any:
         """Compute the logits of every position, and the loss of labels.
 
         Args:
-            input_ids: tokens (B, N), some of them `<mask>`.
+            input_ids: tokens (B, N), some of them `<mask>`; None where `inputs_embeds` are given.
             attention_mask: (B, N), 1 for tokens and 0 for padding on either side; None: nothing is padded. Outputs at padding
                 mean nothing.
             labels: (B, N), the masked tokens, -100 elsewhere; None: no loss.
             num_items_in_batch: what the summed loss is divided by; None: the number of labels.
             output_attentions: return mixed attention weights (B, H, N, M); None: `config.output_attentions`.
             output_hidden_states: return hidden states (B, N, E); None: `config.output_hidden_states`.
+            inputs_embeds: vectors (B, N, E) in place of `get_input_embeddings()(input_ids)`.
 
         Returns:
             `MaskedLMOutput`: the loss in nats (a mean, or a sum over `num_items_in_batch`), logits (B, N, V), and the tuples
@@ -490,7 +541,8 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
                 are asked of attention that has none.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        states = self.model.encoder.encode(self._replace_padding(input_ids), attention_mask, trace=trace).hidden
+        reader, ids = self._choose_inputs(input_ids, inputs_embeds)
+        states = reader.encode(ids, attention_mask, trace=trace).hidden
         hidden = self.model.output_dropout(states)
         logits, loss = self._predict(hidden, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, **_collect_traced(trace, states))

@@ -83,6 +83,11 @@ class FullRankConfig(PreTrainedConfig):
             raise ConfigError(*problems)
         super().__post_init__(**kwargs)
 
+    def validate_token_ids(self) -> None:
+        """Check the ids of special tokens. That of padding may be the first one beyond the vocabulary."""
+        if self.pad_token_id != self.vocab_size:
+            super().validate_token_ids()
+
     @classmethod
     def of(cls, model: ModelConfig, *, objective: str = "causal", **settings: Any) -> FullRankConfig:
         """Build a FullRankConfig from a ModelConfig.
