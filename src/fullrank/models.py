@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from fullrank.core.attention import WeightedValues
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
 from fullrank.core.encoder import Encoder, MaskedLanguageModel
-from fullrank.core.errors import InputError, one_line, pip_install
+from fullrank.core.errors import InputError, one_line
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
@@ -28,6 +27,7 @@ from fullrank.forward import cache_argument, logits_in, read_arguments
 from fullrank.names import Kind, model_kind
 from fullrank.plugins import import_function
 from fullrank.records import CAPABILITIES
+from fullrank.text import check_ids
 from fullrank.training.device import choose_device
 
 SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder
@@ -73,6 +73,10 @@ class LoadedModel:
         lacks: the others, each with the reason.
     """
 
+    source: str = "module"
+    folder: Path | None = None
+    tokenizer: Any = None
+    inputs: Mapping[str, Tensor] | None = None
     predicts: str | None = "next tokens"
     max_length: int | None = None
     vocab_size: int | None = None
@@ -80,44 +84,18 @@ class LoadedModel:
     marks: tuple[int, ...] = ()
     fullrank_model: Any = None
 
-    def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: Any, *lacks: str, reason: str = "") -> None:
         self.module = module
-        self.lacks = dict(lacks or {})
+        self.name = type(module).__name__
+        self.lacks = {"tokenizer": "it was opened without one", **dict.fromkeys(lacks, reason)}
 
-    def describe(
-        self,
-        name: str,
-        source: str,
-        *,
-        folder: Path | None = None,
-        tokenizer: Any = None,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> LoadedModel:
-        """Note where the model comes from, and the tokenizer that came with it.
-
-        Of a model that reads between two marks, `mask_id` and `marks` are taken from the tokenizer.
-
-        Args:
-            name: name of the model.
-            source: one of those of `LoadedModel`.
-            folder: where it lies; None for nowhere.
-            tokenizer: None where it came without one.
-            inputs: what the model is called with where token ids are not enough; None: they are.
-
-        Returns:
-            The model itself.
-        """
-        self.name = name
-        self.source = source
-        self.folder = folder
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Set the tokenizer; of one for segments between two marks, `mask_id` and `marks` are set too."""
         self.tokenizer = tokenizer
-        self.inputs = inputs
+        del self.lacks["tokenizer"]
         if self.closes_segments:
             self.mask_id = tokenizer.mask_token_id
             self.marks = tuple(tokenizer.all_special_ids)
-        if tokenizer is None:
-            self.lacks.setdefault("tokenizer", "it was opened without one")
-        return self
 
     @property
     def has(self) -> frozenset[str]:
@@ -203,9 +181,7 @@ class LoadedModel:
             return getattr(self, f"_{need}")(self._place(ids), *arguments)
 
     def _place(self, ids: Tensor) -> Tensor:
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-            description = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise InputError(f"token ids: whole numbers (B, N), given {description}")
+        check_ids(ids)
         return ids.to(self.device)
 
     # -- of a kind of models --------------------------------------------------------------------------------------------
@@ -301,15 +277,13 @@ class TransformersModel(LoadedModel):
 
         super().__init__(module)
         arguments = read_arguments(module)
-        read_head = getattr(module, "get_output_embeddings", None)
-        self.head: Any = read_head() if callable(read_head) else None
+        self.head: Any = module.get_output_embeddings()
         self.takes_mask = "attention_mask" in arguments
         self.cache_argument = cache_argument(arguments)
         self.max_length = find_longest_text(module)
         config = module.config.get_text_config()
         self.vocab_size = getattr(config, "vocab_size", None)
-        can_generate = getattr(module, "can_generate", None)
-        writes = callable(can_generate) and can_generate()
+        writes = module.can_generate()
         if not writes:
             self.predicts = "masked tokens"
             self.lacks["step"] = "it predicts masked tokens, all at once"
@@ -386,13 +360,15 @@ class FunctionOfIds(LoadedModel):
     """Any function of token ids, or any other module: its logits, and its steps where it has a method `step`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        module = function if isinstance(function, nn.Module) else None
-        missing = ("hidden", "attention", "output_matrix")
-        super().__init__(module, dict.fromkeys(missing, "it is known as a function of token ids only"))
+        is_module = isinstance(function, nn.Module)
+        reason = "it is known as a function of token ids only"
+        super().__init__(function if is_module else None, "hidden", "attention", "output_matrix", reason=reason)
+        self.source = "module" if is_module else "function"
         self.function: Any = function
-        vocab_size = getattr(getattr(function, "config", None), "vocab_size", None)
-        self.vocab_size = vocab_size if isinstance(vocab_size, int) else None
-        if not callable(getattr(function, "step", None)):
+        self.name = getattr(function, "__name__", type(function).__name__)
+        config = getattr(function, "config", None)
+        self.vocab_size = getattr(config, "vocab_size", None)
+        if not hasattr(function, "step"):
             self.lacks["step"] = "it has no method `step`"
 
     def _logits(self, ids: Tensor) -> Tensor:
@@ -410,8 +386,8 @@ def _adapt(module: nn.Module) -> LoadedModel:
     if isinstance(model, LanguageModel | MaskedLanguageModel | Encoder):
         return OwnModel(module, model)
     if isinstance(model, Translator) or "decoder_input_ids" in read_arguments(module):
-        return LoadedModel(module, dict.fromkeys(CAPABILITIES, TWO_SEQUENCES))
-    if hasattr(config, "is_encoder_decoder"):
+        return LoadedModel(module, *CAPABILITIES, reason=TWO_SEQUENCES)
+    if hasattr(module, "can_generate"):
         return TransformersModel(module)
     return FunctionOfIds(module)
 
@@ -451,13 +427,13 @@ def open_model(
     if isinstance(x, LoadedModel):
         return x
     if isinstance(x, nn.Module):
-        return _adapt(x).describe(type(x).__name__, "module")
+        return _adapt(x)
     if isinstance(x, str | Path):
         model = _open_named(str(x), checkpoint, causal, tokenizer)
         model.module.to(choose_device(device, "--device"))
         return model
     if callable(x):
-        return FunctionOfIds(x).describe(getattr(x, "__name__", type(x).__name__), "function")
+        return FunctionOfIds(x)
     raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
 
 
@@ -474,32 +450,39 @@ def trained_kind(name: str) -> Kind:
 def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> LoadedModel:
     kind = trained_kind(name)
     folder = Path(name).expanduser()
+    inputs = None
+    words = None
+    no_words = ""
     match kind:
         case "Python function":
             module, inputs = _call_maker(name)
-            return _adapt(module).describe(name, "module", inputs=inputs)
+            source = "module"
         case "Hugging Face model":
-            if importlib.util.find_spec("transformers") is None:
-                raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
-            loaded = load_named(name, torch.float32, causal=causal, tokenizer=tokenizer)
-            model = _adapt(loaded.module)
-            words = loaded.tokenizer
-            if tokenizer and words is None:
-                model.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
-            home = folder if folder.is_dir() else None
-            return model.describe(name, "Hugging Face", folder=home, tokenizer=words, inputs=loaded.inputs)
-    module = _load_own(folder, checkpoint, causal)
+            module, words, inputs = load_named(name, causal=causal, tokenizer=tokenizer)
+            source = "Hugging Face"
+            no_words = "its files have none; save it there, tokenizer.save_pretrained(folder)"
+        case _:
+            module = _load_own(folder, checkpoint, causal)
+            source = kind
+            if tokenizer:
+                try:
+                    translates = isinstance(module, Encoder)
+                    words = load_language(folder / SOURCE_LANGUAGE) if translates else load_tokenizer(folder)
+                except InputError as error:
+                    no_words = str(error)
     model = _adapt(module)
-    words = None
-    if tokenizer:
-        try:
-            translates = isinstance(module, Encoder)
-            words = load_language(folder / SOURCE_LANGUAGE) if translates else load_tokenizer(folder)
-        except InputError as error:
-            model.lacks["tokenizer"] = str(error)
-    return model.describe(name, kind, folder=folder, tokenizer=words)
+    model.name = name
+    model.source = source
+    model.inputs = inputs
+    if folder.is_dir():
+        model.folder = folder
+    if words is not None:
+        model.set_tokenizer(words)
+    elif tokenizer and no_words:
+        model.lacks["tokenizer"] = no_words
+    return model
 
 
 def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:

@@ -187,6 +187,14 @@ def choose_length(model: LoadedModel, segment_length: int | None, usual: int = S
     return segment_length
 
 
+def check_ids(ids: Any) -> None:
+    """Raise InputError unless token ids are a matrix (B, N) of whole numbers."""
+    if not isinstance(ids, Tensor):
+        raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
+    if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
+        raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
+
+
 def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """Return all rows of token ids, each (1, N), of one length N.
 
@@ -194,10 +202,7 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """
     texts: list[Tensor] = []
     for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
-        if not isinstance(ids, Tensor):
-            raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
-        if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-            raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
+        check_ids(ids)
         texts += ids.split(1)
     if not texts:
         raise InputError("input_ids: no text to read")

@@ -185,7 +185,7 @@ def test_a_model_of_masked_tokens_has_no_contexts(family):
 
 @pytest.mark.parametrize("given", [ids().float(), [ids().tolist()], ["a text"]])
 def test_what_is_no_tensor_of_token_ids_is_refused(given):
-    with pytest.raises(InputError, match=r"input_ids: tensors of integers \(B, N\)"):
+    with pytest.raises(InputError, match=r"input_ids: .*\(B, N\)"):
         fr.analysis.rank(random_model({}), given)
 
 

@@ -19,7 +19,7 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.core.output import IGNORED
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
-from fullrank.text import Text
+from fullrank.text import Text, check_ids
 
 _CHUNK = 1 << 23  # numbers of the gradient that are held at a time
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at, no fewer words than contexts
@@ -197,15 +197,11 @@ def describe_output(model: LoadedModel) -> OutputLayer:
 
 
 def _convert_to_double(model: Any) -> Any:
-    """Convert a model to double precision and evaluation mode: itself if it is so, else a copy."""
-    is_double = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
-    trains = any(module.training for module in model.modules())
-    if is_double and not trains:
-        return model
+    """Copy a model in double precision and evaluation mode."""
     model = copy.deepcopy(model).double().eval()
     # Hugging Face's fast kernels lack double precision
-    if callable(choose := getattr(model, "set_experts_implementation", None)):
-        choose("eager")
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
     if "flash" in str(getattr(model.config, "_attn_implementation", None)):
         model.set_attn_implementation("eager")
     return model
@@ -220,19 +216,15 @@ def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple
     chosen = []
     repeats = 0
     for ids in batches:
-        if not isinstance(ids, Tensor):
-            raise InputError(
-                f"input_ids: tensors of integers (B, N), given {type(ids).__name__}; encode texts with the tokenizer first"
-            )
-        if ids.dim() != 2 or ids.is_floating_point():
-            raise InputError(f"input_ids: tensors of integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
+        check_ids(ids)
         positions = []
         for place, (b, n) in enumerate(np.ndindex(*ids.shape)):
             if len(seen) == wanted:
                 break
             context = ids[b, : n + 1].cpu().numpy().tobytes()
-            repeats += context in seen
-            if context not in seen:
+            if context in seen:
+                repeats += 1
+            else:
                 seen.add(context)
                 positions.append(place)
         if positions:
