@@ -41,7 +41,7 @@ def test_remote_code_is_not_run(workspace):
     file.write_text(json.dumps(config | code), encoding="utf-8")
     (workspace / "base" / "evil.py").write_text(EVIL, encoding="utf-8")
     with pytest.raises(InputError, match="base"):
-        load_named(str(workspace / "base"), torch.float32, causal=True, tokenizer=False)
+        load_named(str(workspace / "base"), causal=True, tokenizer=False)
     assert not [*workspace.rglob("ran")]
 
 
@@ -51,5 +51,5 @@ def test_an_adapter_is_refused_before_peft_reads_it(workspace):
     adapter |= {"megatron_config": {"a": 1}, "megatron_core": "evil"}
     (workspace / "base" / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
     with pytest.raises(InputError, match="an adapter of PEFT; merge it"):
-        load_named(str(workspace / "base"), torch.float32, causal=True, tokenizer=False)
+        load_named(str(workspace / "base"), causal=True, tokenizer=False)
     assert not (workspace / "ran").exists()

@@ -171,7 +171,7 @@ def test_a_class_is_described_by_its_user(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_named(bert, tmp_path):
-    with pytest.raises(InputError, match="no model that transformers can find"):
+    with pytest.raises(InputError, match="no model that transformers can load"):
         fr.load_injected(tmp_path)
     fr.inject(bert, mix="position_wise").save_pretrained(tmp_path)
     with pytest.raises(InputError, match="AutoModelForSpeechSeq2Seq: has no class for a model of type bert"):

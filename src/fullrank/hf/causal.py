@@ -28,7 +28,7 @@ from fullrank.decoding import sample
 from fullrank.files import write_json
 from fullrank.forward import cache_argument, read_arguments
 from fullrank.hf import load
-from fullrank.hf.inject import inject, settings_of
+from fullrank.hf.inject import arguments_of, inject
 from fullrank.hf.interface import traced
 from fullrank.seal import check_run
 from fullrank.training.checkpoint import load_weights
@@ -211,7 +211,8 @@ class CausalModel(nn.Module):
             self.model.save_pretrained(folder)
         else:
             self.adapted.save_pretrained(folder)
-            write_json(folder / load.INJECTED, find_settings(self.model) or {})
+            settings = load.read_injected_settings(self.model.config)
+            write_json(folder / load.INJECTED, arguments_of(settings) if settings else {})
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
@@ -245,11 +246,6 @@ class CausalModel(nn.Module):
             causal = adapt(model, config.train.adapter)
         load_weights(causal, weights)
         return causal.eval()
-
-
-def find_settings(model: Any) -> dict[str, Any] | None:
-    """Return the settings with which attention was injected; None where none was."""
-    return settings_of(model) if load.read_injected_settings(model.config) else None
 
 
 # -- pretrained models -------------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor
+from transformers.models.auto.auto_factory import _get_model_class
 
 from fullrank.core.errors import FullRankError, InputError, one_line, pip_install
 from fullrank.files import read_json
@@ -30,25 +31,16 @@ INJECTED = "fullrank.json"  # in the folder of an adapter: what was injected int
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 
 
-class Loaded(NamedTuple):
-    """A model in evaluation mode, its tokenizer (None: it has none), and example inputs where token ids do not do."""
-
-    module: Any
-    tokenizer: Any = None
-    inputs: dict[str, Tensor] | None = None
-
-
-def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) -> Loaded:
-    """Load a model of transformers by its name, with what was injected into it, in evaluation mode.
+def load_named(name: str, *, causal: bool, tokenizer: bool) -> tuple[Any, Any, dict[str, Tensor] | None]:
+    """Load a model of transformers in fp32 by its name, with what was injected into it, in evaluation mode.
 
     Args:
         name: a folder, a name on the hub, or `hf:TYPE`, a small untrained model of a type of transformers.
-        dtype: of the parameters.
         causal: True loads a causal model; False the class that the configuration names, of an encoder-decoder the encoder.
         tokenizer: False loads none.
 
     Returns:
-        The model, its tokenizer and its example inputs.
+        The model, its tokenizer (None: it has none), and example inputs where token ids do not do.
 
     Raises:
         InputError: there is no such model, or it lacks some of its weights.
@@ -57,7 +49,7 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
         with explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
             module, inputs = build_tiny(model_type)
-        return Loaded(module.to(dtype), inputs=inputs)
+        return module, None, inputs
     source = location_of(model_type)
     folder = Path(source)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
@@ -68,12 +60,12 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
             loaded_tokenizer = read_part("AutoTokenizer", source)
         auto = (None if causal else _find_saved_class(config)) or transformers.AutoModelForCausalLM
         # the other implementations of experts lack double precision
-        model, loading = load_weights(auto, source, config, dtype, experts_implementation="eager")
+        model, loading = load_weights(auto, source, config, torch.float32, experts_implementation="eager")
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{source}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if config.is_encoder_decoder and not causal:
         model = model.get_encoder()
-    return Loaded(model.eval(), loaded_tokenizer)
+    return model.eval(), loaded_tokenizer, None
 
 
 def location_of(name: str) -> str:
@@ -133,11 +125,12 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
         )
     options |= {"config": config, "dtype": dtype, "trust_remote_code": False, "output_loading_info": True}
+    loaded: tuple[Any, dict[str, Any]]
     if read_injected_settings(config) is None:
-        model, loading = auto.from_pretrained(source, **options)
+        loaded = auto.from_pretrained(source, **options)
     else:
-        model, loading = load_injected(source, auto, **options)
-    return model, loading
+        loaded = load_injected(source, auto, **options)
+    return loaded
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
@@ -159,17 +152,12 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     """
     if (Path(folder) / _ADAPTER).is_file():
         return _load_adapter(Path(folder), **from_pretrained_arguments)
-    config = from_pretrained_arguments.pop("config", None)
-    if config is None:
-        where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
-        try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), **where)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{folder}: no model that transformers can find ({one_line(error, 120)})") from None
+    with explain_errors(f"{folder}: no model"):
+        config = _take_configuration(str(folder), from_pretrained_arguments)
     settings = read_injected_settings(config)
     if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
-    kind: Any = _choose_class(cls, config)
+    kind = _choose_class(cls, config)
     arguments = arguments_of(settings)
     forget_injection(config)  # `inject` will write the settings again
 
@@ -184,7 +172,6 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     Injecting.__module__ = kind.__module__
     returns_report = from_pretrained_arguments.pop("output_loading_info", False)
     options = {**from_pretrained_arguments, "config": config, "output_loading_info": True}
-    model: Any
     model, report = Injecting.from_pretrained(str(folder), **options)
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
@@ -208,17 +195,23 @@ def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
     if not isinstance(name, str):
         raise InputError(f"{folder / _ADAPTER}: base_model_name_or_path: the model that it adapts, given {name!r}")
     peft = import_peft(str(folder))
+    options = {"dtype": torch.float32, **from_pretrained_arguments, "trust_remote_code": False}
     with explain_errors(f"{folder}: its model {name} is none"):
-        options = {"dtype": torch.float32, **from_pretrained_arguments}
-        config = options.pop("config", None)
-        if config is None:
-            where = {key: options[key] for key in _WHERE if key in options} | {"trust_remote_code": False}
-            config = transformers.AutoConfig.from_pretrained(name, **where)
-        model, _ = load_weights(transformers.AutoModelForCausalLM, name, config, options.pop("dtype"), **options)
+        config = _take_configuration(name, options)
+        model, _ = load_weights(transformers.AutoModelForCausalLM, name, config, **options)
     settings = read_json(folder / INJECTED)
     if settings and not find_injected_modules(model):
         inject(model, **arguments_of(settings))
     return peft.PeftModel.from_pretrained(model, folder)
+
+
+def _take_configuration(name: str, options: dict[str, Any]) -> Any:
+    """Take the configuration out of arguments of `from_pretrained`, or read it from where these say that the model lies."""
+    config = options.pop("config", None)
+    if config is None:
+        where = {key: value for key, value in options.items() if key in _WHERE}
+        config = transformers.AutoConfig.from_pretrained(name, **where)
+    return config
 
 
 def import_peft(key: str) -> Any:
@@ -258,8 +251,8 @@ def _find_saved_class(config: Any) -> Any:
 
 def _choose_class(cls: Any, config: Any) -> Any:
     """Choose the class to load: `cls`, or the one that an Auto class `cls` has for this configuration; None: the saved one."""
-    saved = _find_saved_class(config)
     if cls is None:
+        saved = _find_saved_class(config)
         if saved is None:
             raise InputError(
                 f"transformers has no class {config.architectures}; give the class to load, load_injected(folder, cls)"
@@ -267,11 +260,9 @@ def _choose_class(cls: Any, config: Any) -> Any:
         return saved
     if not hasattr(cls, "_model_mapping"):
         return cls
-    model_class = cls._model_mapping.get(type(config), None)
-    if model_class is None:
+    if type(config) not in cls._model_mapping:
         raise InputError(f"{cls.__name__}: has no class for a model of type {config.model_type}; give another, or none")
-    several = model_class if isinstance(model_class, tuple | list) else (model_class,)
-    return saved if saved in several else several[0]
+    return _get_model_class(config, cls._model_mapping)
 
 
 def find_longest_text(model: Any) -> int | None:
