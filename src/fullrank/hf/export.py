@@ -9,52 +9,35 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 import transformers
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, PackageLoader
 from safetensors.torch import save_file
-from torch import nn
 
 from fullrank import __version__, storage
 from fullrank.comparison.runs import Run, mapping, number, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, stage_name
-from fullrank.core.decoder import LanguageModel
-from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 from fullrank.data import load_tokenizer
 from fullrank.files import format_yaml, no_room, write_json
 from fullrank.forward import load_tensors
+from fullrank.hf.classes import FullRankForCausalLM, FullRankForMaskedLM
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
+from fullrank.render.blocks import format_setting
 from fullrank.seal import is_run
 
 # our modules of `hf` that every export holds, by the names that Hugging Face uses for such files
 CLASSES = {"configuration": "configuration_fullrank", "classes": "modeling_fullrank"}
 
 
-class _Kind(NamedTuple):
-    """One of our models, its names in Hugging Face, and the words of its card."""
-
-    built: type[Any]
-    objective: str
-    architecture: str
-    auto: str
-    pipeline: str
-    words: str
-
-
-_CAUSAL = _Kind(
-    LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"
-)
-_MASKED = _Kind(
-    MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM", "fill-mask", "masked language model"
-)
-KINDS = {"LanguageModel": _CAUSAL, "MaskedLanguageModel": _MASKED}
+KINDS: dict[str, Any] = {"LanguageModel": FullRankForCausalLM, "MaskedLanguageModel": FullRankForMaskedLM}
+PIPELINES = {"causal": "text-generation", "masked": "fill-mask"}
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -94,7 +77,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         raise InputError(f"{folder}: a translation model, which transformers has no class for; use fullrank translate")
     code = code_files(config)
     with torch.device("meta"):
-        model: nn.Module = kind.built(config)
+        model = kind.model_class(config)
     load_tensors(model, tensors, file, assign=True)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
     with _make_folder(out) as new:
@@ -144,16 +127,16 @@ def _write_tokenizer(new: Path, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _write_configuration(
-    new: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], dtype: torch.dtype
+    new: Path, kind: Any, config: ModelConfig, special: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """Write `config.json` and, for models that generate, `generation_config.json`."""
     settings = FullRankConfig.of(config, objective=kind.objective, **special)
-    settings.architectures = [kind.architecture]
+    settings.architectures = [kind.__name__]
     settings.dtype = str(dtype).removeprefix("torch.")
     content = settings.to_diff_dict()
     content["auto_map"] = {
         "AutoConfig": "configuration_fullrank.FullRankConfig",
-        kind.auto: f"modeling_fullrank.{kind.architecture}",
+        kind.__name__.replace("FullRank", "AutoModel"): f"modeling_fullrank.{kind.__name__}",
     }
     content |= {"transformers_version": transformers.__version__, "fullrank_version": __version__}
     write_json(new / storage.HUGGING_FACE, content)
@@ -218,7 +201,7 @@ def _list_own_stages(section: Section, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _make_card(
-    title: str, kind: _Kind, config: ModelConfig, record: Run | None, checkpoint: str, without_tokenizer: str
+    title: str, kind: Any, config: ModelConfig, record: Run | None, checkpoint: str, without_tokenizer: str
 ) -> str:
     """Make the text of `README.md`: a YAML header for the hub, then facts and figures. The publisher adds the licence.
 
@@ -238,11 +221,13 @@ def _make_card(
     environment = Environment(loader=PackageLoader("fullrank.hf"), **options)
     # each string on one line, so that no text ends the block of code
     write_yaml = partial(format_yaml, width=float("inf"))
-    environment.filters |= {"show": _show, "yaml": write_yaml}
-    data = ModelCardData(library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"])
+    environment.filters |= {"show": format_setting, "yaml": write_yaml}
+    pipeline = PIPELINES[kind.objective]
+    data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["fullrank"])
     return environment.get_template("card.md").render(
         title=title,
         kind=kind,
+        pipeline=pipeline,
         config=config,
         checkpoint=checkpoint,
         trained=record is not None,
@@ -265,9 +250,3 @@ def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]
     for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment"):
         facts[key] = result.get(key)
     return {key: value for key, value in facts.items() if value not in (None, "", {})}
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.6g}" if isinstance(value, float) else ""
