@@ -24,6 +24,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.output import Latents, Output
 from fullrank.hf.families import attention_modules, choose_modules, describe_classes, find_projection, unknown_modules
 from fullrank.hf.interface import FORMER, MIXED, Injected, drop_hooks, hand_over, let_go, prepare
+from fullrank.training import optimizer
 
 _FORMERS = "_fullrank_formers"
 # Saved as the attention implementation of an injected model. It is never registered, so that a plain `from_pretrained` stops
@@ -100,9 +101,9 @@ def inject(
     for name, injected in stages.items():
         _attach_stages(chosen[name], injected)
     _copy_configs(model)
+    vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     if attends:
-        for module in attention_modules(model).values():
-            vars(module)[FORMER] = module.config._attn_implementation
+        _attend_by_stages(model)
     settings = {
         "mix": mix,
         "normalize": normalize,
@@ -112,7 +113,9 @@ def inject(
         "interface": {name: {**fields} for name, fields in interface.items()} or None,
         "query": _name_query(chosen.values(), interface),
     }
-    _record_settings(model, settings, attends)
+    for config in _configs(model):
+        config.fullrank = settings
+        config.attn_implementation = LOADED_BY
     if attends and layers is None:
         _warn_of_unknown_modules(model)
     return model
@@ -155,16 +158,6 @@ def _name_query(modules: Iterable[nn.Module], interface: Mapping[str, Any]) -> s
         if type(module).__name__ in interface or not type(module).__module__.startswith("transformers.")
     ]
     return "projected" if all(find_projection(module)[0] for module in foreign) else "given"
-
-
-def _record_settings(model: nn.Module, settings: Mapping[str, Any], attends: bool) -> None:
-    """Write what was injected into the configurations, and remember the implementations of attention that they named."""
-    vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
-    for config, former in vars(model)[_FORMERS]:
-        if former is not None and attends:
-            config._attn_implementation_internal = MIXED
-        config.fullrank = settings
-        config.attn_implementation = LOADED_BY
 
 
 def _warn_of_unknown_modules(model: nn.Module) -> None:
@@ -249,26 +242,25 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     Raises InputError where some attention is not on the interface.
     """
     modules = find_weighted_modules(model)
-    with_mixing = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings = settings_of(model) if is_injected(model) else {}
-    if not settings or not _changes_weights(settings["mix"], settings["normalize"]):
-        with_mixing = set()
-    if with_mixing == set(modules):
-        return model, set()
-    without_mixing = {number for number, name in enumerate(modules) if name not in with_mixing}
-    model = copy.deepcopy(model)
-    if with_mixing:
-        for name, module in attention_modules(model).items():
-            if name not in with_mixing:
+    mixes = bool(settings) and _changes_weights(settings["mix"], settings["normalize"])
+    plain = {number for number, module in enumerate(modules.values()) if not (mixes and "fullrank" in module._modules)}
+    if plain:
+        model = copy.deepcopy(model)
+        for number, (name, module) in enumerate(attention_modules(model).items()):
+            if number in plain:
                 module.fullrank = _build_stages(name, module, "position_independent", "softmax", 0.0)
-        return model, without_mixing
-    head = find_mixture_head(model)
-    latents = None if head is None else head.fullrank
-    plain = remove(model) if settings else model
-    inject(plain, mix="position_independent", output=settings.get("output"))
-    if head is not None and latents is not None:
-        head.fullrank = latents
-    return model, without_mixing
+        _attend_by_stages(model)
+    return model, plain
+
+
+def _attend_by_stages(model: nn.Module) -> None:
+    """Let a model attend by the stages in it; each module of attention remembers its former implementation."""
+    for module in attention_modules(model).values():
+        vars(module).setdefault(FORMER, module.config._attn_implementation)
+    for config in _configs(model):
+        if config._attn_implementation is not None:
+            config._attn_implementation_internal = MIXED
 
 
 def find_weighted_modules(model: Any) -> dict[str, Any]:
@@ -340,19 +332,10 @@ def parameter_groups(
     Returns:
         Groups as `torch.optim` takes them, without empty ones.
     """
-    mixing = {id(p) for stages in find_injected_modules(model).values() for p in stages.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    of_mixing = [p for p in trained if id(p) in mixing]
-    matrices = [p for p in trained if id(p) not in mixing and p.dim() > 1]
-    vectors = [p for p in trained if id(p) not in mixing and p.dim() <= 1]
-    if mixing_learning_rate is None:
-        mixing_learning_rate = learning_rate
-    groups = [
-        {"params": matrices, "lr": learning_rate, "weight_decay": weight_decay},
-        {"params": vectors, "lr": learning_rate, "weight_decay": 0.0},
-        {"params": of_mixing, "lr": mixing_learning_rate, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    rate = learning_rate if mixing_learning_rate is None else mixing_learning_rate
+    rates = {p: {"lr": rate} for stages in find_injected_modules(model).values() for p in stages.parameters()}
+    groups = optimizer.parameter_groups(model, weight_decay, rates=rates)
+    return [{"lr": learning_rate, **group} for group in groups]
 
 
 # -- the vocabulary layer ----------------------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ class Injected(nn.Module):
     mixing reads the query that the attention function gets.
     """
 
+    no_weight_decay = True
+
     def __init__(self, module: nn.Module, mix: Stage, normalize: Stage, cross_head: float) -> None:
         super().__init__()
         self.size = head_size(module)
