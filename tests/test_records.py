@@ -23,7 +23,7 @@ def test_records_hold_plain_numbers_and_come_back_from_json():
     assert content["value"] == 2.0
     assert type(content["labels"]["layer"]) is int
     assert content["interval"] == [1.0, 3.0]
-    assert Record.from_dict(content) == record
+    assert Record(**content) == record
 
 
 @pytest.mark.parametrize(("labels", "value", "interval", "message"), [

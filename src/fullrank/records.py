@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from fullrank.core.errors import InputError, suggest
 
@@ -65,12 +65,8 @@ class Record:
         object.__setattr__(self, "interval", interval)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "labels": dict(self.labels), "interval": self.interval and list(self.interval)}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Record:
-        interval = content.get("interval")
-        return cls(**{**content, "interval": interval and tuple(interval)})
+        """Return plain values for JSON, from which `Record(**values)` makes it again."""
+        return dict(vars(self))
 
     def with_labels(self, **labels: Label) -> Record:
         """Return the record with further labels in front of its own."""
@@ -78,7 +74,7 @@ class Record:
 
     def has(self, labels: Mapping[str, Label]) -> bool:
         """Return whether all of `labels` are labels of this record."""
-        return all(key in self.labels and self.labels[key] == value for key, value in labels.items())
+        return labels.items() <= self.labels.items()
 
 
 def _to_plain(value: Any) -> Any:
@@ -326,6 +322,6 @@ def check_records(name: str, records: Iterable[Record]) -> list[Record]:
     return checked
 
 
-def is_finite(value: float | None) -> bool:
+def is_finite(value: float | None) -> TypeGuard[float]:
     """Return whether a value is a number that can be drawn."""
     return value is not None and math.isfinite(value)

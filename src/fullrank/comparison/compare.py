@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections import Counter
@@ -231,20 +232,18 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     for row in rows:
         members.setdefault((row.part, row.text), []).append(row)
     groups = [_build_group(group, measure) for group in members.values()]
-    seeds = group_by_seed([run for run in same_task if run.result is None])
-    slots = range(len(rows), len(rows) + len(seeds))
-    unfinished = list(map(Row, name_rows(seeds), slots, seeds))
+    unfinished = _build_rows([run for run in same_task if run.result is None], None, len(rows))
     left_out = [run for run in runs if run not in same_task]
     return Comparison(rows, groups, unfinished, left_out)
 
 
-def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
+def _build_rows(runs: Sequence[Run], table: str | None, first_slot: int = 0) -> list[Row]:
     seeds = group_by_seed(runs)
     parts = [_name_part(row[0], table) for row in seeds]
     names = name_rows(seeds)
     if table is not None:
         names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
-    slots = range(len(seeds))
+    slots = itertools.count(first_slot)
     texts = number_texts(seeds)
     return list(map(Row, names, slots, seeds, texts, parts))
 
@@ -428,19 +427,18 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
     """Yield means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
-    measures: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
+    samples: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        labels = tuple(item for item in record.labels.items() if item[0] not in ("run", "seed"))
-        measures.setdefault(record.measure, {}).setdefault(labels, []).append(record)
-    for measure, samples in measures.items():
-        for labels, sample in samples.items():
-            values = [record.value for record in sample if record.value is not None]
-            first = sample[0]
-            mean = statistics.fmean(values)
-            yield Record(dict(labels), f"{measure}_mean", mean, first.unit, protocol=first.protocol)
-            yield Record(dict(labels), f"{measure}_seeds", len(values))
-            if len(values) > 1:
-                yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
+        of_row = [item for item in record.labels.items() if item[0] not in ("run", "seed")]
+        samples.setdefault((record.measure, *of_row), []).append(record)
+    for (measure, *labels), sample in samples.items():
+        values = [record.value for record in sample if record.value is not None]
+        first = sample[0]
+        mean = statistics.fmean(values)
+        yield Record(dict(labels), f"{measure}_mean", mean, first.unit, protocol=first.protocol)
+        yield Record(dict(labels), f"{measure}_seeds", len(values))
+        if len(values) > 1:
+            yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
 
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:

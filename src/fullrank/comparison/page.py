@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +231,13 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
     on = f" on {join_words(labels)}" if 0 < len(labels) < 3 else ""
     headline, sentences = summarize(compared)
     warnings = [Paragraph(warning, "warning") for warning in find_warnings(compared)]
-    sections = []
-    for name, build in _SECTIONS.items():
-        content = list(build(compared))
-        if content:
-            sections.append(Section(name, content, page_only=name not in ("Comparison", "Unfinished")))
+    sections = [
+        Section("Comparison", [*_build_comparison(compared)]),
+        Section("Curves", [*_build_curves(compared)], page_only=True),
+        Section("Analyses", [*_build_analyses(compared)], page_only=True),
+        Section("Settings", [*_build_settings(compared)], page_only=True),
+        Section("Unfinished", [*_build_troubles(compared)]),
+    ]
     runs = count_things(len(finished) + len(unfinished), "run")
     rows = count_things(len(compared.rows), "row")
     return Page(
@@ -243,7 +245,7 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
         f"fullrank report · {rows}, {len(finished)} finished, {len(unfinished)} not finished",
         headline,
         [*warnings, *map(Paragraph, sentences)],
-        sections,
+        [section for section in sections if section.blocks],
     )
 
 
@@ -339,12 +341,3 @@ def _build_troubles(compared: Comparison) -> Iterator[Block]:
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")
-
-
-_SECTIONS: dict[str, Callable[[Comparison], Iterable[Block]]] = {
-    "Comparison": _build_comparison,
-    "Curves": _build_curves,
-    "Analyses": _build_analyses,
-    "Settings": _build_settings,
-    "Unfinished": _build_troubles,
-}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,6 @@ PRETRAINED = "pretrained"  # tokens: those of a pretrained model
 TRANSLATION = "translation"
 LANGUAGE_MODELING = "language_modeling"
 MASKED_MODELING = "masked_modeling"
-
-
-Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
-
-
-def select(key: str) -> Reader:
-    """Build a reader of the values of a key."""
-    return lambda line: number(line.get(key))
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -150,12 +141,12 @@ class Run:
         milliseconds = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
         return {phase: value for phase, value in milliseconds.items() if value is not None}
 
-    def read_curve(self, split: str, read: Reader) -> dict[float, float]:
+    def read_curve(self, split: str, key: str) -> dict[float, float]:
         """Read the values of the lines of a split by their steps; the last one where a step has several."""
         values = {}
         for line in (*self.timing, *self.metrics):
             step = number(line.get("step"))
-            value = read(line)
+            value = number(line.get(key))
             if step is not None and value is not None and line.get("split", "train") == split:
                 values[step] = value
         return values
@@ -189,7 +180,7 @@ class Run:
         for path in sorted((self.folder / "analysis").glob("*.json")):
             with contextlib.suppress(InputError, KeyError, TypeError):  # of another version
                 content = read_json(path)
-                content["records"] = [Record.from_dict(record) for record in content["records"]]
+                content["records"] = [Record(**record) for record in content["records"]]
                 for kind in ("tables", "plots"):
                     content[kind] = [declaration_from_dict(declared) for declared in content[kind]]
                 analyses.append(content)
@@ -356,14 +347,12 @@ class Measure:
         mean, deviation = map(number, published)
         return None if mean is None else (mean, deviation, source)
 
-    def read_logged(self, line: Mapping[str, Any]) -> float | None:
-        """Read the value of a line of metrics.jsonl, in `logged_unit`."""
+    @property
+    def logged_key(self) -> str:
+        """The key of validation curves in metrics.jsonl; of bits that of nats."""
         if self.higher:
-            return number(line.get(self.key))
-        if self.kind != "bits":
-            return number(line.get("ppl"))
-        nats = number(line.get("nll"))
-        return None if nats is None else nats / math.log(2)
+            return self.key
+        return "nll" if self.kind == "bits" else "ppl"
 
     def show_difference(self, difference: float) -> str:
         """Write a difference with its sign: `−3.10%`, `+0.62 points`."""

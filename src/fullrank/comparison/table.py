@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
-from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Reader, Run, select
+from fullrank.comparison.runs import COUNTING, FURTHER, TRANSLATION, Run
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
@@ -146,20 +147,21 @@ _CURVE = Lines(
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Find plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = compared.all_rows
-    unit = compared.measure.logged_unit
-    curves: list[tuple[str, str, str, Reader]] = [(f"Validation {unit}", unit, "valid", compared.measure.read_logged)]
+    measure = compared.measure
+    unit = measure.logged_unit
+    curves = [(f"Validation {unit}", unit, "valid", measure.logged_key)]
     if rows[0].first.task == TRANSLATION:
         curves = [
-            ("Validation BLEU", "BLEU", "valid", BLEU.read_logged),
-            ("Validation loss", "nats per target token", "valid", select("nll")),
+            ("Validation BLEU", "BLEU", "valid", "bleu"),
+            ("Validation loss", "nats per target token", "valid", "nll"),
         ]
     curves += [
-        ("Training loss", "nats per token", "train", select("nll")),
-        ("Learning rate", "learning rate", "train", select("lr")),
-        ("Speed", "tokens per second", "train", select("tokens_per_second")),
+        ("Training loss", "nats per token", "train", "nll"),
+        ("Learning rate", "learning rate", "train", "lr"),
+        ("Speed", "tokens per second", "train", "tokens_per_second"),
     ]
-    for title, unit, split, read in curves:
-        records = _read_curves(rows, split, read)
+    for title, unit, split, key in curves:
+        records = _read_curves(rows, split, key, math.log(2) if unit == "bits per token" else 1.0)
         if records:
             values = [record.value or 0.0 for record in records]
             is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
@@ -169,27 +171,37 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
             yield curve, records
 
 
-def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
-    """Read the values of the lines of a split over training tokens; of many lines the means of neighbours."""
+def _read_curves(rows: Sequence[Row], split: str, key: str, unit: float) -> list[Record]:
+    """Read the values of the lines of a split over training tokens; of many lines the means of neighbours.
+
+    Args:
+        rows: whose runs are read.
+        split: `train` or `valid`.
+        key: of the values.
+        unit: what they are divided by.
+
+    Returns:
+        Records with the labels `row`, `seed` and `x`.
+    """
     records = []
     for row in rows:
         for run in row.runs:
-            points = np.array(_read_points(run, split, read))
+            points = np.array(_read_points(run, split, key))
             if len(points) > 1:
                 blocks = min(len(points), _POINTS)
                 for block in np.array_split(points, blocks):
                     x, y = block.mean(axis=0)
                     point = {"row": row.curve_name, "seed": run.seed, "x": x}
-                    records.append(Record(point, "value", y))
+                    records.append(Record(point, "value", y / unit))
     return records
 
 
-def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]]:
+def _read_points(run: Run, split: str, key: str) -> list[tuple[float, float]]:
     """Read training tokens and values, in rising order.
 
     Tokens of a step are the mean over the training lines; 1 without any.
     """
-    tokens = run.read_curve("train", select("tokens"))
+    tokens = run.read_curve("train", "tokens")
     last_step, all_tokens = max(tokens.items(), default=(1.0, 1.0))
-    curve = run.read_curve(split, read)
+    curve = run.read_curve(split, key)
     return sorted((step * (all_tokens / last_step), value) for step, value in curve.items())

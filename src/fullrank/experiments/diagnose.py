@@ -23,7 +23,7 @@ from fullrank.analysis.context import CONTEXT_TEXTS, find_longest, read_context
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
-from fullrank.comparison.runs import SPLITS, Run, integer, read_counted, read_run, select
+from fullrank.comparison.runs import SPLITS, Run, integer, read_counted, read_run
 from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
@@ -290,7 +290,7 @@ def measure_reading(subject: Subject) -> Finding:
             perplexity = run.final(split, "perplexity")
             if perplexity is not None and counted is not None and perplexity > counted:
                 words.append(f"On its {split} text it has {perplexity:,.1f}, counting 4-grams has {counted:,.1f}.")
-        gain = measure_late_gain([*run.read_curve("valid", select("ppl")).items()])
+        gain = measure_late_gain([*run.read_curve("valid", "ppl").items()])
         if gain is not None and gain > STILL_FALLING:
             words.append(f"Its validation perplexity falls by {gain:.1%} in the last tenth of training.")
         figures = {"fourgram_perplexity": fourgrams, "late_gain": gain}
@@ -304,9 +304,8 @@ def measure_overfitting(subject: Subject) -> Finding:
     """Measure validation perplexity over that of training."""
     if subject.run is None:
         raise InputError("Only a run has the loss of its training")
-    read = select("nll")
-    train = subject.run.read_curve("train", read)
-    valid = subject.run.read_curve("valid", read)
+    train = subject.run.read_curve("train", "nll")
+    valid = subject.run.read_curve("valid", "nll")
     if not train or not valid:
         raise InputError("metrics.jsonl of its run lacks losses of training or validation")
     late = float(np.mean([nll for step, nll in train.items() if step > 0.9 * max(train)]))

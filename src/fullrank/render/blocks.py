@@ -160,8 +160,8 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
         rows.append([Cell(format_label(value)) for value in key])
     for column in columns:
         of_column = [record for record in records if _fits(column, record)]
-        measured = [record for record in of_column if record.measure == column.measure and is_finite(record.value)]
-        values = [record.value or 0.0 for record in measured]
+        measured = [record.value for record in of_column if record.measure == column.measure]
+        values = list(filter(is_finite, measured))
         form = column.format or _choose_format(values)
         best = None  # as text, so that values that look equal are emphasised alike
         if column.best and len(values) > 1:
