@@ -215,33 +215,30 @@ def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
         raise InputError(
             f"layers: a list of layer numbers or of parts of module names, or None for all; given {layers!r}"
         )
+    numbers = {name: _number_layer(model, name) for name in modules}
     chosen: set[str] = set()
     for layer in layers:
-        matching = {name for name in modules if _matches(model, name, layer)}
+        if isinstance(layer, str):
+            matching = {name for name in modules if f".{layer}." in f".{name}."}
+            hint = suggest(layer, modules)
+        else:
+            matching = {name for name in modules if layer in numbers[name]}
+            known = sorted({pair[0] for pair in numbers.values() if pair})
+            hint = f"it has {', '.join(map(str, known))}"
         if not matching:
-            numbers = sorted(number for number in map(_layer_number, modules) if number is not None)
-            hint = f"it has {', '.join(map(str, dict.fromkeys(numbers)))}"
-            if isinstance(layer, str):
-                hint = suggest(layer, modules)
             raise InputError(f"layers: {layer!r} is no attention layer of {type(model).__name__}; {hint}")
         chosen |= matching
     return {name: module for name, module in modules.items() if name in chosen}
 
 
-def _matches(model: nn.Module, name: str, layer: int | str) -> bool:
-    if isinstance(layer, str):
-        return f".{layer}." in f".{name}."
-    number = _layer_number(name)
-    if number is not None and layer < 0:
-        layers: Any = model.get_submodule(f".{name}".partition(f".{number}.")[0].lstrip("."))
-        layer += len(layers)
-    return number == layer
-
-
-def _layer_number(name: str) -> int | None:
-    """Return the first number in a dotted name: 3 in `encoder.layer.3.attention.self`."""
-    numbers = [int(part) for part in name.split(".") if part.isdigit()]
-    return numbers[0] if numbers else None
+def _number_layer(model: nn.Module, name: str) -> tuple[int, ...]:
+    """Return the first number in a dotted name, 3 in `encoder.layer.3.attention.self`, and the same counted from the end."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            layers: Any = model.get_submodule(".".join(parts[:place]))
+            return int(part), int(part) - len(layers)
+    return ()
 
 
 def _explain_refusal(model: nn.Module) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,7 +26,7 @@ from fullrank.core import engine
 from fullrank.core.config import Stage
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
-from fullrank.core.layout import Layout
+from fullrank.core.layout import Layout, measure_distances
 from fullrank.core.stages import (
     KeepHeads,
     Mixing,
@@ -491,17 +491,15 @@ def _read_layout(mask: Tensor) -> Layout | None:
     queries, keys = mask.shape[1:]
     tokens = visible.any(1)
     key_mask = None if bool(tokens.all()) else tokens
-    if torch.equal(visible, tokens[:, None].expand_as(visible)):
-        return Layout.of(queries, keys, causal=False, device=mask.device, key_mask=key_mask)
-    if queries > keys:
-        return None
-    positions = torch.arange(keys, device=mask.device)
-    distance = positions[keys - queries :, None] - positions  # (N, M)
-    farthest = int(distance.masked_fill(~visible.any(0), -1).max())
-    for window in (None, farthest + 1):
-        seen = (distance >= 0) & (distance < (window or keys)) & tokens[:, None]
-        if torch.equal(visible, seen):
-            return Layout.of(queries, keys, causal=True, device=mask.device, key_mask=key_mask, window=window)
+    layouts = [Layout.of(queries, keys, causal=False, device=mask.device, key_mask=key_mask)]
+    if queries <= keys:
+        causal = replace(layouts[0], causal=True)
+        distances = measure_distances(causal.query_positions, causal.key_positions)
+        farthest = int(distances.masked_fill(~visible, 0).max())
+        layouts += [causal, replace(causal, window=farthest + 1)]
+    for layout in layouts:
+        if torch.equal(layout.visible()[:, 0] & tokens[:, None], visible):
+            return layout
     return None
 
 
