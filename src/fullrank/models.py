@@ -187,8 +187,6 @@ class LoadedModel:
     # -- of a kind of models --------------------------------------------------------------------------------------------
 
     _logits: Any
-    _hidden: Any
-    _step: Any
     _trace: Any
     _output_matrix: Any
     _attention_layers: Any
@@ -309,13 +307,7 @@ class TransformersModel(LoadedModel):
         return self.module(ids, **options)
 
     def _logits(self, ids: Tensor) -> Tensor:
-        logits = getattr(self._call(ids), "logits", None)
-        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
-            raise InputError(
-                f"{type(self.module).__name__} gives no logits of a vocabulary; load it with AutoModelForCausalLM or "
-                "AutoModelForMaskedLM"
-            )
-        return logits
+        return logits_in(self._call(ids))
 
     def _hidden(self, ids: Tensor) -> Tensor:
         if self.head is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from fullrank.core.trace import Trace
 from fullrank.hf.configuration import FullRankConfig
 
 State: TypeAlias = Cache | Memory
-Held = TypeVar("Held", Cache, Memory)
 
 
 class StateLayer(CacheLayerMixin):
@@ -46,7 +45,7 @@ class StateLayer(CacheLayerMixin):
         super().__init__()
         self.state: State | None = None
 
-    def state_of(self, kind: type[Held]) -> Held | None:
+    def state_of(self, kind: type[State]) -> Any:
         """Return the state, None at the beginning; InputError if it is that of another kind of model."""
         if self.state is not None and not isinstance(self.state, kind):
             raise InputError(
@@ -140,7 +139,7 @@ def layer_of(past: Any) -> StateLayer | None:
     return layer
 
 
-def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Cache | Memory | None) -> Tensor | None:
+def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: State | None) -> Tensor | None:
     """Cut the mask of new tokens out of an attention mask.
 
     Args:
@@ -246,9 +245,6 @@ class FullRankPreTrainedModel(PreTrainedModel):
             "layer where they are tied; it cannot be replaced"
         )
 
-    def get_output_embeddings(self) -> None:
-        """Return None: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
-
     # -- activation checkpointing -------------------------------------------------------------------------------------
 
     def _set_gradient_checkpointing(
@@ -327,18 +323,16 @@ def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **
     return func(run, *args)
 
 
-def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
-    """Collect the outputs of Hugging Face that a trace holds; None for those that were not asked for.
+def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    """Collect the outputs of Hugging Face that a trace holds.
 
     hidden_states: inputs of the blocks, then the input `last` of the output layer. attentions: mixed attention weights
     (B, H, N, M) of each layer.
     """
-    traced: dict[str, tuple[Tensor, ...] | None] = {"hidden_states": None, "attentions": None}
-    if trace is None:
-        return traced
-    if trace.states is not None:
+    traced: dict[str, tuple[Tensor, ...]] = {}
+    if trace is not None and trace.states is not None:
         traced["hidden_states"] = (*trace.states, last)
-    if trace.weights:
+    if trace is not None and trace.weights:
         if not trace.layers:
             raise InputError("output_attentions: multi-linear attention has no attention weights")
         traced["attentions"] = tuple(layer.mixed for layer in trace.layers)
@@ -480,7 +474,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         trace: Trace | None,
     ) -> Tensor:
         """Compute the input (B, N, E) of the output layer; `layer` then holds the state after these tokens."""
-        state: Cache | Memory | None = None
+        state: State | None = None
         past: dict[str, Any] = {}
         if layer is not None and model.memory_length:
             past["memory"] = state = layer.state_of(Memory)

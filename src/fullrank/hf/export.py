@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import resources
@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader
 from safetensors.torch import save_file
 
 from fullrank import __version__, storage
-from fullrank.comparison.runs import Run, mapping, number, read_run
+from fullrank.comparison.runs import Run, number, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, stage_name
 from fullrank.core.errors import InputError, RunError
@@ -79,7 +79,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     with torch.device("meta"):
         model = kind.model_class(config)
     load_tensors(model, tensors, file, assign=True)  # raises for tensors that do not fit
-    record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
+    record = read_run(folder) if is_run(folder) else None
     with _make_folder(out) as new:
         state = model.state_dict()
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
@@ -207,18 +207,17 @@ def _make_card(
 
     record: the run; None for a model that `model.save` wrote. without_tokenizer: why there is no tokenizer, empty if there is.
     """
-    result = mapping(record.result) if record is not None else {}
+    result = record.result or {} if record else {}
     checkpoints = {"best": "final", "last": "last"}  # by their names in results
-    measured = mapping(result.get(checkpoints.get(checkpoint, "")))
-    figures = {split: mapping(values) for split, values in measured.items() if mapping(values)}
+    figures = result.get(checkpoints.get(checkpoint, ""), {})
     keys: dict[str, None] = {}
     for values in figures.values():
         keys |= dict.fromkeys(key for key, value in values.items() if number(value) is not None)
     remark = NOT_NEXT_TOKEN if config.sees_future else None
     if kind.objective == "masked":
         remark = MASKED_TOKEN
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(loader=PackageLoader("fullrank.hf"), **options)
+    loader = PackageLoader("fullrank.hf")
+    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     # each string on one line, so that no text ends the block of code
     write_yaml = partial(format_yaml, width=float("inf"))
     environment.filters |= {"show": format_setting, "yaml": write_yaml}
@@ -236,17 +235,15 @@ def _make_card(
         header=data.to_yaml(),
         figures=figures,
         keys=list(keys),
-        corpus=mapping(result.get("corpus")),
+        corpus=result.get("corpus", {}),
         remark=remark,
-        training={} if record is None else _training_facts(record, result),
+        training=record and _list_training_facts(record),
     )
 
 
-def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
-    """Read facts of the training from `result.json`; of a recipe the name, and no path of a machine."""
-    facts: dict[str, object] = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
-    for key in ("row", "scale"):
-        facts[key] = record.get(key)
-    for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment"):
-        facts[key] = result.get(key)
+def _list_training_facts(record: Run) -> dict[str, object]:
+    """List facts of the training; of a recipe the name, and no path of a machine."""
+    keys = ("row", "scale", "parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment")
+    facts = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
+    facts |= {key: record.get(key) for key in keys}
     return {key: value for key, value in facts.items() if value not in (None, "", {})}

@@ -185,13 +185,11 @@ def _refuse_peft(model: nn.Module) -> None:
 
 def _copy_configs(model: nn.Module) -> None:
     """Give a model configurations of its own."""
-    configs = _configs(model)
-    copied = copy.deepcopy(configs)
-    copies = dict(zip(map(id, configs), copied, strict=True))
+    copies: dict[int, Any] = {}
     for module in model.modules():
         for name, value in vars(module).items():
-            if id(value) in copies:
-                vars(module)[name] = copies[id(value)]
+            if hasattr(value, "_attn_implementation"):
+                vars(module)[name] = copy.deepcopy(value, copies)
 
 
 def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float) -> Injected:

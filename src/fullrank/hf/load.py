@@ -157,7 +157,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     settings = read_injected_settings(config)
     if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
-    kind = _choose_class(cls, config)
+    kind: Any = _choose_class(cls, config)
     arguments = arguments_of(settings)
     forget_injection(config)  # `inject` will write the settings again
 

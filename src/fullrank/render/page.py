@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -34,9 +33,14 @@ def write_page(page: Page, path: Path) -> Path:
 
 @functools.cache
 def _environment() -> Environment:
-    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    loader = PackageLoader("fullrank.render")
-    environment = Environment(loader=loader, undefined=StrictUndefined, finalize=_clean, **options)
+    environment = Environment(
+        loader=PackageLoader("fullrank.render"),
+        undefined=StrictUndefined,
+        finalize=_clean,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.globals["address"] = _address
     return environment
