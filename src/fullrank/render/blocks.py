@@ -48,13 +48,11 @@ class Grid:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Headings above columns, with the number of neighbouring columns that share each; empty if there are none."""
+        """Headings above columns, empty or not, with the number of neighbouring columns that share each."""
         spans = []
         for name, shared in groupby(self.headings, key=lambda heading: heading.group):
             spans.append((name, len(list(shared))))
-        if any(name for name, _ in spans):
-            return spans
-        return []
+        return spans
 
 
 @dataclass(frozen=True)
@@ -204,13 +202,7 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
         value = record.labels[label]
         measure = table.measure or record.measure
         heading = f"{label} {format_label(value)}"
-        columns[value] = Column(
-            measure,
-            heading,
-            {label: value},
-            table.format,
-            interval=False,
-        )
+        columns[value] = Column(measure, heading, {label: value}, table.format, interval=False)
     return list(columns.values())
 
 
@@ -279,13 +271,9 @@ def format_value(value: float | None, spec: str = "") -> str:
     """
     if value is None or math.isnan(value):
         return "-"
-    if spec.endswith("d") and math.isfinite(value):
-        value = round(value)
-    elif spec.endswith("d"):
-        spec = "f"
     if not spec:
-        is_whole = float(value).is_integer() and abs(value) < 1e15
-        spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"
+        spec = ",d" if float(value).is_integer() or abs(value) >= 1e4 else ".4g"
+    spec = spec.replace("d", ".0f")  # of a float, or infinity
     text = f"{value:{spec}}"
     if spec[-1] in "eg":
         return text

@@ -6,8 +6,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +132,8 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
     return svg.strip()
 
 
-@contextmanager
-def _style(salt: str = "fullrank") -> Iterator[None]:
-    with matplotlib.style.context([_STYLE, {"svg.hashsalt": salt}], after_reset=True):
-        yield
+def _style(salt: str = "fullrank") -> AbstractContextManager[None]:
+    return matplotlib.style.context([_STYLE, {"svg.hashsalt": salt}], after_reset=True)
 
 
 def _to_bytes(figure: Figure, kind: str) -> bytes:
@@ -185,25 +183,19 @@ def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figur
 
 def find_points(plot: Plot, records: Records) -> list[Record]:
     """Find the records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
-    if isinstance(plot, HeatMap):
-        labels = {plot.x, plot.y}
-    else:
-        labels = {plot.x}
     points = []
     for record in records:
-        is_measured = is_finite(record.value) and _is_measured(plot, record.measure)
-        is_placed = labels <= record.labels.keys() and record.has(plot.where)
-        if is_measured and is_placed:
+        if is_finite(record.value) and record.has(plot.where) and _is_placed(plot, record):
             points.append(record)
     return points
 
 
-def _is_measured(plot: Plot, measure: str) -> bool:
+def _is_placed(plot: Plot, record: Record) -> bool:
     if isinstance(plot, HeatMap):
-        return measure == plot.measure
-    if plot.y != "value":
-        return measure == plot.y
-    return measure not in [mark for _, mark in plot.marks]
+        return record.measure == plot.measure and {plot.x, plot.y} <= record.labels.keys()
+    marks = [mark for _, mark in plot.marks]
+    is_measured = record.measure not in marks if plot.y == "value" else record.measure == plot.y
+    return is_measured and plot.x in record.labels
 
 
 def clean_text(text: str) -> str:
@@ -312,10 +304,7 @@ def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray
     shared, _ = curves[0]
     shared = shared[(shared >= first) & (shared <= last)]
     spanned = np.stack([np.interp(shared, xs, ys) for xs, ys in curves])
-    if len(curves) > 1:
-        deviation = spanned.std(0, ddof=1)
-    else:
-        deviation = np.zeros(len(shared))
+    deviation = spanned.std(0, ddof=min(1, len(curves) - 1))
     return shared, spanned.mean(0), deviation
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -90,26 +89,20 @@ def _measure_width(table: Table, console: Console) -> int:
 
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
-    title = None
-    if grid.title:
-        title = Text(grid.title)
     table = Table(
-        title=title,
+        title=Text(grid.title),
         title_justify="left",
         title_style="",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    table.pad_edge = False
-    table.padding = (0, 1, 0, 0)
     headings = [_heading_lines(grid.headings[index]) for index in columns]
     tallest = max(map(len, headings), default=0)
     for index, lines in zip(columns, headings, strict=True):
         above = [""] * (tallest - len(lines))  # headings stand at the bottom, cells at the top
-        justify: Literal["left", "right"] = "right"
-        if grid.headings[index].left:
-            justify = "left"
         heading = Text("\n".join(above + lines))
-        table.add_column(heading, justify=justify, no_wrap=True)
+        table.add_column(heading, justify="left" if grid.headings[index].left else "right", no_wrap=True)
     for row in grid.rows:
         cells = [_write_cell(row[index]) for index in columns]
         table.add_row(*cells)
