@@ -1,6 +1,6 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
-from fullrank.analysis.heads import Heads, ablate, heads
+from fullrank.analysis.heads import Heads, heads
 from fullrank.analysis.mixing import mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, gradient_share, rank
 from fullrank.analysis.spectrum import Spectrum, spectrum
@@ -10,7 +10,6 @@ __all__ = [
     "LogProbRank",
     "OutputLayer",
     "Spectrum",
-    "ablate",
     "gradient_share",
     "heads",
     "mixing",

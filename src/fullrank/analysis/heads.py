@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace
@@ -24,7 +23,6 @@ from fullrank.text import Text, rows_of
 
 MASKED_SHARE = 0.15  # of the tokens of a text, where masked ones are predicted
 _AT_ONCE = 1024  # tokens that a model reads in one pass
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,33 +123,17 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     loaded.require({"attention", "logits"}, "heads")
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
-    nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
+    attention = loaded.attention_layers
+    ablated = open_model(attention.module)
+    nll = _nll(ablated, batches)
     layers = []
-    for of_layer, alike in zip(without, similarities, strict=True):
-        layers.append(_compare(nll, np.stack(of_layer), alike))
-    length = texts[0].shape[1]
-    weights = loaded.attention_layers.weights
-    return Heads(tuple(layers), nll, objective, length, weights)
-
-
-def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
-    """Measure any figure of a model, such as a task's metric, with all heads and without each head.
-
-    measure is called with the model, or with a copy of it that can be ablated, in evaluation mode and without
-    gradients.
-    Returns the figure with all heads, and by layer those without each head.
-    """
-    layers = open_model(model).attention_layers
-    without = []
-    with evaluating(layers.module):
-        unablated = measure(layers.module)
-        for stage in layers.stages:
-            of_layer: list[Result] = []
-            for head in range(stage.size.num_heads):
-                with ablate_head(stage.mix, head):
-                    of_layer.append(measure(layers.module))
-            without.append(of_layer)
-    return unablated, without
+    for stage, similarity in zip(attention.stages, similarities, strict=True):
+        without = []
+        for head in range(stage.size.num_heads):
+            with ablate_head(stage.mix, head):
+                without.append(_nll(ablated, batches))
+        layers.append(_compare(nll, np.stack(without), similarity))
+    return Heads(tuple(layers), nll, objective, texts[0].shape[1], attention.weights)
 
 
 def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:

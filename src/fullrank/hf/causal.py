@@ -24,7 +24,6 @@ from fullrank.core.model import LossParts, ModelOutput, Pass
 from fullrank.core.output import IGNORED, Output, scale_tokens, weigh_losses
 from fullrank.core.trace import Trace
 from fullrank.data.tokenizers import PretrainedTokenizer
-from fullrank.decoding import sample
 from fullrank.files import write_json
 from fullrank.forward import cache_argument, read_arguments
 from fullrank.hf import load
@@ -44,8 +43,8 @@ class Logits(Output):
         return hidden.to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        nll = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        log_prob = self.log_prob(hidden).flatten(0, -2)
+        nll = F.nll_loss(log_prob, targets.flatten(), reduction="none", ignore_index=IGNORED)
         return nll.view(targets.shape)
 
     def loss(
@@ -155,20 +154,6 @@ class CausalModel(nn.Module):
             logits = self.hidden(input_ids).hidden
         logits = logits[:, input_ids.shape[1] - targets.shape[1] :]
         return LossParts(*self.output.loss(logits, targets, weights, label_smoothing))
-
-    def generate(self, input_ids: Tensor, max_new_tokens: int = 100, **drawing: Any) -> Tensor:
-        """Continue texts.
-
-        Args:
-            input_ids: beginnings (B, N).
-            max_new_tokens: the most tokens that are written after each.
-            **drawing: other options of `decoding.sample`.
-
-        Returns:
-            Ids (B, N + new): the beginnings and what the model writes after them.
-        """
-        new = sample(self, input_ids, max_new_tokens=max_new_tokens, window=self.max_length, **drawing).ids
-        return torch.cat((input_ids, new), dim=1)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache()
