@@ -252,9 +252,10 @@ def _find_stages(module: nn.Module) -> Injected | None:
 
 
 def _is_plain(rules: EagerRules, call: Call) -> bool:
-    """Return whether a call is scaled dot-product attention, so that others than the model's own function may compute it."""
+    """Return whether a call is scaled dot-product attention, which an engine may compute; of one query none is faster."""
     return (
         rules.plain
+        and call.query.shape[2] > 1
         and call.scaling is not None
         and kernels.get_forced() != "reference"
         and call.query.dtype == call.key.dtype == call.value.dtype
@@ -265,25 +266,15 @@ def _is_plain(rules: EagerRules, call: Call) -> bool:
 
 
 def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tensor | None:
-    """Compute scaled dot-product attention (B, H, N, D) by an engine, for one query in few operations; None: none can."""
-    query = call.query
+    """Compute scaled dot-product attention (B, H, N, D) by an engine; None: none can."""
     normalize = injected.normalize
-    scaling = cast(float, call.scaling)
-    if query.shape[2] > 1:
-        layout = layout_of(call.mask, query, call.key)
-        if layout is None or normalize.reason is not None:
-            return None
-        keys, values = call.repeat(call.key), call.repeat(call.value)
-        problem = Problem(query, keys, values, mixing, None, layout, scaling, normalize.engine, call.dropout_now)
-        return engine.load().attend(problem)
-    if call.module.training or type(normalize) is not Softmax:
+    layout = layout_of(call.mask, call.query, call.key)
+    if layout is None or normalize.reason is not None:
         return None
-    scores = query @ call.repeat(call.key).mT * scaling  # in decoding each operation costs more than its numbers
-    if call.mask is not None:
-        scores = scores + call.mask
-    dtype = None if query.dtype == torch.float64 else torch.float32
-    weights = torch.softmax(scores, -1, dtype=dtype).to(query.dtype)
-    return mix_heads(weights, mixing) @ call.repeat(call.value)
+    keys, values = call.repeat(call.key), call.repeat(call.value)
+    scaling = cast(float, call.scaling)
+    problem = Problem(call.query, keys, values, mixing, None, layout, scaling, normalize.engine, call.dropout_now)
+    return engine.load().attend(problem)
 
 
 def _weights_wanted(call: Call) -> bool:
