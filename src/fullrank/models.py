@@ -192,18 +192,10 @@ class LoadedModel:
     _attention_layers: Any
 
     def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        logits = self._logits(ids)
-        counts = targets != IGNORED
+        logits = self._logits(ids).flatten(0, 1)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        nll = F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none")
-        return _spread(nll, counts), None
-
-
-def _spread(values: Tensor, counts: Tensor) -> Tensor:
-    """Spread values (T,) over the places (B, N) that count, with 0 elsewhere."""
-    spread = values.new_zeros(counts.shape)
-    spread[counts] = values
-    return spread
+        nll = F.cross_entropy(logits.to(wide), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        return nll.view(targets.shape), None
 
 
 class OwnModel(LoadedModel):
@@ -245,7 +237,7 @@ class OwnModel(LoadedModel):
         hidden, memory = self._run(ids, memory)
         counts = targets != IGNORED
         nll = self.fullrank_model.output.nll(hidden[counts][None], targets[counts][None])
-        return _spread(nll[0], counts), memory
+        return nll.new_zeros(counts.shape).masked_scatter(counts, nll), memory
 
     def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         reader: Any = reader_of(self.fullrank_model)

@@ -363,7 +363,7 @@ def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
 
 
 def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
-    """Compare the means of two rows, with a 95 % interval over seeds.
+    """Compare the means of two rows of a group, with a 95 % interval over seeds.
 
     The difference is a share of the baseline's mean, of scores in points. The interval is paired (Student) for the same
     seeds, else Welch's. It is None where either side has one seed, and where nothing scatters.
@@ -375,11 +375,11 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
         split: `valid` or `test`; of fine-tuning such as `dev`.
 
     Returns:
-        Difference with its interval; None for rows without figures, or of different texts.
+        Difference with its interval; None for rows without figures.
     """
     before = base.values(measure, split)
     after = row.values(measure, split)
-    if not after or not before or row.text != base.text:
+    if not after or not before:
         return None
     base_figures = list(before.values())
     figures = list(after.values())
@@ -427,18 +427,19 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
     """Yield means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
-    samples: dict[tuple[Any, ...], list[Record]] = {}
+    measures: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
     for record in records:
-        of_row = [item for item in record.labels.items() if item[0] not in ("run", "seed")]
-        samples.setdefault((record.measure, *of_row), []).append(record)
-    for (measure, *labels), sample in samples.items():
-        values = [record.value for record in sample if record.value is not None]
-        first = sample[0]
-        mean = statistics.fmean(values)
-        yield Record(dict(labels), f"{measure}_mean", mean, first.unit, protocol=first.protocol)
-        yield Record(dict(labels), f"{measure}_seeds", len(values))
-        if len(values) > 1:
-            yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
+        labels = tuple(item for item in record.labels.items() if item[0] not in ("run", "seed"))
+        measures.setdefault(record.measure, {}).setdefault(labels, []).append(record)
+    for measure, samples in measures.items():
+        for labels, sample in samples.items():
+            values = [record.value for record in sample if record.value is not None]
+            first = sample[0]
+            mean = statistics.fmean(values)
+            yield Record(dict(labels), f"{measure}_mean", mean, first.unit, protocol=first.protocol)
+            yield Record(dict(labels), f"{measure}_seeds", len(values))
+            if len(values) > 1:
+                yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
 
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
@@ -469,5 +470,5 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
                 yield Record(of_split, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
             difference = compare_rows(row, base, measure, split) if base else None
-            if base and difference:
+            if difference:
                 yield difference

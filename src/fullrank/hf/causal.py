@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from fullrank.config.finetune import AdapterConfig, PretrainedConfig, TextFinetuneConfig
+from fullrank.config.finetune import AdapterConfig, PretrainedConfig
 from fullrank.config.load import build_any, read_yaml
 from fullrank.core.embedding import Linear, linear
 from fullrank.core.errors import InputError
@@ -209,12 +209,10 @@ class CausalModel(nn.Module):
     def load(cls, folder: str | Path, checkpoint: str = "best") -> CausalModel:
         """Load a checkpoint of a run of fine-tuning on a text, in evaluation mode.
 
-        Raises InputError if the folder is another kind of run, has no such checkpoint, or is damaged.
+        Raises InputError if the folder has no such checkpoint, or is damaged.
         """
         folder = Path(folder)
-        config = build_any(read_yaml(folder / "config.yaml"))
-        if not isinstance(config, TextFinetuneConfig):
-            raise InputError(f"{folder}: no run of fine-tuning on a text")
+        config: Any = build_any(read_yaml(folder / "config.yaml"))
         weights = folder / "checkpoints" / checkpoint
         if not weights.is_dir():
             names = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*/"))

@@ -65,11 +65,6 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out}: not empty, and nothing there is overwritten; give another folder or remove it")
-    if (folder / storage.HUGGING_FACE).is_file() and not (folder / storage.CONFIG).is_file():
-        raise InputError(
-            f"{folder}: already a folder of Hugging Face; it loads with transformers as it is, or with "
-            "fullrank.load_injected where attention was injected"
-        )
     file, config = storage.find(folder, checkpoint)
     tensors = storage.read(file)
     kind = KINDS.get(storage.kind_of(tensors))

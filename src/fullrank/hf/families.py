@@ -17,7 +17,7 @@ from fullrank.core.stages import HeadSize
 _QUERIES = ("q_b_proj", "q_proj", "query", "linear_q", "q", "q_lin", "q_attn")
 _FUSED = ("qkv", "Wqkv", "qkv_proj", "c_attn")
 # classes with another layout: the submodule, and the number of its blocks (None: H); None gets the queries as they are
-_LAYOUTS: dict[str, tuple[str | None, int | None]] = {
+LAYOUTS: dict[str, tuple[str | None, int | None]] = {
     "GPTNeoXAttention": ("query_key_value", None),
     "PersimmonAttention": ("query_key_value", None),
     "CodeGenAttention": ("qkv_proj", 4),
@@ -98,7 +98,7 @@ def is_attention(module: nn.Module) -> bool:
     file = _file_of(module)
     has_interface = hasattr(file, "ALL_ATTENTION_FUNCTIONS") and hasattr(file, "eager_attention_forward")
     is_named = "Attention" in kind.__name__ or kind.__name__ == "LongcatFlashMLA"
-    has_queries = kind.__name__ in _LAYOUTS or find_projection(module)[0] is not None
+    has_queries = kind.__name__ in LAYOUTS or find_projection(module)[0] is not None
     return is_named and has_queries and has_interface
 
 
@@ -108,7 +108,7 @@ def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
     Without such a submodule (None) the attention function gets the projected queries as they are.
     """
     name = _computing_class(module).__name__
-    if layout := _described.get(name) or _LAYOUTS.get(name):
+    if layout := _described.get(name) or LAYOUTS.get(name):
         return layout
     for names, blocks in ((_QUERIES, None), (_FUSED, 1)):
         for name in names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,14 @@ from fullrank.core.embedding import Linear
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
 from fullrank.core.output import Latents, Output
-from fullrank.hf.families import attention_modules, choose_modules, describe_classes, find_projection, unknown_modules
+from fullrank.hf.families import (
+    LAYOUTS,
+    attention_modules,
+    choose_modules,
+    describe_classes,
+    find_projection,
+    unknown_modules,
+)
 from fullrank.hf.interface import FORMER, MIXED, Injected, drop_hooks, hand_over, let_go, prepare
 from fullrank.training import optimizer
 
@@ -99,11 +106,16 @@ def inject(
         attach_mixture(find_vocabulary_layer(model), mixture)
         model.register_forward_pre_hook(check_mixture)
     for name, injected in stages.items():
-        _attach_stages(chosen[name], injected)
+        module = chosen[name]
+        module.fullrank = injected
+        module.register_forward_pre_hook(prepare)
+        if injected.projection is not None:
+            module.register_forward_hook(let_go)
     _copy_configs(model)
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     if attends:
         _attend_by_stages(model)
+    projected = [find_projection(module)[0] or type(module).__name__ in LAYOUTS for module in chosen.values()]
     settings = {
         "mix": mix,
         "normalize": normalize,
@@ -111,7 +123,7 @@ def inject(
         "layers": None if layers is None else list(layers),
         "output": mixture,
         "interface": {name: {**fields} for name, fields in interface.items()} or None,
-        "query": _name_query(chosen.values(), interface),
+        "query": "projected" if all(projected) else "given",
     }
     for config in _configs(model):
         config.fullrank = settings
@@ -137,27 +149,6 @@ def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: f
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
-
-
-def _attach_stages(module: nn.Module, stages: Injected) -> None:
-    """Put the stages into a module of attention, with the hooks by which they get its query."""
-    module.fullrank = stages
-    module.register_forward_pre_hook(prepare)
-    if stages.projection is not None:
-        module.register_forward_hook(let_go)
-
-
-def _name_query(modules: Iterable[nn.Module], interface: Mapping[str, Any]) -> str:
-    """Name the query that mixing reads, "projected" or "given" (the one that the attention function gets).
-
-    With classes that are not transformers' own it is the projected one only where that is found in all of them.
-    """
-    foreign = [
-        module
-        for module in modules
-        if type(module).__name__ in interface or not type(module).__module__.startswith("transformers.")
-    ]
-    return "projected" if all(find_projection(module)[0] for module in foreign) else "given"
 
 
 def _warn_of_unknown_modules(model: nn.Module) -> None:
@@ -272,9 +263,7 @@ def find_weighted_modules(model: Any) -> dict[str, Any]:
 
 
 def settings_of(model: Any) -> dict[str, Any]:
-    """Return the arguments with which `inject` was called on a model; InputError where it was not."""
-    if not is_injected(model):
-        raise InputError(f"{type(model).__name__}: nothing was injected into it; call fullrank.inject first")
+    """Return the arguments with which `inject` was called on a model."""
     return arguments_of(model.config.fullrank)
 
 
@@ -290,10 +279,11 @@ def remove(model: Any) -> Any:
     softmaxes, are lost. The vocabulary layer is one softmax again, and the implementation of attention that of before.
     Raises InputError if nothing was injected; then nothing is changed.
     """
-    if not is_injected(model):
-        raise InputError(f"{type(model).__name__}: nothing was injected into it")
     if _FORMERS not in vars(model):
-        raise InputError(f"{type(model).__name__}: only a part of an injected model; remove it from the whole one")
+        raise InputError(
+            f"{type(model).__name__}: nothing was injected into it, or it is only a part of an injected model; remove it from "
+            "the whole one"
+        )
     if head := find_mixture_head(model):
         del head.fullrank
         head.__class__ = nn.Linear  # type: ignore[assignment]
