@@ -46,7 +46,7 @@ def test_a_unit_that_the_group_names_is_not_said_again(group, line):
 
 
 @pytest.mark.parametrize(("value", "spec", "text"), [
-    (1234567, "", "1,234,567"), (0.123456, "", "0.1235"), (None, "", "-"), (-1.5, "+.1f", "−1.5"),
+    (1234567, "", "1,234,567"), (0.123456, "", "0.1235"), (None, "", "-"), (-1.5, "+.1f", "−1.5"), (-0.5, "", "−0.5"),
     (2.6, ",d", "3"), (math.inf, ",d", "inf"), (-math.inf, "+.2f", "−inf"),
 ])  # fmt: skip
 def test_values_as_text(value, spec, text):

@@ -202,7 +202,13 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
         value = record.labels[label]
         measure = table.measure or record.measure
         heading = f"{label} {format_label(value)}"
-        columns[value] = Column(measure, heading, {label: value}, table.format, interval=False)
+        columns[value] = Column(
+            measure,
+            heading,
+            {label: value},
+            table.format,
+            interval=False,
+        )
     return list(columns.values())
 
 
@@ -275,9 +281,7 @@ def format_value(value: float | None, spec: str = "") -> str:
         spec = ",d" if float(value).is_integer() or abs(value) >= 1e4 else ".4g"
     spec = spec.replace("d", ".0f")  # of a float, or infinity
     text = f"{value:{spec}}"
-    if spec[-1] in "eg":
-        return text
-    return text.replace("-", MINUS)
+    return MINUS + text[1:] if text.startswith("-") else text  # an exponent has a hyphen
 
 
 def format_short(value: float) -> str:

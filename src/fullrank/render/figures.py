@@ -91,22 +91,9 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> byte
     """
     with _style():
         figure = draw_plot(plot, records)
-        figure.suptitle(
-            clean_text(plot.title),
-            x=0.02,
-            ha="left",
-            color=INK,
-            fontweight="bold",
-            fontsize=12,
-        )
+        figure.suptitle(clean_text(plot.title), x=0.02, ha="left")
         if plot.subtitle:
-            figure.supxlabel(
-                clean_text(plot.subtitle),
-                x=0.02,
-                ha="left",
-                color=MUTED,
-                fontsize=8,
-            )
+            figure.supxlabel(clean_text(plot.subtitle), x=0.02, ha="left", color=MUTED)
         return _to_bytes(figure, kind)
 
 
@@ -137,11 +124,8 @@ def _style(salt: str = "fullrank") -> AbstractContextManager[None]:
 
 
 def _to_bytes(figure: Figure, kind: str) -> bytes:
-    background = "none"
-    metadata: dict[str, str | None] = {"Date": None, "Creator": "fullrank"}
-    if kind == "png":
-        background = "white"
-        metadata = {"Software": "fullrank"}
+    background = "none" if kind == "svg" else "white"
+    metadata = {"Date": None, "Creator": "fullrank"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
@@ -257,7 +241,7 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
 
 
 def _set_scales(axes: Axes, plot: Lines) -> None:
-    axes.grid(True, axis="y", linewidth=0.8)
+    axes.grid(axis="y")
     is_log = plot.y_scale == "log" and axes.dataLim.y1 > 0  # without a positive value nothing could be drawn
     axes.set_yscale("log" if is_log else "linear")
     for scale in (axes.xaxis, axes.yaxis):
@@ -279,7 +263,6 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
         mean,
         color=color,
         marker=marker,
-        markersize=4,
         label=name or None,
     )
     if deviation.any():
