@@ -306,8 +306,7 @@ class TransformersModel(LoadedModel):
             hidden = getattr(self._call(ids), "last_hidden_state", None)
         else:
             inputs: list[Any] = [None]
-            handle = self.head.register_forward_pre_hook(lambda _module, arguments: inputs.append(arguments[0]))
-            with handle:
+            with self.head.register_forward_pre_hook(lambda _module, arguments: inputs.append(arguments[0])):
                 self._call(ids)
             hidden = inputs[-1]
         if hidden is None or hidden.shape[:2] != ids.shape:

@@ -406,12 +406,10 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     seen: list[Tensor] = []
     hook = head.register_forward_hook(lambda _, __, logits: seen.append(logits))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with hook, torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True).get("logits")
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name}: output is for models that predict tokens from input_ids alone ({error})") from error
-    finally:
-        hook.remove()
     if not seen or logits is None or not torch.equal(logits.to(seen[0]), seen[0]):
         raise InputError(
             f"{name}: it changes its logits after the vocabulary layer (a soft-cap, a scale); a mixture of softmaxes cannot "

@@ -239,16 +239,15 @@ def drop_hooks(module: nn.Module, *functions: Any) -> None:
             del hooks[key]
 
 
-def _find_stages(module: nn.Module) -> Injected | None:
+def _find_stages(module: nn.Module) -> Any:
     """Find the stages of a module, None for a layer without any; InputError where a whole model has none."""
-    stages: Any = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
+    stages = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
     if stages is None and FORMER not in vars(module):
         raise InputError(
             f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
             "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
         )
-    injected: Injected | None = stages
-    return injected
+    return stages
 
 
 def _is_plain(rules: EagerRules, call: Call) -> bool:
