@@ -54,6 +54,14 @@ def logits_in(out: Any) -> Tensor:
     return out
 
 
+def check_ids(ids: Any) -> None:
+    """Raise InputError unless token ids are a matrix (B, N) of whole numbers."""
+    if not isinstance(ids, Tensor):
+        raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
+    if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
+        raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
+
+
 def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path, *, assign: bool = False) -> None:
     """Load tensors into a module.
 

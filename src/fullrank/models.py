@@ -23,11 +23,10 @@ from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
 from fullrank.data.prepared import load_language, load_tokenizer
 from fullrank.decoding import reader_of
-from fullrank.forward import cache_argument, logits_in, read_arguments
+from fullrank.forward import cache_argument, check_ids, logits_in, read_arguments
 from fullrank.names import Kind, model_kind
 from fullrank.plugins import import_function
 from fullrank.records import CAPABILITIES
-from fullrank.text import check_ids
 from fullrank.training.device import choose_device
 
 SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder

@@ -16,6 +16,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.language import Language
 from fullrank.data.tokenizers import Tokenizer
 from fullrank.files import Section, lines, read_pieces
+from fullrank.forward import check_ids
 
 if TYPE_CHECKING:
     from fullrank.models import LoadedModel
@@ -185,14 +186,6 @@ def choose_length(model: LoadedModel, segment_length: int | None, usual: int = S
             f"--segment-length: {segment_length}, but {model.name} reads at most {longest} tokens; shorten it"
         )
     return segment_length
-
-
-def check_ids(ids: Any) -> None:
-    """Raise InputError unless token ids are a matrix (B, N) of whole numbers."""
-    if not isinstance(ids, Tensor):
-        raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
-    if ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-        raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
 
 
 def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:

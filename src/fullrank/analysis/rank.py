@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.output import IGNORED
+from fullrank.forward import check_ids
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
-from fullrank.text import Text, check_ids
+from fullrank.text import Text
 
 _CHUNK = 1 << 23  # numbers of the gradient that are held at a time
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at, no fewer words than contexts
