@@ -89,6 +89,14 @@ def test_the_whole_graph_of_a_model_of_documents():
         assert torch.allclose(compiled(ids).logits, model(ids).logits, atol=1e-6)
 
 
+def test_an_exported_model_reads_texts_of_other_lengths():
+    model = find_mixed("dot_product").but("output", "softmax").moved().eval()
+    length = torch.export.Dim("length", min=2, max=16)
+    exported = torch.export.export(model, (combinations.tokens(),), dynamic_shapes=({1: length},)).module()
+    ids = combinations.tokens(seed=6)[:, :4]
+    torch.testing.assert_close(exported(ids).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize(
     "score", [pytest.param(s, marks=() if s == "relative" else pytest.mark.full) for s in combinations.slots()["score"]]
 )

@@ -36,6 +36,9 @@ class ModelOutput:
     cache: Any = None
 
 
+torch.export.register_dataclass(ModelOutput)  # torch.export and torch.func.vmap return one
+
+
 class Pass(NamedTuple):
     """Result of a pass through all layers: the input of the output layer (B, N, E), memory and cache of the next call."""
 
