@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fullrank.core.errors import InputError
 from fullrank.data.language import Language
-from fullrank.data.tokenizers import Tokenizer
+from fullrank.data.tokenizers import Tokenizer, cut_lines
 from fullrank.files import Section, lines, read_pieces
 from fullrank.forward import check_ids
 
@@ -26,7 +25,6 @@ SEGMENT_LENGTH = 128  # where nothing else says
 _BATCH_TOKENS = 1024  # that a model reads in one pass
 _BATCH_LOGITS = 1 << 25  # that it makes in one pass
 _PIECE = 1 << 16  # token ids
-_CHARACTERS = 1 << 14  # that a tokenizer of transformers is given at a time
 
 
 @dataclass(frozen=True)
@@ -83,17 +81,14 @@ class Text:
         return replace(self, segment_length=segment_length)
 
     def __iter__(self) -> Iterator[Tensor]:
-        left = self.count
-        empty = True
+        rows = 0
         for batch in self.segments():
-            if batch.shape[1] != self.segment_length or left == 0:
+            if batch.shape[1] != self.segment_length or rows == self.count:
                 break
-            batch = batch[:left]
-            if left is not None:
-                left -= len(batch)
-            empty = False
+            batch = batch if self.count is None else batch[: self.count - rows]
+            rows += len(batch)
             yield batch
-        if empty and self.count != 0:
+        if rows == 0 and self.count != 0:
             raise InputError(
                 f"{self.name}: no text to read, as it has fewer than {self.segment_length} tokens; give a longer --text"
             )
@@ -223,12 +218,6 @@ def _encode_sentences(language: Language, path: Path) -> Iterator[Sequence[int]]
 
 def _encode_lines(tokenizer: Any, path: Path) -> Iterator[Sequence[int]]:
     """Yield ids by a tokenizer of transformers, some lines at a time, without special tokens."""
-    waiting = ""
     for piece in read_pieces(Section(path), exact=False, key=_KEY):
-        for line in io.StringIO(piece.text, newline="\n"):
-            waiting += line
-            if len(waiting) >= _CHARACTERS:
-                yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
-                waiting = ""
-    if waiting:
-        yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+        for lines_of_piece in cut_lines(piece.text):
+            yield tokenizer(lines_of_piece, add_special_tokens=False, verbose=False).input_ids

@@ -1,6 +1,7 @@
 """Tokenizers: ids, order, round trips, files."""
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +14,7 @@ from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_tokenizer, prepare, tokenizers
 from fullrank.data.tokenizers import build_bytes, build_characters, build_words, rank_entries, train_bpe
+from fullrank.text import _encode_lines
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 EMPTY = ["<unk>", "\n"]
@@ -106,12 +108,18 @@ def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
         assert theirs.decode(ids) == tokenizer.decode(ids)
 
 
-def test_a_pretrained_tokenizer_cuts_a_text_where_no_token_goes_over():
+def test_a_pretrained_tokenizer_cuts_a_text_where_no_token_goes_over(tmp_path):
     """By the rules of GPT-2 two line ends are one token only at the end of a text."""
+    from transformers import PreTrainedTokenizerFast
+
     rules = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend = tokenizers.train_byte_bpe(["end\n\n"] * 2, 300, rules, ["<s>"])
-    text = "end\n\n" * 9000
-    assert tokenizers.PretrainedTokenizer(backend, start="<s>", eos=None).encode(text) == backend.encode(text).ids
+    text = "an end\n\n" * 9000
+    ids = backend.encode(text).ids
+    assert tokenizers.PretrainedTokenizer(backend, start="<s>", eos=None).encode(text) == ids
+    (tmp_path / "text").write_text(text)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert [*itertools.chain(*_encode_lines(theirs, tmp_path / "text"))] == ids
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,30 +59,31 @@ class Tokenizer:
         self.backend = backend
         self.kind = kind
         self.options = options
-        self.lowercase: bool = options["lowercase"]
-        ids = backend.get_vocab(with_added_tokens=False)
-        self.entries = sorted(ids, key=ids.__getitem__)
-        self._ids = {
-            entry: ids[entry] for entry in self.entries
-        }  # frequent words side by side: looked up a third faster
-        start = LINE_END if LINE_END in self._ids else byte_signs()[ord(LINE_END)]
-        self.start_id = self._ids[start]
-        self.eos_id = None if kind in ("character", "byte") else self.start_id
-        self.unk_id = self._ids.get(UNK)
-        self.sos_id = self._ids[SOS] if options.get("sos") else None
+        self.lowercase: bool = options.get("lowercase", False)
+        ids = backend.get_vocab(with_added_tokens=kind == "pretrained")
+        names = {number: entry for entry, number in ids.items()}
+        self.entries = [names.get(number, "") for number in range(max(names) + 1)]
+        # frequent words side by side: looked up a third faster
+        self._ids = {entry: number for number, entry in enumerate(self.entries)}
+        line_end = LINE_END if LINE_END in ids else byte_signs()[ord(LINE_END)]
+        self.start_id = ids[options.get("start", line_end)]
+        eos = options.get("eos", None if kind in ("character", "byte") else line_end)
+        self.eos_id = None if eos is None else ids[eos]
+        self.unk_id = ids.get(UNK)
+        self.sos_id = ids[SOS] if options.get("sos") else None
         self.fingerprint = self._compute_fingerprint()
 
     def _compute_fingerprint(self) -> str:
-        """Compute the sha256 of the entries in their order; of BPE and of languages, of all that ids depend on."""
-        if self.kind not in ("word", "character", "byte") or "name" in self.options:
-            options = sorted(self.options.items())
-            entries = [str(options), self.backend.to_str()]
-        elif self.kind == "word":
+        """Compute the sha256 of the entries in their order; of BPE and unigram models, of all that ids depend on."""
+        if self.kind == "word":
             entries = ["<eos>" if entry == LINE_END else entry for entry in self.entries]
         elif self.kind == "character":
             entries = self.entries
-        else:
+        elif self.kind == "byte":
             entries = []
+        else:
+            options = sorted(self.options.items())
+            entries = [str(options), self.backend.to_str()]
         content = "\0".join((self.kind, *entries))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -146,19 +147,14 @@ class Tokenizer:
         if len(ids) and (min(ids) < 0 or max(ids) >= size):
             bad = next(i for i in ids if not 0 <= i < size)
             raise InputError(f"token id {bad} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
-        text = self.backend.decode(ids, skip_special_tokens=False)
-        return str(text)
+        return self.backend.decode(ids, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         text = self.backend.to_str()
         (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8", newline="\n")
-        meta = {
-            "kind": self.kind,
-            "fingerprint": self.fingerprint,
-            **self.options,
-        }
+        meta = {"kind": self.kind, "fingerprint": self.fingerprint, **self.options}
         write_checked(folder / META_FILE, meta)
 
 
@@ -172,28 +168,17 @@ class PretrainedTokenizer(Tokenizer):
     def __init__(self, backend: Backend, kind: str = "pretrained", *, start: str, eos: str | None) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self.backend = backend
-        self.kind = kind
-        self.lowercase = False
-        self.options = {"start": start, "eos": eos}
-        ids = backend.get_vocab(with_added_tokens=True)
-        self.start_id = ids[start]
-        self.eos_id = None if eos is None else ids[eos]
-        self.unk_id = None
-        self.sos_id = None
-        names = {number: entry for entry, number in ids.items()}
-        self.entries = [names.get(number, "") for number in range(max(names) + 1)]
-        self.fingerprint = self._compute_fingerprint()
+        super().__init__(backend, kind, start=start, eos=eos)
 
     def encode(self, text: str) -> list[int]:
-        pieces = _cut_lines(mended(text))
+        pieces = cut_lines(mended(text))
         encoded: list[int] = []
         for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False):
             encoded += encoding.ids
         return encoded
 
 
-def _cut_lines(text: str) -> list[str]:
+def cut_lines(text: str) -> list[str]:
     """Cut a text into pieces that end with a line, each of many characters."""
     ends = [0]
     for match in _LINE_BORDER.finditer(text):
@@ -205,15 +190,8 @@ def _cut_lines(text: str) -> list[str]:
 def byte_signs() -> list[str]:
     """List the character that stands for each byte in byte-level BPE."""
     printable = {*range(33, 127), *range(161, 173), *range(174, _BYTES)}
-    unused = _BYTES
-    signs = []
-    for byte in range(_BYTES):
-        if byte in printable:
-            signs.append(chr(byte))
-        else:
-            signs.append(chr(unused))
-            unused += 1
-    return signs
+    unused = count(_BYTES)
+    return [chr(byte if byte in printable else next(unused)) for byte in range(_BYTES)]
 
 
 def rank_entries(
@@ -380,13 +358,9 @@ def train_merges(lines: Iterable[str], pre_tokenizer: Any, **options: Any) -> Ba
 
 
 def read_merges(backend: Backend) -> list[tuple[str, str]]:
-    """Read the merges of a trained BPE; some versions of the library write a merge as one text with a space between."""
+    """Read the merges of a trained BPE."""
     merges = parse_json(backend.to_str())["model"]["merges"]
-    pairs = []
-    for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        pairs.append((left, right))
-    return pairs
+    return [(left, right) for left, right in merges]
 
 
 def _number_entries(entries: Sequence[str]) -> models.WordLevel:
