@@ -174,8 +174,7 @@ class Blocks:
         lengths = np.full(self._blocks, self._length)
         lengths[self._order(epoch) == self._blocks - 1] -= self._blocks * self._length - len(self.ids)
         firsts = np.arange(0, self._blocks, self.batch_size)
-        tokens: list[int] = np.add.reduceat(lengths, firsts).tolist()
-        return tokens
+        return np.add.reduceat(lengths, firsts).tolist()
 
 
 @dataclass(eq=False)
@@ -208,10 +207,9 @@ class Streams:
                 f"{len(self.ids):,} tokens are too few for {options.batch_size} streams of at least "
                 f"{options.segment_length}; lower train.batch_size or train.segment_length"
             )
-        self._used = segments * options.segment_length
         if self._random:
-            segments = max(1, round(self._stream / (options.segment_length * (1 - options.half_segments / 2))))
-            self._used = self._stream
+            mean = options.segment_length * (1 - options.half_segments / 2)
+            segments = max(1, round(self._stream / mean))
         self.batches_per_epoch = segments
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
@@ -227,10 +225,10 @@ class Streams:
         means = np.where(drawn.random(count) < options.half_segments, length / 2, length)
         shortest = min(max(5, 2 * multiple), length)  # less than a multiple would round to none
         lengths = np.maximum(drawn.normal(means, options.segment_deviation), shortest)
-        stretch = self._used / lengths.sum() / multiple
+        stretch = self._stream / lengths.sum() / multiple
         places = np.concatenate(([0.0], np.cumsum(lengths)))
         cuts = np.rint(places * stretch).astype(np.int64) * multiple
-        cuts[-1] = self._used
+        cuts[-1] = self._stream
         return cuts
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -248,8 +246,8 @@ class Streams:
         return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
-        tokens: list[int] = (np.diff(self._cuts(epoch)) * self.options.batch_size).tolist()
-        return tokens
+        lengths = np.diff(self._cuts(epoch))
+        return (lengths * self.options.batch_size).tolist()
 
 
 # tokens masked, for a model that predicts them

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.core.errors import InputError
@@ -47,18 +48,9 @@ def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
     return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
 
 
-def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int, width: int) -> Tensor:
-    """Pad rows at their ends.
-
-    Args:
-        rows: B rows of ids.
-        padding: the id that fills them.
-        width: length of the padded rows, that of the longest at least.
-
-    Returns:
-        (B, width) int64.
-    """
-    table = np.full((len(rows), width), padding, dtype=np.int64)
+def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int) -> Tensor:
+    """Pad rows at their ends to the length of the longest, (B, N) int64."""
+    table = np.full((len(rows), max(map(len, rows))), padding, dtype=np.int64)
     for place, row in zip(table, rows, strict=True):
         place[: len(row)] = row
     return torch.from_numpy(table)
@@ -67,7 +59,7 @@ def pad_rows(rows: Sequence[np.ndarray | Sequence[int]], padding: int, width: in
 def pad_sentences(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) -> tuple[Tensor, Tensor | None]:
     """Pad sentences to (B, N) int64, each with `<eos>`, and make their mask (B, N) bool, True at tokens, None if all are."""
     lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
-    ids = pad_rows(sentences, eos_id, int(lengths.max()))
+    ids = F.pad(pad_rows(sentences, eos_id), (0, 1), value=eos_id)
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
     return ids, None if mask.all() else mask
 
@@ -146,14 +138,13 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.inputs["input_ids"]), dtype=np.int64, count=len(self))
+        return np.array([len(row) for row in self.inputs["input_ids"]])
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
         """Return these examples, padded on the right to the longest of them, each input (B, N)."""
-        longest = max(len(self.inputs["input_ids"][i]) for i in indices)
         batch = {}
         for name, values in self.inputs.items():
-            batch[name] = pad_rows([values[i] for i in indices], self.padding[name], longest)
+            batch[name] = pad_rows([values[i] for i in indices], self.padding[name])
         return batch
 
 
@@ -251,6 +242,4 @@ def choose_subset(count: int, most: int | None, seed: int) -> np.ndarray:
     Returns:
         Indices of the examples, ascending.
     """
-    if most is None or most >= count:
-        return np.arange(count)
     return np.sort(np.random.default_rng([_EXAMPLES, seed]).permutation(count)[:most])
