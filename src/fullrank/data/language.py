@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
@@ -31,7 +31,6 @@ from fullrank.data.tokenizers import (
 from fullrank.files import mended, open_text, parse_json, text_of
 
 MARKS = (LINE_END, UNK)  # the first two entries of a language: <eos> and <unk>
-Kind = Literal["word", "byte_bpe", "codes", "unigram"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
@@ -64,9 +63,12 @@ _DECODERS: dict[str, Any] = {
 
 
 class Pieces(NamedTuple):
-    """Pieces of words. `names` are all that a word may be cut into; `merges` of BPE, `scores` of a unigram model."""
+    """Pieces of words: `word`, `byte_bpe`, `codes` or `unigram`.
 
-    kind: Kind
+    `names` are all that a word may be cut into; `merges` of BPE, `scores` of a unigram model.
+    """
+
+    kind: str
     names: Sequence[str]
     merges: Sequence[tuple[str, str]] = ()
     scores: Mapping[str, float] = {}
@@ -74,11 +76,8 @@ class Pieces(NamedTuple):
 
 def find_words(lines: Iterable[str]) -> Pieces:
     """Find the words between white space, most frequent first."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line.split())
-    words = [word for word, _ in counts.most_common()]
-    return Pieces("word", words)
+    counts = Counter(itertools.chain.from_iterable(map(str.split, lines)))
+    return Pieces("word", [word for word, _ in counts.most_common()])
 
 
 def learn_byte_bpe(lines: Iterable[str], size: int) -> Pieces:
@@ -206,7 +205,7 @@ def normalize_line(line: str, language: str, *, moses: bool, lowercase: bool) ->
         tokenizer, _ = _moses(language)
         without_control = _CONTROL.sub(" ", line)
         tokenized = tokenizer.tokenize(without_control, return_str=True, escape=True)
-        line = clean_line(str(tokenized))
+        line = clean_line(tokenized)
     return line.lower() if lowercase else line
 
 
@@ -221,11 +220,11 @@ class Language(Tokenizer):
     eos_id: int
     unk_id: int
 
-    def __init__(self, backend: Backend, kind: str, *, name: str, size: int, moses: bool, lowercase: bool) -> None:
-        super().__init__(backend, kind, size=size, moses=moses, lowercase=lowercase)
-        self.options["name"] = name
+    def __init__(self, backend: Backend, kind: str, *, name: str, size: int, **options: bool) -> None:
+        super().__init__(backend, kind, size=size, **options)
+        self.options["name"] = name  # no part of the fingerprint
         self.name = name
-        self.moses = moses
+        self.moses = options["moses"]
         del self.entries[size:]
 
     def encode(self, text: str) -> list[int]:
@@ -236,13 +235,12 @@ class Language(Tokenizer):
 
     def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode lines that went through `normalize_line` already."""
-        encodings = self.backend.encode_batch_fast(list(lines), add_special_tokens=False)
+        encodings = self.backend.encode_batch_fast(lines, add_special_tokens=False)
         size = len(self)
         unk = self.unk_id
         encoded = []
         for encoding in encodings:
-            ids = [i if i < size else unk for i in encoding.ids]
-            encoded.append(ids)
+            encoded.append([i if i < size else unk for i in encoding.ids])
         return encoded
 
     def tokens(self, ids: Sequence[int]) -> str:
@@ -266,7 +264,7 @@ class Language(Tokenizer):
             return text
         _, detokenizer = _moses(self.name)
         ordinary = detokenizer.detokenize(text.split(), return_str=True, unescape=True)
-        return " ".join(str(ordinary).split())
+        return " ".join(ordinary.split())
 
 
 def build_language(

@@ -54,7 +54,7 @@ _Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the 
 _COLUMNS = tuple(f"{side}{end}" for end in (".txt", ".raw.txt") for side in SIDES)  # their files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairSettings:
     """The choices by which sentence pairs become token ids, none left open.
 
@@ -71,8 +71,8 @@ class PairSettings:
     moses: bool
     min_count: int
     size: int | None
-    max_length: int | None
-    max_ratio: float | None
+    max_length: int | None = None
+    max_ratio: float | None = None
     concatenate: int | None
 
 
@@ -89,11 +89,8 @@ def plan_pairs(config: DataConfig, cache: Path) -> Plan:
         identity["sacremoses"] = version("sacremoses") if find_spec("sacremoses") else None
     if settings.segmenter != "word" and settings.codes is None:
         identity["tokenizers"] = tokenizers.__version__
-
-    def build(folder: Path) -> Built:
-        return _build(folder, info, settings, sources)
-
     name = f"{info.name}-{'-'.join(settings.languages)}-{settings.tokens}"
+    build = partial(_build, info, settings, sources)
     return Plan(info, name, dataclasses.asdict(settings), sources, identity, build)
 
 
@@ -103,36 +100,40 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) ->
     BPE is by the codes of `sources` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = {"vocabulary": "joint", "moses": False, "size": DEFAULT_BPE_SIZE, **info.settings}
+    chosen = {
+        "vocabulary": "joint",
+        "lowercase": config.lowercase,
+        "moses": False,
+        "size": DEFAULT_BPE_SIZE,
+        **info.settings,
+    }
     for key in ("vocabulary", "moses", "max_length", "max_ratio"):
-        if getattr(config, key) is not None:
-            usual[key] = getattr(config, key)
-    tokens = segmenter = config.unit
-    codes = sources.codes if tokens == "bpe" else None
-    if tokens == "bpe":
-        segmenter = "codes" if codes is not None or usual["vocabulary"] == "separate" else "byte_bpe"
-    size = config.max_vocabulary
-    if segmenter != "word":
-        size = None if codes is not None else size or usual["size"]
-    if usual["moses"] is None:
-        usual["moses"] = any(content.is_tokenized for content in sources.splits.values())
+        value = getattr(config, key)
+        if value is not None:
+            chosen[key] = value
+    if chosen["moses"] is None:
+        chosen["moses"] = any(content.is_tokenized for content in sources.splits.values())
+    segmenter = config.unit
+    codes = None
+    if segmenter == "bpe":
+        codes = sources.codes
+        segmenter = "byte_bpe" if codes is None and chosen["vocabulary"] == "joint" else "codes"
+    if codes is not None:
+        chosen["size"] = None
+    elif segmenter == "word" or config.max_vocabulary:
+        chosen["size"] = config.max_vocabulary
     return PairSettings(
         languages=sources.languages,
-        tokens=tokens,
+        tokens=config.unit,
         segmenter=segmenter,
         codes=None if codes is None else file_digest(codes, "data.codes"),
-        vocabulary=usual["vocabulary"],
-        lowercase=config.lowercase or usual.get("lowercase", False),
-        moses=usual["moses"],
         min_count=config.min_count or 1,
-        size=size,
-        max_length=usual.get("max_length"),
-        max_ratio=usual.get("max_ratio"),
         concatenate=config.concatenate,
+        **chosen,
     )
 
 
-def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sources) -> Built:
+def _build(info: CorpusInfo, settings: PairSettings, sources: Sources, folder: Path) -> Built:
     """Write the lines of every split, then their ids."""
     cleaning = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
     counts: dict[str, int] = {}
@@ -254,9 +255,8 @@ def _make_languages(settings: PairSettings, codes: Path | None, folder: Path, pa
     everything = build_language("", pieces)
     counts: list[Counter[str]] = []
     for path in train:
-        numbers: Counter[int] = Counter()
-        for chunk in batched(lines(path, "data.cache"), _CHUNK):
-            numbers.update(chain.from_iterable(everything.encode_normalized(chunk)))
+        encoded = map(everything.encode_normalized, batched(lines(path, "data.cache"), _CHUNK))
+        numbers = Counter(chain.from_iterable(chain.from_iterable(encoded)))
         counts.append(Counter({everything.entries[number]: count for number, count in numbers.items()}))
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
