@@ -89,21 +89,17 @@ def prepare(config: DataConfig, *, allow_slice: bool = True, tokenizer: Tokenize
             write_corpus(new, plan)
         corpus = load_corpus(folder)
     if corpus.is_slice:
-        _report_slice(corpus, allow_slice)
-    return corpus
-
-
-def _report_slice(corpus: Corpus, allowed: bool) -> None:
-    differs = "; ".join(
-        f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"
-        for split, counts in corpus.details["differs_from_published"].items()
-    )
-    if not allowed:
-        raise InputError(
-            f"data.name: {corpus.label} is not the published corpus ({differs}), and the paper scale needs it; give the "
-            "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
+        differs = "; ".join(
+            f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"
+            for split, counts in corpus.details["differs_from_published"].items()
         )
-    logger.info(f"{corpus.label}: {differs}; figures are not comparable with published ones")
+        if not allow_slice:
+            raise InputError(
+                f"data.name: {corpus.label} is not the published corpus ({differs}), and the paper scale needs it; give the "
+                "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
+            )
+        logger.info(f"{corpus.label}: {differs}; figures are not comparable with published ones")
+    return corpus
 
 
 # text for language models
@@ -119,11 +115,7 @@ class Settings:
     min_count: int
     max_vocabulary: int | None
     max_tokens: int | None  # of the training split
-    sos: bool = False  # <sos> stands before every line
-
-    def end_lines(self, piece: Piece) -> str:
-        """Return the text of a piece; a last line without an end gets its <eos>."""
-        return piece.text + "\n" * (piece.open_end and self.kind in ("word", "bpe"))
+    sos: bool  # <sos> stands before every line
 
 
 def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> Plan:
@@ -147,10 +139,7 @@ def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> P
     if settings.kind in ("bpe", "pretrained"):
         identity["tokenizers"] = tokenizers.__version__
     sources = find_text(config, info, cache)
-
-    def build(folder: Path) -> Built:
-        return _build(folder, info, settings, sources, tokenizer)
-
+    build = partial(_build, info, settings, sources, tokenizer)
     return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), sources, identity, build)
 
 
@@ -168,9 +157,7 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path) -> Corpus:
     Raises:
         InputError: the file cannot be read, the tokenizer cannot encode it, or it has no token.
     """
-    has_sos = tokenizer.sos_id is not None
-    settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None, has_sos)
-    counts = _encode(tokenizer, [Section(path)], folder, settings, "text", key="--text")
+    counts = _encode(tokenizer, [Section(path)], folder / f"text.{IDS}.bin", "--text")
     return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
 
@@ -189,7 +176,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, tokenizer: Tokenizer
     )
 
 
-def _build(folder: Path, info: CorpusInfo, settings: Settings, sources: Sources, tokenizer: Tokenizer | None) -> Built:
+def _build(info: CorpusInfo, settings: Settings, sources: Sources, tokenizer: Tokenizer | None, folder: Path) -> Built:
     """Write the ids of every split."""
     sections = {split: content.columns[0] for split, content in sources.splits.items()}
     if tokenizer is None:
@@ -198,7 +185,8 @@ def _build(folder: Path, info: CorpusInfo, settings: Settings, sources: Sources,
     counts = {}
     for split in SPLITS:
         logger.info(f"{info.name}: encoding {split}")
-        counts[split] = _encode(tokenizer, sections[split], folder, settings, split)
+        most = settings.max_tokens if split == "train" else None
+        counts[split] = _encode(tokenizer, sections[split], folder / f"{split}.{IDS}.bin", f"data.{split}", most)
     marks = []
     if info.name == "builtin":
         marks.append(f"Python {platform.python_version()}")
@@ -216,11 +204,11 @@ def _build(folder: Path, info: CorpusInfo, settings: Settings, sources: Sources,
     return Built({IDS: tokenizer}, counts, counted, marks, slack=slack)
 
 
-def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str) -> Iterator[Piece]:
+def _read(sections: Sequence[Section], kind: str, doing: str, key: str) -> Iterator[Piece]:
     """Yield the pieces of all sections, one after another, with a progress bar."""
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
-    pieces = (read_pieces(section, exact=settings.kind == "byte", key=key) for section in sections)
+    pieces = (read_pieces(section, exact=kind == "byte", key=key) for section in sections)
     return show_progress(chain.from_iterable(pieces), doing, sum(section.size for section in sections))
 
 
@@ -234,7 +222,7 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings) -> Tokenize
     lowercase = settings.lowercase
     if kind == "byte":
         return build_bytes(lowercase=lowercase)
-    pieces = _read(sections, settings, f"counting {kind}s", "data.train")
+    pieces = _read(sections, kind, f"counting {kind}s", "data.train")
     if kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
         return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
@@ -251,7 +239,7 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
     """Count the words or characters of a text, of its first `max_tokens` where that is set."""
 
     def list_units(piece: Piece) -> Sequence[str]:
-        units = tokenizer.cut(settings.end_lines(piece))
+        units = tokenizer.cut(_end_lines(piece, tokenizer))
         return units[1:] if settings.sos and not piece.begins else units
 
     def count(group: Sequence[Piece]) -> Counter[str]:
@@ -272,35 +260,34 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
     return counts
 
 
-def _encode(
-    tokenizer: Tokenizer,
-    sections: Sequence[Section],
-    folder: Path,
-    settings: Settings,
-    split: str,
-    key: str | None = None,
-) -> Mapping[str, int]:
-    """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
+def _end_lines(piece: Piece, tokenizer: Tokenizer) -> str:
+    """Return the text of a piece; a last line without an end gets its <eos>."""
+    return piece.text + "\n" * (piece.open_end and tokenizer.kind in ("word", "bpe"))
 
-    key: names the text in errors, `data.<split>` if not given.
+
+def _encode(
+    tokenizer: Tokenizer, sections: Sequence[Section], file_of_ids: Path, key: str, max_tokens: int | None = None
+) -> Mapping[str, int]:
+    """Write the ids of a text, of its first `max_tokens` where that is set, and count it. key: names it in errors.
+
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype = id_type(len(tokenizer))
-    key = key or f"data.{split}"
-    most = settings.max_tokens if split == "train" and settings.max_tokens is not None else sys.maxsize
+    most = sys.maxsize if max_tokens is None else max_tokens
+    has_sos = tokenizer.sos_id is not None
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
-        ids = tokenizer.encode_array(settings.end_lines(piece), dtype)
-        units = len(ids) if tokenizer.options.get("split") == "whitespace" and not settings.sos else None
-        if settings.sos and not piece.begins:
+        ids = tokenizer.encode_array(_end_lines(piece, tokenizer), dtype)
+        units = len(ids) if tokenizer.options.get("split") == "whitespace" and not has_sos else None
+        if has_sos and not piece.begins:
             ids = ids[1:]
         return ids, _measure(piece.text, piece.begins, piece.open_end, units), piece.begins
 
-    pieces = _read(sections, settings, f"encoding {split}", key)
-    encoded = map_in_processes(encode, pieces, _PIECES_AT_ONCE, alone=settings.kind == "byte")
+    pieces = _read(sections, tokenizer.kind, f"encoding {key}", key)
+    encoded = map_in_processes(encode, pieces, _PIECES_AT_ONCE, alone=tokenizer.kind == "byte")
     tokens = 0
     sizes = np.zeros(3, dtype=np.int64)
-    with (folder / f"{split}.{IDS}.bin").open("wb") as file:
+    with file_of_ids.open("wb") as file:
         for ids, piece_sizes, begins in encoded:
             if tokens + len(ids) > most:
                 ids = ids[: most - tokens]
@@ -315,7 +302,8 @@ def _encode(
                 break
     if tokens == 0:
         raise InputError(f"{key}: {_list_names(sections)}: there is no token in this text")
-    return {"tokens": tokens, **dict(zip(("words", "characters", "bytes"), sizes.tolist(), strict=True))}
+    words, characters, size = sizes.tolist()
+    return {"tokens": tokens, "words": words, "characters": characters, "bytes": size}
 
 
 def _measure(text: str, begins: bool, open_end: bool, units: int | None = None) -> np.ndarray:

@@ -68,18 +68,15 @@ class Corpus:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = self.tokenizers[IDS]
-        return tokenizer
+        return self.tokenizers[IDS]
 
     @property
     def source(self) -> Language:
-        language: Language = self.tokenizers["source"]
-        return language
+        return self.tokenizers["source"]
 
     @property
     def target(self) -> Language:
-        language: Language = self.tokenizers["target"]
-        return language
+        return self.tokenizers["target"]
 
     @property
     def vocabulary(self) -> str:
@@ -93,8 +90,7 @@ class Corpus:
             return {split: files[f"{split}.{IDS}.bin"] for split, files in self.checksums.items()}
         checksums = {}
         for split, files in self.checksums.items():
-            of_files = [f"{name}:{value}" for name, value in sorted(files.items())]
-            checksums[split] = " ".join(of_files)
+            checksums[split] = " ".join(f"{name}:{value}" for name, value in sorted(files.items()))
         return checksums
 
     def ids(self, split: str) -> np.ndarray:
@@ -105,8 +101,8 @@ class Corpus:
     def pairs(self, split: str) -> Pairs:
         """Open the sentence pairs of a split."""
         self._check_split(split)
-        stem = f"{self.folder / split}"
-        return Pairs(split, Sentences(f"{stem}.source", self.source), Sentences(f"{stem}.target", self.target))
+        sides = [Sentences(f"{self.folder / split}.{side}", language) for side, language in self.tokenizers.items()]
+        return Pairs(split, *sides)
 
     def _check_split(self, split: str) -> None:
         if split not in self.splits:
@@ -322,8 +318,7 @@ def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
     counts = _count_ids(corpus.folder, "train", len(corpus.tokenizer)) + 1.0
     counts[list(without)] = 0
     with np.errstate(divide="ignore"):
-        nats: np.ndarray = math.log(counts.sum()) - np.log(counts)
-    return nats
+        return math.log(counts.sum()) - np.log(counts)
 
 
 def unigram_perplexity(corpus: Corpus, split: str) -> float:
