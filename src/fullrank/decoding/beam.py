@@ -93,7 +93,8 @@ def beam_search(
     with evaluating(model):
         log_probs, reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
         max_lengths = constraints.max_lengths.tolist()
-        ended: list[list[_Hypothesis]] = [[] for _ in max_lengths]  # of each prompt
+        nothing = _Hypothesis(prompt_ids.new_empty(0), -math.inf, -math.inf)
+        ended = [[nothing] * n_best for _ in max_lengths]  # of each prompt
         searching = list(range(len(ended)))  # the prompt of each row below
         totals = log_probs.new_zeros(len(ended), 1)  # (R, W): log-probability of each unfinished text
         tokens = prompt_ids.new_empty(len(ended), 1, 0)  # (R, W, t)
@@ -110,9 +111,9 @@ def beam_search(
                     total = totals[row, rank].item()
                     ended[searching[row]].append(_Hypothesis(tokens[row, rank].clone(), total, total * weight))
                 # the first candidates that have not ended, in their order
-                survivors = min(beams, width * (log_probs.shape[1] - 1))
-                unfinished = (token == eos_id).int().sort(dim=1, stable=True).indices[:, :survivors]
-                totals = totals.gather(1, unfinished)
+                has_ended = token == eos_id
+                unfinished = has_ended.int().sort(dim=1, stable=True).indices[:, :beams]
+                totals = totals.masked_fill(has_ended, -math.inf).gather(1, unfinished)
                 source = source.gather(1, unfinished)
                 tokens = tokens.gather(1, unfinished[..., None].expand(-1, -1, length))
             active = []
@@ -127,10 +128,9 @@ def beam_search(
                     continue
                 # sums only fall, and a given (negative) sum scores best at the next length or at the last
                 reach = min(max_lengths[prompt] ** -length_penalty, (length + 1) ** -length_penalty)
-                hope = sums[row][0] * reach if sums[row] else -math.inf
-                best_scores = sorted((text.score for text in ended[prompt]), reverse=True)[:n_best]
-                can_gain = len(best_scores) < n_best or hope >= best_scores[-1]
-                if len(ended[prompt]) < beams and hope > -math.inf and can_gain:
+                hope = sums[row][0] * reach
+                scores = sorted((text.score for text in ended[prompt]), reverse=True)
+                if len(scores) < n_best + beams and hope > -math.inf and hope >= scores[n_best - 1]:
                     active.append(row)
             if not active:
                 break
@@ -159,17 +159,14 @@ def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | Non
 def _collect_best(
     ended: list[list[_Hypothesis]], n_best: int, eos_id: int | None, prompt_ids: Tensor, totals: Tensor
 ) -> Hypotheses:
-    nothing = _Hypothesis(prompt_ids.new_empty(0), -math.inf, -math.inf)
     texts: list[_Hypothesis] = []
     for of_prompt in ended:
-        best = sorted(of_prompt, key=lambda text: -text.score)[:n_best]
-        texts += best
-        texts += [nothing] * (n_best - len(best))
+        texts += sorted(of_prompt, key=lambda text: -text.score)[:n_best]
     shape = (len(ended), n_best)
     filler = 0.0 if eos_id is None else float(eos_id)
     ids = pad_sequence([text.tokens for text in texts], batch_first=True, padding_value=filler)
     return Hypotheses(
-        ids.view(*shape, ids.shape[1]),
+        ids.unflatten(0, shape),
         totals.new_tensor([text.log_prob for text in texts]).view(shape),
         totals.new_tensor([text.score for text in texts]).view(shape),
         prompt_ids.new_tensor([len(text.tokens) for text in texts], dtype=torch.int64).view(shape),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fullrank.core.cache import take_rows
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.layout import read_mask
@@ -127,7 +128,6 @@ def sample(
                 is_token = None if attention_mask is None else F.pad(attention_mask.bool(), (0, length), value=True)
                 penalized = log_normalized(penalize_repetition(reading.logits, written, repetition_penalty, is_token))
                 scores = penalized.masked_fill(log_probs == -math.inf, -math.inf)
-                scores = scores.masked_fill(ended[:, None], 0.0)
             if greedy:
                 token = scores.argmax(dim=-1)
             else:
@@ -141,7 +141,7 @@ def sample(
             ended = ended | (lengths == constraints.max_lengths)
             if eos_id is not None:
                 ended = ended | (token == eos_id)
-            if length + 1 == constraints.longest or bool(ended.all()):
+            if ended.all():
                 break
             log_probs, reading = reading.next(token)
     return Sequences(ids, chosen, lengths)
@@ -273,7 +273,7 @@ class Reading:
         return replace(
             self,
             ids=self.ids.index_select(0, index),
-            mask=None if self.mask is None else self.mask.index_select(0, index),
+            mask=take_rows(self.mask, index),
             cache=self.cache.reorder(index),
             logits=None,
         )
