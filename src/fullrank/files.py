@@ -18,7 +18,7 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -43,15 +43,22 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def sync(path: Path) -> None:
+    """Force a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path` in one step; RunError if that fails, and then an older file is untouched."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        fresh.write_bytes(content)
+        sync(fresh)
         os.replace(fresh, path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -267,16 +274,14 @@ class _UniqueKeys(SafeLoader):
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
+    seen = []
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base`; the keys it brings may be replaced
             continue
         key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-        seen.add(key)
+        seen.append(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
@@ -302,8 +307,7 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 def format_yaml(value: Any, **options: Any) -> str:
     """Format plain objects as YAML that `parse_yaml` reads back, keys in their order; options: those of `yaml.dump`."""
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
-    return text
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
 
 
 # -- text in pieces, processes, and folders of the cache ---------------------------------------------------------------
@@ -486,9 +490,8 @@ def _find_cut(data: bytearray) -> int:
 
 
 def cut_files(
-    paths: Sequence[Path], shares: Sequence[float], key: str, *, unit: Literal["lines", "bytes"] = "lines",
-    most: int | None = None,
-) -> list[list[Section]]:  # fmt: skip
+    paths: Sequence[Path], shares: Sequence[float], key: str, *, unit: str = "lines", most: int | None = None
+) -> list[list[Section]]:
     """Cut the lines or bytes of files, in order, into consecutive parts.
 
     Args:

@@ -8,14 +8,13 @@ Every reader of a run compares them (`check_run`): a changed activation or flag 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.files import digest, parse_json, read_json, sha256_of
+from fullrank.files import digest, parse_json, read_json, sha256_of, sync
 
 FORMAT = 1
 PLAIN = "checkpoint.json"
@@ -51,15 +50,6 @@ def seal_file(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def sync(path: Path) -> None:
-    """Force a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_record(
     folder: Path, names: tuple[str, ...], state: Mapping[str, Any], run: Mapping[str, Any] | None = None
 ) -> None:
@@ -74,10 +64,8 @@ def write_record(
     files = {name: seal_file(folder / name) for name in names}
     content = {"format": FORMAT, "files": files, "run": run or {}, "state": state}
     text = json.dumps({"sha256": digest(content), "content": content}, indent=1, allow_nan=False)
-    with open(folder / PLAIN, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / PLAIN).write_text(text + "\n", encoding="utf-8")
+    sync(folder / PLAIN)
     sync(folder)
 
 
@@ -120,9 +108,8 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
     inside.
     """
     for name in ("last", "previous", "best") if checkpoint is None else (checkpoint,):
-        path = folder / "checkpoints" / name
         try:
-            trained = read_record(path).run
+            trained = read_record(folder / "checkpoints" / name).run
             break
         except DamagedError as damage:
             if checkpoint is not None:

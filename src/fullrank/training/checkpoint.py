@@ -39,9 +39,9 @@ from torch.optim import Optimizer
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError, one_line
 from fullrank.core.section import read_value
-from fullrank.files import no_room
+from fullrank.files import no_room, sync
 from fullrank.forward import load_tensors
-from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, sync, write_record
+from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, write_record
 from fullrank.training.device import (
     all_gather,
     barrier,
