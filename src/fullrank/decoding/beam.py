@@ -159,7 +159,7 @@ def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | Non
 def _collect_best(
     ended: list[list[_Hypothesis]], n_best: int, eos_id: int | None, prompt_ids: Tensor, totals: Tensor
 ) -> Hypotheses:
-    texts: list[_Hypothesis] = []
+    texts = []
     for of_prompt in ended:
         texts += sorted(of_prompt, key=lambda text: -text.score)[:n_best]
     shape = (len(ended), n_best)

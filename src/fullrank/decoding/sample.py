@@ -257,18 +257,15 @@ class Reading:
         """Read one more token in every row, (B,). Returns log p(next token), (B, V), and the new reading."""
         ids = torch.cat((self.ids, tokens[:, None]), dim=1)
         mask = None if self.mask is None else F.pad(self.mask, (0, 1), value=True)
-        length = ids.shape[1]
-        if self.window is None or length <= self.window:
+        if self.window is None or ids.shape[1] <= self.window:
             return self.read(ids, mask, self.cache, 1)
         count = (self.window + 1) // 2
-        start = length - count
-        mask = None if mask is None else mask[:, start:]
-        return self.read(ids[:, start:], mask, self.model.new_cache(), count)
+        mask = None if mask is None else mask[:, -count:]
+        return self.read(ids[:, -count:], mask, self.model.new_cache(), count)
 
     def rows(self, index: Tensor) -> Reading:
         """Select the rows `index` (K,) of this reading, in that order; rows may repeat."""
-        rows = self.ids.shape[0]
-        if index.shape[0] == rows and torch.equal(index, torch.arange(rows, device=index.device)):
+        if torch.equal(index, torch.arange(len(self.ids), device=index.device)):
             return self  # greedy search copies no cache
         return replace(
             self,
@@ -325,9 +322,8 @@ def read_prompts(
             f"a prompt of {prompt_ids.shape[1]} tokens and max_new_tokens {max_new_tokens} make {wanted}, but the model "
             f"takes at most {model.max_length}; shorten the prompt or lower max_new_tokens"
         )
-    cache = model.new_cache()
-    reading = Reading(model, prompt_ids, mask, cache, window)
-    return reading.read(prompt_ids, mask, cache, prompt_ids.shape[1])
+    reading = Reading(model, prompt_ids, mask, model.new_cache(), window)
+    return reading.read(prompt_ids, mask, reading.cache, prompt_ids.shape[1])
 
 
 def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -418,14 +414,12 @@ class Constraints:
         if length < self.min_length:
             log_probs[:, self.eos_id] = -math.inf
         if forbids_repeats:
-            last = tokens[:, self.ngram - 1 :]  # (K, t - n + 1): the last tokens of all n-grams
-            repeated = torch.ones_like(last, dtype=torch.bool)
-            if self.ngram > 1:  # those whose first n - 1 tokens are the last ones of the text
-                starts = tokens[:, :-1].unfold(1, self.ngram - 1, 1)  # (K, t - n + 1, n - 1)
-                repeated = (starts == tokens[:, None, length - self.ngram + 1 :]).all(dim=-1)
+            ngrams = tokens.unfold(1, self.ngram, 1)  # (K, t - n + 1, n)
+            # those whose first n - 1 tokens are the last ones of the text
+            repeated = (ngrams[..., :-1] == tokens[:, None, length - self.ngram + 1 :]).all(dim=-1)
             # several n-grams may end with the same token, and one that does not match must not free it again
             limits = torch.where(repeated, -math.inf, math.inf).to(log_probs.dtype)
-            log_probs.scatter_reduce_(1, last, limits, reduce="amin")
+            log_probs.scatter_reduce_(1, ngrams[..., -1], limits, reduce="amin")
         return log_probs
 
 
