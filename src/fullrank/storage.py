@@ -55,7 +55,7 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
     if kind != wanted:
         raise InputError(f"{path}: holds {_KINDS[kind]}, not {_KINDS[wanted]}; load it with {kind}.load")
     with torch.device("meta"):
-        model: Model = cls(config)
+        model = cls(config)
     load_tensors(model, tensors, file, assign=True)  # takes the saved dtype too
     if (path / CONFIG).is_file():
         model.trained_length = (read_yaml(path / CONFIG).get("train") or {}).get("segment_length")
@@ -96,9 +96,9 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; give a run folder or a folder written by model.save")
-    if (path / HUGGING_FACE).is_file() and not (path / CONFIG).is_file():
-        return _find_exported(path)
     if not (path / CONFIG).is_file():
+        if (path / HUGGING_FACE).is_file():
+            return _find_exported(path)
         raise InputError(f"{path}: holds no {CONFIG}; give a run folder or a folder written by model.save")
     settings = read_yaml(path / CONFIG)
     if finetunes(settings):

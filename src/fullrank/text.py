@@ -116,7 +116,7 @@ class Text:
     def rows(self, most: int | None = None) -> list[Tensor]:
         """Return the first `most` whole segments, each (1, N); None: `count` of them."""
         text = self if most is None else replace(self, count=most)
-        rows: list[Tensor] = []
+        rows = []
         for batch in text:
             rows += batch.split(1)
         return rows
@@ -188,7 +188,7 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
     Raises InputError for other shapes, for several lengths, and for no row.
     """
-    texts: list[Tensor] = []
+    texts = []
     for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
         check_ids(ids)
         texts += ids.split(1)

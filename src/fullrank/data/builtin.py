@@ -88,7 +88,7 @@ def read_documents() -> Iterator[tuple[str, list[str]]]:
 
 def _read_compiled(module: object) -> Iterator[str]:
     """Yield the docstrings of a module that is part of the interpreter, of its functions and classes, and of their methods."""
-    items: list[object] = [module]
+    items = [module]
     for _, member in sorted(vars(module).items()):
         if inspect.isclass(member):
             methods = [inner for _, inner in sorted(vars(member).items())]
@@ -115,7 +115,7 @@ def read_module(source: bytes) -> list[str]:
 
 def _read_docstrings(source: bytes) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of the docstrings of a module, its classes and its functions."""
-    waiting: list[ast.AST] = [ast.parse(source)]
+    waiting = [ast.parse(source)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node, clean=False)):

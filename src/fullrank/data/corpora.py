@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fullrank.config.finetune import TaskDataConfig
 from fullrank.config.run import CorpusInfo, DataConfig, find_corpus
@@ -40,7 +40,7 @@ from fullrank.files import (
 logger = logging.getLogger(__name__)
 _TIMEOUT = 30  # seconds without a byte
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
-_MADE: Mapping[str, Any] = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
+_MADE = {"builtin": builtin, invented.TRANSLATION: invented}  # by programs
 
 
 # downloads, which go into a temporary folder first and are verified
@@ -232,9 +232,6 @@ class Split:
             rows = lines(section.path, self.key, section.start, section.end)
             yield from _read_iwslt(section.path, rows) if self.is_raw else rows
 
-    def _count_lines(self, sections: Sequence[Section]) -> int:
-        return sum(1 for _ in self._read_side(sections))
-
     def read_pairs(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of both sides, side by side."""
         source, target = map(self._read_side, self.columns)
@@ -242,9 +239,9 @@ class Split:
 
     def check_pairs(self) -> None:
         """Raise InputError if the two sides have different numbers of lines, or none."""
-        m, n = map(self._count_lines, self.columns)
+        m, n = (sum(1 for _ in self._read_side(side)) for side in self.columns)
         if m != n:
-            source, target = (" + ".join(map(str, _list_paths(side))) for side in self.columns)
+            source, target = (" + ".join(str(section.path) for section in side) for side in self.columns)
             raise InputError(
                 f"{self.key}: {source} has {m:,} lines and {target} has {n:,}; line k of the one must be the translation of "
                 "line k of the other (where there is none, an empty line)"
@@ -284,10 +281,6 @@ class Sources:
         return rows
 
 
-def _list_paths(sections: Sequence[Section]) -> list[Path]:
-    return [section.path for section in sections]
-
-
 def _find_own(config: DataConfig) -> Sources:
     """Find the files of `data.name: text` or `parallel`.
 
@@ -304,19 +297,19 @@ def _find_own(config: DataConfig) -> Sources:
     if not absent:
         return Sources(splits)
     train = splits["train"]
-    paths = list(map(_list_paths, train.columns))
-    unit: Literal["lines", "bytes"] = "lines"
+    files = files_of(config, "train")
+    unit = "lines"
     most = None
     if config.has_pairs:
         train.check_pairs()
         most = _MOST_CUT
         cut = f"pairs of the training files, 5 % each, at most {most:,}"
     else:
-        if sum(count_lines(path, train.key) for path in paths[0]) <= len(absent):
+        if sum(count_lines(path, train.key) for path in files) <= len(absent):
             unit = "bytes"  # one huge line, or lines that carriage returns end
         cut = f"{unit} of the training files, 5 % each"
     shares = [1.0, *[0.05] * len(absent)]
-    parts = [cut_files(side, shares, train.key, unit=unit, most=most) for side in paths]
+    parts = [cut_files(files[side::sides], shares, train.key, unit=unit, most=most) for side in range(sides)]
     for split, *cuts in zip(["train", *absent], *parts, strict=True):
         splits[split] = replace(train, key=f"data.{split}", columns=tuple(cuts))
     note = f"{' and '.join(absent)}: the last {cut}"
@@ -353,19 +346,14 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path) -> Sources:
     if info.name == "lm1b":
         return _find_lm1b(folder)
     files = _choose_files(info, folder)
-    if "all" in files:
-        return _cut_by_bytes(info, files["all"][0])
-    return list_sections({split: [Section(files[split][0])] for split in SPLITS})
-
-
-def _cut_by_bytes(info: CorpusInfo, path: Path) -> Sources:
-    """Cut one file in the published proportions 90/5/5."""
+    if "all" not in files:
+        return list_sections({split: [Section(files[split][0])] for split in SPLITS})
+    (path,) = files["all"]
     parts = cut_files([path], (0.9, 0.05, 0.05), "data.dir", unit="bytes")
     size = path.stat().st_size
-    notes = [f"{path.name}: {size:,} bytes cut 90/5/5 in their order"]
-    return list_sections(
-        dict(zip(SPLITS, parts, strict=True)), *(notes if size != sum(info.published.values()) else [])
-    )
+    is_published = size == sum(info.published.values())
+    notes = [] if is_published else [f"{path.name}: {size:,} bytes cut 90/5/5 in their order"]
+    return list_sections(dict(zip(SPLITS, parts, strict=True)), *notes)
 
 
 def _find_lm1b(folder: Path) -> Sources:
@@ -444,8 +432,7 @@ def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> S
         return None
     columns = []
     for language in languages:
-        of_language = [path for path in files if path.name.removesuffix(".xml").endswith(language)]
-        columns.append(list(map(Section, of_language)))
+        columns.append([Section(path) for path in files if path.name.removesuffix(".xml").endswith(language)])
     source, target = columns
     splits = {
         "train": Split("data.dir", (source[:1], target[:1]), is_raw=True),

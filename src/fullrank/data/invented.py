@@ -11,6 +11,7 @@ A sentence is `the ADJECTIVE ANIMAL VERB the ADJECTIVE THING`. What is to be lea
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -52,9 +53,8 @@ def write_texts(folder: Path) -> None:
     while len(pairs) < sum(SIZES.values()):
         words = draw_words(draw)
         pairs[join_words(words)] = translate(words)
-    rows = iter(pairs.items())
-    for split, count in SIZES.items():
-        lines = [next(rows) for _ in range(count)]
-        for language, side in zip(LANGUAGES, zip(*lines, strict=True), strict=True):
-            text = "".join(f"{line}\n" for line in side)
+    for language, side in zip(LANGUAGES, (list(pairs), list(pairs.values())), strict=True):
+        lines = iter(side)
+        for split, count in SIZES.items():
+            text = "".join(f"{line}\n" for line in islice(lines, count))
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")

@@ -42,7 +42,7 @@ _DECODER_OF_ENDS = decoders.Sequence(
 _CODES_VERSION = "#version: 0.2"
 _BLOCK = "\u2581"  # what begins a word of a unigram model
 _BLOCK_OF_TEXT = "\x1f"  # what a text has for it
-_SPLITS: dict[str, Any] = {
+_SPLITS = {
     "word": pre_tokenizers.WhitespaceSplit(),
     "codes": pre_tokenizers.WhitespaceSplit(),
     "byte_bpe": pre_tokenizers.Sequence(
@@ -52,7 +52,7 @@ _SPLITS: dict[str, Any] = {
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     ),
 }
-_DECODERS: dict[str, Any] = {
+_DECODERS = {
     "word": None,  # a space between words
     "codes": decoders.Sequence([decoders.Replace(UNK, UNK + _WORD_END), decoders.BPEDecoder(_WORD_END)]),
     "byte_bpe": decoders.ByteLevel(),
@@ -301,7 +301,7 @@ def build_language(
     else:
         model = models.BPE(ids, list(pieces.merges))
     backend = Backend(model)
-    steps: list[Any] = []
+    steps = []
     if lowercase:
         steps += LOWER
     if pieces.kind == "unigram":

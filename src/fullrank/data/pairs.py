@@ -16,7 +16,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -84,7 +83,7 @@ def plan_pairs(config: DataConfig, cache: Path) -> Plan:
     info = find_corpus(config.name)
     sources = find_pairs(config, info, cache)
     settings = _resolve_settings(config, info, sources)
-    identity: dict[str, Any] = {}
+    identity = {}
     if settings.moses:
         identity["sacremoses"] = version("sacremoses") if find_spec("sacremoses") else None
     if settings.segmenter != "word" and settings.codes is None:
@@ -253,7 +252,7 @@ def _make_languages(settings: PairSettings, codes: Path | None, folder: Path, pa
     train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
     pieces = _learn_pieces(settings, codes, train, pairs)
     everything = build_language("", pieces)
-    counts: list[Counter[str]] = []
+    counts = []
     for path in train:
         encoded = map(everything.encode_normalized, batched(lines(path, "data.cache"), _CHUNK))
         numbers = Counter(chain.from_iterable(chain.from_iterable(encoded)))
@@ -309,7 +308,7 @@ def _encode_rows(paths: Sequence[Path], languages: Sequence[Language]) -> Iterat
 
 def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
     """Join neighbours while neither side has more than `most` tokens, `<eos>` not counted."""
-    waiting: _Encoded | None = None
+    waiting = None
     for pair in pairs:
         if waiting is not None:
             ids = tuple(a + b for a, b in zip(waiting[1], pair[1], strict=True))
@@ -328,7 +327,7 @@ def _encode(
     """Write lines, ids and offsets of a split, whose lines are joined where that is asked for, and count them."""
     columns = [cleaned / f"{split}.{column}" for column in _COLUMNS]
     paths = [path for path in columns if path.exists()]
-    rows: Iterable[_Encoded] = _encode_rows(paths, languages)
+    rows = _encode_rows(paths, languages)
     if settings.concatenate is not None:
         rows = concatenate(rows, settings.concatenate)
     lengths = [array("q", [0]), array("q", [0])]

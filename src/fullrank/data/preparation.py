@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -135,7 +134,7 @@ def plan_text(config: DataConfig, cache: Path, tokenizer: Tokenizer | None) -> P
     """
     info = find_corpus(config.name)
     settings = _resolve_settings(config, info, tokenizer)
-    identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
+    identity = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
     if settings.kind in ("bpe", "pretrained"):
         identity["tokenizers"] = tokenizers.__version__
     sources = find_text(config, info, cache)
@@ -243,10 +242,7 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
         return units[1:] if settings.sos and not piece.begins else units
 
     def count(group: Sequence[Piece]) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for piece in group:
-            counts.update(list_units(piece))
-        return counts
+        return Counter(chain.from_iterable(map(list_units, group)))
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:

@@ -219,9 +219,8 @@ def write_corpus(folder: Path, plan: Plan) -> None:
         tokenizer.save(folder / column)
     checksums = {}
     for split in built.splits:
-        paths = sorted(folder.glob(f"{split}.*"))
-        checksums[split] = {path.name: sha256_of(path) for path in paths}
-    marks = [*(["slice"] if differs else []), *built.marks]
+        checksums[split] = {path.name: sha256_of(path) for path in sorted(folder.glob(f"{split}.*"))}
+    marks = ["slice", *built.marks] if differs else built.marks
     record = {
         "name": info.name,
         "label": f"{info.name} ({'; '.join(marks)})" if marks else info.name,

@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullrank.config.finetune import GLUE, SCORES, SQUAD, GlueTask, TaskDataConfig
 from fullrank.config.run import CorpusInfo, list_corpora
@@ -68,8 +67,13 @@ class TaskSplit:
 
     def describe(self) -> dict[str, Any]:
         """Return counts and file, for a record."""
-        counts = {"rows": len(self), "published": self.published, "is_slice": self.is_slice}
-        return {**counts, "source": self.source, "sha256": self.sha256}
+        return {
+            "rows": len(self),
+            "published": self.published,
+            "is_slice": self.is_slice,
+            "source": self.source,
+            "sha256": self.sha256,
+        }
 
 
 def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
@@ -100,8 +104,10 @@ def read_task(data: TaskDataConfig, split: str) -> TaskSplit:
         rows = _read_examples(GLUE[data.task], file, hub_rows, source)
     if not rows:
         raise InputError(f"data.dir: {source} holds no rows of the split {split}")
-    plain = [*map(dataclasses.asdict, rows)] if data.answers else rows
-    sha256 = digest(plain) if file is None else sha256_of(file)
+    if file:
+        sha256 = sha256_of(file)
+    else:
+        sha256 = digest([*map(dataclasses.asdict, rows)] if data.answers else rows)
     task = TaskSplit(split, rows, published, source, sha256)
     if task.is_slice:
         logger.info(f"{data.name} (slice): {split} has {len(rows):,} rows, published are {published:,} ({source})")
@@ -224,8 +230,9 @@ def _read_squad_file(file: Path) -> list[Question]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     row = {"title": article.get("title", ""), "context": paragraph["context"], **entry}
-                    answers = [(answer["text"], answer["answer_start"]) for answer in entry["answers"]]
-                    questions.append(_make_question(row, answers, entry.get("is_impossible")))
+                    texts = [answer["text"] for answer in entry["answers"]]
+                    starts = [answer["answer_start"] for answer in entry["answers"]]
+                    questions.append(_make_question(row, texts, starts, entry.get("is_impossible")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{file}: not in the official form of SQuAD ({error!r}); was it copied or downloaded in part?"
@@ -235,14 +242,12 @@ def _read_squad_file(file: Path) -> list[Question]:
 
 def _read_question(row: Mapping[str, Any], version: str) -> Question:
     """Read a question from a row of the hub."""
-    answers = list(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True))
-    return _make_question(row, answers, not answers if version == "2.0" else None)
+    texts = row["answers"]["text"]
+    return _make_question(row, texts, row["answers"]["answer_start"], not texts if version == "2.0" else None)
 
 
-def _make_question(row: Mapping[str, Any], answers: Sequence[tuple[str, int]], impossible: bool | None) -> Question:
-    texts = tuple(text for text, _ in answers)
-    starts = tuple(start for _, start in answers)
-    return Question(row["id"], row["title"], row["context"], row["question"], texts, starts, impossible)
+def _make_question(row: Mapping[str, Any], texts: list[str], starts: list[int], impossible: bool | None) -> Question:
+    return Question(row["id"], row["title"], row["context"], row["question"], tuple(texts), tuple(starts), impossible)
 
 
 def _check_questions(questions: list[Question], source: str, version: str) -> None:
@@ -279,11 +284,11 @@ class Window:
     """
 
     question: int
-    ids: NDArray[np.int32]
-    types: NDArray[np.int8]
+    ids: np.ndarray
+    types: np.ndarray
     first: int
-    offsets: NDArray[np.int32]
-    max_context: NDArray[np.bool_]
+    offsets: np.ndarray
+    max_context: np.ndarray
     start: int
     end: int
 
@@ -320,7 +325,7 @@ def squad_windows(
             "no answer; use the tokenizer of an encoder such as BERT or RoBERTa"
         )
     special = backend.num_special_tokens_to_add(is_pair=True)
-    windows: list[Window] = []
+    windows = []
     for first in range(0, len(questions), _CHUNK):
         chunk = questions[first : first + _CHUNK]
         queries = backend.encode_batch([question.question.strip() for question in chunk], add_special_tokens=False)
@@ -342,9 +347,11 @@ def _cut_windows(
 ) -> list[Window]:
     """Cut the windows of one question: `room` tokens of its context, every `step`."""
     offsets = np.array(context.offsets, dtype=np.int32).reshape(-1, 2)
-    answer = None
+    answer = np.empty(0, np.int64)  # the tokens that share a character with it
     if question.answers:
-        answer = find_tokens(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
+        begin = question.starts[0]
+        end = begin + len(question.answers[0])
+        answer = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
     context.truncate(room, stride=room - step)
     parts = [context, *context.overflowing]
     spans = [(number * step, number * step + len(part)) for number, part in enumerate(parts)]
@@ -357,13 +364,13 @@ def _cut_windows(
         types = np.array(pair.type_ids, dtype=np.int8)
         first = pair.sequence_ids.index(1) if len(part) else len(ids)
         target = (NO_ANSWER, NO_ANSWER)
-        if answer and start <= answer[0] and answer[1] < end:
-            target = (answer[0] - start + first, answer[1] - start + first)
+        if len(answer) and start <= answer[0] and answer[-1] < end:
+            target = (int(answer[0]) - start + first, int(answer[-1]) - start + first)
         windows.append(Window(index, ids, types, first, offsets[start:end], best[start:end] == number, *target))
     return windows
 
 
-def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
+def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
     """Choose the window in which each context token is scored (num_tokens,).
 
     It is the one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
@@ -374,21 +381,6 @@ def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArr
         left = np.arange(end - start)
         row[start:end] = np.minimum(left, left[::-1]) + 0.01 * (end - start)
     return scores.argmax(axis=0)
-
-
-def find_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, int] | None:
-    """Find the tokens that share a character with the characters [start, end).
-
-    Args:
-        offsets: first character of each token, and the one after its last (N, 2).
-        start: first character.
-        end: the one after the last.
-
-    Returns:
-        First and last token, both included; None if no token does.
-    """
-    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-    return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 # invented examples and questions, whose answers follow from their words (see `invented`)

@@ -59,7 +59,7 @@ class Tokenizer:
         self.backend = backend
         self.kind = kind
         self.options = options
-        self.lowercase: bool = options.get("lowercase", False)
+        self.lowercase = options.get("lowercase", False)
         ids = backend.get_vocab(with_added_tokens=kind == "pretrained")
         names = {number: entry for entry, number in ids.items()}
         self.entries = [names.get(number, "") for number in range(max(names) + 1)]
@@ -99,15 +99,13 @@ class Tokenizer:
         if self.options["split"] == "punctuation":
             return _PUNCTUATION.findall(text)
         *lines, last = text.split("\n")
+        start = [] if self.sos_id is None else [SOS]
         words = []
         for line in lines:
-            if self.sos_id is not None:
-                words.append(SOS)
-            words += line.split()
-            words.append(LINE_END)
-        if self.sos_id is not None and last:  # but not after the last newline
-            words.append(SOS)
-        return words + last.split()
+            words += [*start, *line.split(), LINE_END]
+        if last:  # nothing begins after the last newline
+            words += [*start, *last.split()]
+        return words
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; nothing is appended."""
@@ -115,7 +113,7 @@ class Tokenizer:
             return list(self._to_bytes(text))
         if self.kind != "bpe":
             return list(map(self._ids.get, self.cut(text), repeat(self._ids[UNK])))
-        encoded: list[int] = []
+        encoded = []
         lines = mended(text).split("\n")
         for encoding in self.backend.encode_batch_fast(lines, add_special_tokens=False):
             encoded += encoding.ids
@@ -172,7 +170,7 @@ class PretrainedTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         pieces = cut_lines(mended(text))
-        encoded: list[int] = []
+        encoded = []
         for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False):
             encoded += encoding.ids
         return encoded
@@ -246,9 +244,9 @@ def build_words(
     """
     backend = Backend(_number_entries(entries))
     steps = [normalizers.Replace(_SEPARATORS, " ")]
-    options: dict[str, Any] = {"lowercase": lowercase, "split": split}
+    options = {"lowercase": lowercase, "split": split}
     begin = Regex(r"\A")
-    spaced: list[Any] = [decoders.Replace(begin, " "), decoders.Fuse()]  # with a space before each word
+    spaced = [decoders.Replace(begin, " "), decoders.Fuse()]  # with a space before each word
     if sos:
         begins = Regex(r"\A(?=[\s\S])|(?<=\n)(?=[\s\S])")
         steps.append(normalizers.Replace(begins, f"{SOS} "))

@@ -15,13 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-
-Ids = NDArray[np.int64]
-Grams = NDArray[np.int32]  # numbers of n-grams, fewer than tokens: half the memory
 
 
-def discount_evenly(counts: Ids) -> NDArray[np.float64]:
+def discount_evenly(counts: np.ndarray) -> np.ndarray:
     """Compute D of every n-gram that occurs, by the counts of all of one order (G,)."""
     once = (counts == 1).sum()
     twice = (counts == 2).sum()
@@ -30,13 +26,13 @@ def discount_evenly(counts: Ids) -> NDArray[np.float64]:
 
 
 def measure_ngrams(
-    train: Ids,
-    texts: Sequence[Ids],
+    train: np.ndarray,
+    texts: Sequence[np.ndarray],
     *,
     vocab_size: int,
     start_id: int,
     order: int = 5,
-    discount: Callable[[Ids], NDArray[np.float64]] = discount_evenly,
+    discount: Callable[[np.ndarray], np.ndarray] = discount_evenly,
 ) -> list[list[float]]:
     """Measure perplexities per token of each text under the n-gram models of a training text, n = 1 .. order.
 
@@ -54,7 +50,7 @@ def measure_ngrams(
     lengths = np.array([len(ids) for ids in (train, *texts)])
     ends = np.cumsum(lengths + order)
     places = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    tokens = np.full(ends[-1], start_id, np.int32)
+    tokens = np.full(ends[-1], start_id, np.int32)  # half the memory of int64, as the numbers of n-grams below
     for ids, place in zip((train, *texts), places, strict=True):
         tokens[place] = ids
     trained, *parts = places
@@ -80,7 +76,7 @@ def measure_ngrams(
     return perplexities
 
 
-def _number_pairs(history: Grams, tokens: Grams, vocab_size: int) -> Grams:
+def _number_pairs(history: np.ndarray, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Assign numbers from 0 to the pairs, in the order of their values.
 
     This takes less memory than `np.unique` with `return_inverse`.
@@ -96,13 +92,13 @@ def _number_pairs(history: Grams, tokens: Grams, vocab_size: int) -> Grams:
 
 
 def _predict(
-    history: Grams,
-    grams: Grams,
-    counted: Ids | slice,
-    scored: Ids,
-    lower: NDArray[np.float64],
-    discount: Callable[[Ids], NDArray[np.float64]],
-) -> NDArray[np.float64]:
+    history: np.ndarray,
+    grams: np.ndarray,
+    counted: np.ndarray | slice,
+    scored: np.ndarray,
+    lower: np.ndarray,
+    discount: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
     """Compute probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
     number = grams.max() + 1
     counts = np.bincount(grams[counted], minlength=number)

@@ -30,20 +30,16 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     With two seeds an arm its t is up to 12.7, so two seeds say little. None unless both have at least two, and where
     nothing scatters.
     """
-    fewest = min(len(a), len(b))
-    if fewest < 2:
+    if min(len(a), len(b)) < 2:
         return None
-    a_scatters = max(a) != min(a)
-    b_scatters = max(b) != min(b)
-    if not (a_scatters or b_scatters):
+    if max(a) == min(a) and max(b) == min(b):
         return None
     from scipy import stats
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
         warnings.simplefilter("ignore", RuntimeWarning)
         test = stats.ttest_ind(b, a, equal_var=False)
-        ends = test.confidence_interval(0.95)
-    return Interval(float(ends.low), float(ends.high))
+        return Interval(*map(float, test.confidence_interval(0.95)))
 
 
 def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -60,8 +56,7 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
     from scipy import stats
 
     test = stats.ttest_1samp(differences, 0.0)
-    ends = test.confidence_interval(0.95)
-    return Interval(float(ends.low), float(ends.high))
+    return Interval(*map(float, test.confidence_interval(0.95)))
 
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -95,12 +95,12 @@ def translation_scores(
     score = bleu.corpus_score(*texts)
     chrf_score = chrf.corpus_score(*texts)
     return {
-        "bleu": float(score.score),
+        "bleu": score.score,
         "bleu_signature": str(bleu.get_signature()),
-        "chrf": float(chrf_score.score),
+        "chrf": chrf_score.score,
         "chrf_signature": str(chrf.get_signature()),
-        "brevity_penalty": float(score.bp),
-        "length_ratio": float(score.ratio),
+        "brevity_penalty": score.bp,
+        "length_ratio": score.ratio,
         "sentences": len(hypotheses),
     }
 
@@ -115,7 +115,7 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     _check_pairs(hypotheses, references)
     bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
     score = bleu.corpus_score(list(hypotheses), [list(references)]).score
-    return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}
+    return {"tokenised_bleu": score, "tokenised_bleu_label": TOKENISED_BLEU}
 
 
 def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
@@ -176,7 +176,7 @@ def correlate_ranks(predictions: np.ndarray, labels: np.ndarray) -> float:
     return correlate(rankdata(predictions), rankdata(labels))
 
 
-METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+METRICS = {
     "accuracy": measure_accuracy,
     "f1": measure_f1,
     "matthews_correlation": correlate,  # CoLA has two classes
@@ -187,7 +187,6 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-References = Mapping[str, Sequence[str]]  # accepted answers by question; in v2 none for a question without an answer
 
 
 def normalize_answer(text: str) -> str:
@@ -219,20 +218,22 @@ def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) ->
     return 2 * common.total() / (len(predicted) + len(wanted))
 
 
-def squad_scores(predictions: Mapping[str, str], references: References, *, v2: bool = False) -> dict[str, float]:
+def squad_scores(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], *, v2: bool = False
+) -> dict[str, float]:
     """Compute the mean over all questions of the exact match, and of F1, with the best of each question's references.
 
     Args:
         predictions: answer to each question.
-        references: accepted answers to each question.
+        references: accepted answers to each question; in v2 none for a question without an answer.
         v2: an empty prediction says that there is no answer.
 
     Returns:
         Scores by name, as fractions; in v2 also `HasAns_*` and `NoAns_*`, over questions with and without an answer, and the
         numbers of these as `HasAns_total` and `NoAns_total`.
     """
-    exact: dict[str, float] = {}
-    f1: dict[str, float] = {}
+    exact = {}
+    f1 = {}
     for name, texts in references.items():
         if v2:  # a reference of articles and punctuation alone cannot be matched
             texts = [text for text in texts if normalize_answer(text)] or [""]
@@ -241,7 +242,7 @@ def squad_scores(predictions: Mapping[str, str], references: References, *, v2: 
         exact[name] = float(normalize_answer(predicted) in accepted)
         f1[name] = max(token_f1(predicted, text, empty_matches=v2) for text in texts)
     name_of_exact = "exact" if v2 else "exact_match"
-    scores: dict[str, float] = {name_of_exact: fmean(exact.values()), "f1": fmean(f1.values())}
+    scores = {name_of_exact: fmean(exact.values()), "f1": fmean(f1.values())}
     for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
         names = [name for name, texts in references.items() if bool(texts) == has_answer]
         if v2 and names:
