@@ -19,7 +19,7 @@ def shapes(mix):
 
 def test_parameters_and_matrices():
     query = torch.randn(2, H, 4, D)
-    independent, wise = PositionIndependentMixing(None, SIZE), PositionWiseMixing(None, SIZE)
+    independent, wise = (build_stage("mix", name, SIZE) for name in ("position_independent", "position_wise"))
     assert shapes(independent) == {"mixing": (H, H)}
     assert shapes(wise) == {"from_query": (D, H), "mixing": (H, H)}
     assert torch.equal(independent.matrix(query), independent.mixing)

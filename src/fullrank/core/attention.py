@@ -147,7 +147,7 @@ class Attention(nn.Module):
             "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "head_dim": head_dim,
         }  # fmt: skip
         if isinstance(config, ModelConfig):
-            if any(value is not None for value in (*sizes.values(), dropout, max_position_embeddings)):
+            if {*sizes.values(), dropout, max_position_embeddings} != {None}:
                 raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
             model = config
             config = model.attention
@@ -166,12 +166,12 @@ class Attention(nn.Module):
         heads = model.num_attention_heads
         groups = heads // (model.num_key_value_heads or heads)
         size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings, groups, layer)
-        weighted = config if isinstance(config, WeightedConfig) else WeightedConfig()
+        weighted = config if isinstance(config, WeightedConfig) else WeightedConfig(bias=config.bias)
         self.hidden_size = size.hidden_size
         self.position = model.position
         self.same_text_stages = weighted.same_text_stages
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
-        self.project = Projection(model, config, self.attend)
+        self.project = Projection(model, weighted, self.attend)
         self.permute = StochasticCrossHead(weighted.cross_head)
         self.gate: Gate = build_stage("gate", weighted.gate, size)
         self.merge = self.attend.merge(config.bias, self.gate.shares)
@@ -249,8 +249,8 @@ class Attention(nn.Module):
         return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
 
-relu = register("activation", "relu")(torch.relu)
-gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
+register("activation", "relu")(torch.relu)
+register("activation", "gelu")(partial(F.gelu, approximate="none"))
 
 
 @register("activation", "swiglu")

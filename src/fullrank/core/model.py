@@ -134,7 +134,9 @@ class Layers(Model):
         self.blocks = nn.ModuleList(Block(part, cross, layer) for layer, part in enumerate(parts))
         if self.position.biases is not None:
             for block in self.blocks:
-                block.attention.attend.share_biases(self.position.biases)
+                score = block.attention.attend.score
+                del score.biases
+                vars(score)["biases"] = self.position.biases  # no submodule, so that they are saved once
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.parts = nn.ModuleDict(
             {name: registry.lookup("model_part", name)(self, **options) for name, options in config.parts.items()}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from . import draws, registry
 from .cache import DecayedSums, KeyValues
-from .config import AttentionConfig, ModelConfig, Stage, WeightedConfig, stage_name, stage_options
+from .config import ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import Linear, RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
@@ -28,14 +28,12 @@ class AttentionStage(nn.Module):
     """Base of the stages of attention, built from `(config, size)`.
 
     config: the stage's `Config`, None without one. size: the heads that it is built for.
-    starts_plain: attention is plain before training, if no option says otherwise.
     no_weight_decay: its parameters never decay, because that would pull them towards zero, not towards plain attention.
     reason: why no engine computes attention with this stage; None if engines do.
     """
 
     Config: ClassVar[type | None] = None
     reason: str | None = None
-    starts_plain: bool = True
     no_weight_decay: ClassVar[bool] = False
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
@@ -186,13 +184,6 @@ class Attend(nn.Module):
         """Compute what stages keep of the tokens of the keys (`Heads.notes`), from their inputs x and queries."""
         return None, None
 
-    def share_biases(self, biases: RelativeBiases) -> None:
-        """Read u and v of relative positions from a pair that all layers share, not from one of this layer."""
-        score = getattr(self, "score", None)
-        if score is not None:
-            del score.biases
-            vars(score)["biases"] = biases  # no submodule, so that they are saved once
-
 
 QUERY, KEY, VALUE = range(3)  # parts of what is projected
 
@@ -302,11 +293,10 @@ class Projection(nn.Module):
     parameters start as they do without mixing.
     """
 
-    def __init__(self, model: ModelConfig, config: AttentionConfig, attend: Attend) -> None:
+    def __init__(self, model: ModelConfig, config: WeightedConfig, attend: Attend) -> None:
         super().__init__()
         size = attend.size
         needs = attend.needs
-        options = config if isinstance(config, WeightedConfig) else WeightedConfig()
         bias = config.bias
         inner = size.num_heads * size.head_dim
         shared = inner // size.groups
@@ -319,10 +309,9 @@ class Projection(nn.Module):
             self.query = Linear(size.hidden_size, inner, bias=bias)
         elif "query" in needs:
             self.query = SeparateLinear(size.hidden_size, inner, bias=bias)
-        idle = "keys" in attend.idle and not self.reads_keys
-        self.key = Linear(size.hidden_size, shared, bias=bias) if self.reads_keys or idle else None
-        if self.key is not None and idle:
-            self.key.requires_grad_(False)
+        self.key: nn.Linear | None = None
+        if self.reads_keys or "keys" in attend.idle:
+            self.key = Linear(size.hidden_size, shared, bias=bias).requires_grad_(self.reads_keys)
         self.value = Linear(size.hidden_size, shared, bias=bias)
         self.relative: RelativeKeys | None = None
         self.shared_projection = attend.shared_projection
@@ -330,11 +319,11 @@ class Projection(nn.Module):
         if "relative" in needs and not self.shared_projection:
             heads = size.num_heads // size.groups
             self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, self.clamp_length)
-        make_head_norm = partial(nn.RMSNorm, size.head_dim, eps=model.layer_norm_eps)
-        self.query_norm = make_head_norm() if options.qk_norm and "scored" in needs else None
-        self.key_norm = make_head_norm() if options.qk_norm and self.reads_keys else None
+        make_head_norm = partial(nn.RMSNorm if config.qk_norm else nn.Identity, size.head_dim, eps=model.layer_norm_eps)
+        self.query_norm = make_head_norm()
+        self.key_norm = make_head_norm()
         self.rotary = Rotary(size.head_dim, model.rope_theta) if model.position == "rotary" else None
-        self.mix_qkv: ProjectedMixing = build_stage("mix_qkv", options.mix_qkv, size)
+        self.mix_qkv: ProjectedMixing = build_stage("mix_qkv", config.mix_qkv, size)
         drops = model.dropout
         self.dropout = make_dropout(drops.projection, drops.locked)
         self.distance_dropout = make_dropout(drops.projection, drops.locked, shared=True)
@@ -404,12 +393,9 @@ class Projection(nn.Module):
         heads = self.split(self.dropout(layer(x)))
         return self.mix_qkv.map_heads(heads, part)
 
-    def _norm_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: Tensor, layout: Layout) -> Tensor:
-        if norm is not None:
-            heads = norm(heads)
-        if self.rotary is None:
-            return heads
-        return self.mix_qkv.rotate(heads, self.rotary, positions, layout)
+    def _norm_and_rotate(self, heads: Tensor, norm: nn.Module, positions: Tensor, layout: Layout) -> Tensor:
+        normed = norm(heads)
+        return normed if self.rotary is None else self.mix_qkv.rotate(normed, self.rotary, positions, layout)
 
 
 def check_inputs(x: Tensor, source: Tensor | KeyValues, hidden_size: int) -> None:
@@ -504,34 +490,21 @@ class Score(AttentionStage):
         raise NotImplementedError(f"{type(self).__name__} must define terms, or forward")
 
     def forward(self, *needed: Any) -> Tensor:
-        """Compute the scores (B, H, N, M) before the mask."""
-        return compute_scores(*self.terms(*needed), layout=needed[-1])
-
-
-def compute_scores(query: Tensor, keys: Tensor, scale: float, distances: Distances | None, layout: Layout) -> Tensor:
-    """Compute scores of content, or of content and distance.
+        """Compute the scores A (B, H, N, M) before the mask, of content, or of content and distance.
 
         A(n, m) = s Q(n) . K(m),   with distances  s ((Q(n) + u) . K(m) + (Q(n) + v) . R(p_n - p_m))
-
-    Args:
-        query: Q (B, H, N, D).
-        keys: K (B, H, M, D).
-        scale: s.
-        distances: R, u and v; None for a score of content alone.
-        layout: positions p of queries and keys.
-
-    Returns:
-        Scores A (B, H, N, M).
-    """
-    if distances is None:
-        return (query * scale) @ keys.transpose(-1, -2)
-    content = (query + distances.u[:, None]) * scale
-    position = (query + distances.v[:, None]) * scale
-    by_distance = position.to(query.dtype) @ distances.keys.mT  # (B, H, N, T)
-    apart = measure_distances(layout.origins, layout.key_positions)
-    rows = layout.distance_rows(apart)
-    index = rows[:, None].expand(*query.shape[:3], -1)
-    return content.to(query.dtype) @ keys.mT + by_distance.gather(-1, index)
+        """
+        query, keys, scale, distances = self.terms(*needed)
+        if distances is None:
+            return (query * scale) @ keys.mT
+        content = (query + distances.u[:, None]) * scale
+        position = (query + distances.v[:, None]) * scale
+        by_distance = position.to(query.dtype) @ distances.keys.mT  # (B, H, N, T)
+        layout = needed[-1]
+        apart = measure_distances(layout.origins, layout.key_positions)
+        rows = layout.distance_rows(apart)
+        index = rows[:, None].expand(*query.shape[:3], -1)
+        return content.to(query.dtype) @ keys.mT + by_distance.gather(-1, index)
 
 
 @register("score", "dot_product")
@@ -546,10 +519,9 @@ class DotProduct(Score):
     reason = None
     Config = DotProductOptions
 
-    def __init__(self, config: DotProductOptions | None, size: HeadSize) -> None:
+    def __init__(self, config: DotProductOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        scale = None if config is None else config.scale
-        self.scale = size.head_dim**-0.5 if scale is None else scale
+        self.scale = config.scale or size.head_dim**-0.5
 
     def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
         return query, keys, self.scale, None
@@ -633,10 +605,12 @@ class Mixing(AttentionStage):
     A mixing is its matrices, or else it gives `reason` and `mix_maps`, and the definition computes it.
 
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
+    starts_plain: attention is plain before training, if no option says otherwise.
     injectable: it goes into models of Hugging Face, whose weights alone are mixed.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("query",)
+    starts_plain: ClassVar[bool] = True
     no_weight_decay = True
     injectable: ClassVar[bool] = True
 
@@ -719,12 +693,9 @@ def starts_plain(stage: Stage) -> bool:
     return identity and bool(registry.lookup("mix", stage_name(stage)).starts_plain)
 
 
-def to_default_device(matrix: Tensor) -> Tensor:
-    """Move a small matrix that was made on the CPU to the default device.
-
-    Made on the meta device, `torch.eye` would import the compiler, which takes two seconds.
-    """
-    return matrix.to(torch.get_default_device())
+def make_identity(size: int) -> Tensor:
+    """Make I; on the meta device `torch.eye` would import the compiler, which takes seconds."""
+    return torch.zeros(size, size).fill_diagonal_(1)
 
 
 def fill_with_normal(matrix: Tensor, std: float) -> None:
@@ -738,16 +709,15 @@ class LearnedMixing(Mixing):
 
     Config = LearnedMixingOptions
 
-    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
+    def __init__(self, config: LearnedMixingOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.begin(config, size.num_heads)
 
-    def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
+    def begin(self, config: LearnedMixingOptions, heads: int) -> None:
         """Make `mixing` and start it."""
-        self.start = "identity" if config is None else config.start
-        uniform = torch.full((heads, heads), 1 / heads, device="cpu")
-        identity = torch.eye(heads, device="cpu")
-        self.mixing = nn.Parameter(to_default_device(uniform if self.start == "uniform" else identity))
+        self.start = config.start
+        uniform = torch.full((heads, heads), 1 / heads)
+        self.mixing = nn.Parameter(uniform if self.start == "uniform" else make_identity(heads))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
             self.draw()
 
@@ -804,7 +774,7 @@ class PositionWiseMixing(LearnedMixing):
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
 
-    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
+    def __init__(self, config: LearnedMixingOptions, size: HeadSize) -> None:
         Mixing.__init__(self, config, size)
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
         self.begin(config, size.num_heads)

@@ -19,7 +19,7 @@ from .embedding import Rotary, linear
 from .kinds import ExclusiveOptions, InterleavedOptions, KnockingOptions
 from .layout import Layout
 from .registry import register
-from .stages import VALUE, Gate, Heads, HeadSize, ProjectedMixing, multiply, to_default_device
+from .stages import VALUE, Gate, Heads, HeadSize, ProjectedMixing, make_identity, multiply
 
 # -- queries, keys and values --------------------------------------------------------------------------------------------
 
@@ -40,11 +40,10 @@ class KnockingHeads(ProjectedMixing):
     def __init__(self, config: KnockingOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.linear = config.form == "linear"
-        identity = torch.eye(size.head_dim, device="cpu")
-        maps = identity.repeat(3, 1, 1)
+        maps = make_identity(size.head_dim).repeat(3, 1, 1)
         if not self.linear:
             maps[1] = 0
-        self.maps = nn.Parameter(to_default_device(maps))
+        self.maps = nn.Parameter(maps)
 
     def map_heads(self, heads: Tensor, part: int) -> Tensor:
         if self.linear:
@@ -86,13 +85,12 @@ class InterleavedHeads(ProjectedMixing):
     def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
         super().__init__(config, size)
         self.pseudo_heads = config.pseudo_heads
-        self.starts_plain = config.pseudo_heads == 1
-        identity = torch.eye(size.num_heads, device="cpu")[..., None]
-        of_each = identity.repeat(3, 1, 1, config.pseudo_heads)
+        identity = make_identity(size.num_heads)
+        of_each = identity[..., None].repeat(3, 1, 1, config.pseudo_heads)
         of_last = of_each[0].clone()
         of_last[..., :-1] = 0
-        self.mixing = nn.Parameter(to_default_device(of_each))
-        self.collapsing = nn.Parameter(to_default_device(of_last))
+        self.mixing = nn.Parameter(of_each)
+        self.collapsing = nn.Parameter(of_last)
 
     def map_heads(self, heads: Tensor, part: int) -> Tensor:
         return multiply("bjnd,jip->binpd", heads, self.mixing[part])
@@ -220,7 +218,6 @@ class ExclusiveGate(Gate):
 
     def __init__(self, config: ExclusiveOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.starts_plain = config.learned
         self.amount: nn.Parameter | None = None
         if config.learned:
             self.amount = nn.Parameter(torch.zeros(size.num_heads))
@@ -249,7 +246,6 @@ class DifferentialGate(HeadGate):
     as `nn.Linear` does. Not plain attention at the start. An even number of query heads reads each key head.
     """
 
-    starts_plain = False
     shares = 2
 
     def count_gates(self, size: HeadSize) -> int:
