@@ -97,14 +97,14 @@ def convolved(layer, maps):
 
 def composed(module, x, maps):
     """DCFormer's equations for one pair of tokens at a time."""
-    parts, rank, heads = module.shape
+    parts, rank, heads = len(module["hidden"][0]), *module["first"].shape[2:]
     out = [head.clone() for head in maps]
     for part in range(parts):
-        hidden = F.gelu(x @ module.hidden[:, part])
-        diagonal = torch.tanh(x @ module.diagonal[:, part])
+        hidden = F.gelu(x @ module["hidden"][:, part])
+        diagonal = torch.tanh(x @ module["diagonal"][:, part])
         token = (slice(None), slice(None), None) if part == 0 else (slice(None), None, slice(None))
         for r in range(rank):
-            first, second = hidden @ module.first[part, :, r], hidden @ module.second[part, :, r]
+            first, second = hidden @ module["first"][part, :, r], hidden @ module["second"][part, :, r]
             first = first / (first.square().mean(-1, keepdim=True) + 1e-6).sqrt()
             together = sum(first[..., j][token] * maps[j] for j in range(heads))
             out = [head + second[..., i][token] * together for i, head in enumerate(out)]

@@ -39,12 +39,6 @@ def draw_for(layer: int, parameter: Tensor, std: float) -> None:
         parameter.copy_(numbers * std)
 
 
-def take_last(notes: Tensor, count: int) -> Tensor:
-    """Take the notes of the last `count` of M tokens, of notes (B, C, M, F)."""
-    first = notes.shape[2] - count
-    return notes[:, :, first:]
-
-
 @register("mix_scores", "multi_token")
 class MultiTokenScores(Mixing):
     """Multi-token attention: a convolution of scores over queries and keys (Golovneva et al. 2025, arXiv 2504.00927, §3.1).
@@ -80,103 +74,28 @@ class MultiTokenScores(Mixing):
     def mix_scores(
         self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout, matrices: Matrices
     ) -> Tensor:
-        remembered, _ = heads.notes
-        queries = heads.scored if remembered is None else remembered
+        queries, _ = heads.notes
         assert queries is not None
-        count = layout.shape[0]
-        available = queries.shape[2]
-        covered = count + self.kernel.shape[1] - 1
-        num_read = min(available, covered)
-        if num_read > count:
-            first = available - num_read
-            heads = replace(heads, scored=queries[:, :, first:])
-            layout = replace(layout, query_positions=layout.key_positions[..., first:])
-        mixed = self._convolve(score(heads, layout), layout)
-        return take_last(mixed, count)
-
-    def _convolve(self, scores: Tensor, layout: Layout) -> Tensor:
-        unseen = ~self._find_seen(layout)
-        visible = scores.masked_fill(unseen, 0)
-        heads, rows, columns = self.kernel.shape
+        num_heads, rows, columns = self.kernel.shape
+        count, num_keys = layout.shape
+        num_read = min(num_keys, count + rows - 1)
+        first = num_keys - num_read
+        heads = replace(heads, scored=queries[:, :, first:])
+        positions = layout.key_positions[..., first:]
+        layout = replace(layout, query_positions=positions)
+        seen = layout.visible()
+        if layout.tokens is not None:  # nor does padding see anything
+            seen = seen & layout.tokens[:, None, first:, None]
+        visible = score(heads, layout).masked_fill(~seen, 0)
         beside = columns // 2
         border = (beside, beside, rows - 1, 0)
         padded = F.pad(visible, border)
-        kernel = self.kernel.to(scores.dtype)
-        return F.conv2d(padded, kernel[:, None], groups=heads)
-
-    def _find_seen(self, layout: Layout) -> Tensor:
-        """Compute the mask (1 or B, 1, N, M), True where a query that is no padding sees a token."""
-        seen = layout.visible()
-        if layout.tokens is None:
-            return seen
-        tokens = layout.tokens[:, None]
-        queries = take_last(tokens[..., None], layout.shape[0])
-        return seen & tokens[:, :, None] & queries
+        kernel = self.kernel.to(visible.dtype)
+        mixed = F.conv2d(padded, kernel[:, None], groups=num_heads)
+        return mixed.narrow(2, -count, count)
 
     def multiply_adds(self, keys: float) -> float:
         return self.kernel.numel() * keys
-
-
-class Composition(nn.Module):
-    """The generator of dynamically composable heads (Xiao et al. 2024, arXiv 2405.08553, §3; Caiyun-AI/DCFormer).
-
-        w_1, w_2 = GELU(x W) (U_1, U_2),   w_1 normed by its root mean square over heads,   d = tanh(x W_d)
-        A'_i = A_i + sum_r w_2ri (sum_j w_1rj A_j) + d_i A_i        with w and d of the query's token, and of the key's
-
-    x (B, N, E) -> notes (B, 1, N, F) with w_1, w_2 (S, R, H) and d (S, H); S is 2, or 1 for the query alone.
-    `hidden` W (E, S, K), `first` U_1 and `second` U_2 (S, K, R, H), `diagonal` W_d (E, S, H). W starts N(0, 1/E), U_1
-    N(0, 1/K), U_2 = W_d = 0: plain attention.  Differs from the released code: this start, and one group of heads.
-    """
-
-    def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
-        super().__init__()
-        self.layer = size.layer
-        heads = size.num_heads
-        width = size.hidden_size
-        parts = 2 if config.keys else 1
-        self.shape = (parts, config.rank, heads)
-        inner = config.hidden or 4 * heads
-        of_hidden = (parts, inner, config.rank, heads)
-        self.hidden = nn.Parameter(torch.empty(width, parts, inner))
-        self.first = nn.Parameter(torch.empty(of_hidden))
-        self.second = nn.Parameter(torch.zeros(of_hidden))
-        self.diagonal = nn.Parameter(torch.zeros(width, parts, heads))
-        self.draw()
-
-    def draw(self) -> None:
-        """Draw `hidden` and `first`, anew or for the first time."""
-        width, _, inner = self.hidden.shape
-        draw_for(self.layer, self.hidden, width**-0.5)
-        draw_for(self.layer, self.first, inner**-0.5)
-
-    def make_notes(self, x: Tensor) -> Tensor:
-        """Compute w_1, w_2 and d of tokens x (B, N, E), as notes (B, 1, N, F)."""
-        of_parts = multiply("bne,esk->bnsk", x, self.hidden)
-        hidden = F.gelu(of_parts)
-        first = multiply("bnsk,skrh->bnsrh", hidden, self.first)
-        heads = first.shape[-1:]
-        normed = F.rms_norm(first, heads, eps=1e-6)
-        second = multiply("bnsk,skrh->bnsrh", hidden, self.second)
-        of_diagonal = multiply("bne,esh->bnsh", x, self.diagonal)
-        diagonal = torch.tanh(of_diagonal)
-        rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
-        notes = rows.flatten(2)
-        return notes[:, None]
-
-    def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
-        """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
-        parts, rank, heads = self.shape
-        of_parts = notes[:, 0].unflatten(2, (parts, -1, heads))
-        rows = of_parts[:, :, part]
-        first, second, diagonal = rows.split((rank, rank, 1), dim=2)
-        product = torch.einsum("bnrj,bnri->bnji", first, second)
-        return product + torch.diag_embed(diagonal[:, :, 0])
-
-    def multiply_adds(self, keys: float) -> float:
-        """Count multiply-adds of a token's notes and matrix, and of its maps over so many keys."""
-        parts, rank, heads = self.shape
-        of_notes = sum(parameter.numel() for parameter in self.parameters())
-        return of_notes + parts * heads**2 * (rank + keys)
 
 
 @register("mix", "random")
@@ -194,8 +113,7 @@ class RandomMixing(Mixing):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.mixing: Tensor
-        self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
+        self.mixing = nn.Buffer(torch.empty(size.num_heads, size.num_heads))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
             self.draw()
 
@@ -302,9 +220,15 @@ class DifferentialMixing(Mixing):
 @register("mix_scores", "dynamic")
 @register("mix", "dynamic")
 class DynamicMixing(Mixing):
-    """Dynamically composed scores or weights (Xiao et al. 2024, arXiv 2405.08553): see `Composition`.
+    """Dynamically composable heads, of scores or weights (Xiao et al. 2024, arXiv 2405.08553, §3; Caiyun-AI/DCFormer).
+
+        w_1, w_2 = GELU(x W) (U_1, U_2),   w_1 normed by its root mean square over heads,   d = tanh(x W_d)
+        A'_i = A_i + sum_r w_2ri (sum_j w_1rj A_j) + d_i A_i        with w and d of the query's token, and of the key's
 
     It is a matrix M(n) of the query's token, and one K(m) of the key's, which with `keys: false` is none.
+    x (B, N, E) -> notes (B, 1, N, F) with w_1, w_2 (S, R, H) and d (S, H); S is 2, or 1 for the query alone.
+    `hidden` W (E, S, K), `first` U_1 and `second` U_2 (S, K, R, H), `diagonal` W_d (E, S, H). W starts N(0, 1/E), U_1
+    N(0, 1/K), U_2 = W_d = 0: plain attention.  Differs from the released code: this start, and one group of heads.
     """
 
     Config = DynamicOptions
@@ -313,26 +237,60 @@ class DynamicMixing(Mixing):
 
     def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.composition = Composition(config, size)
+        heads = size.num_heads
+        width = size.hidden_size
+        parts = 2 if config.keys else 1
+        self.shape = (parts, config.rank, heads)
+        inner = config.hidden or 4 * heads
+        self.composition = nn.ParameterDict()
+        self.composition["hidden"] = torch.empty(width, parts, inner)
+        of_hidden = (parts, inner, config.rank, heads)
+        self.composition["first"] = torch.empty(of_hidden)
+        self.composition["second"] = torch.zeros(of_hidden)
+        self.composition["diagonal"] = torch.zeros(width, parts, heads)
+        self.draw()
 
     def draw(self) -> None:
-        self.composition.draw()
+        hidden, first, *_ = self.composition.values()
+        width, _, inner = hidden.shape
+        draw_for(self.size.layer, hidden, width**-0.5)
+        draw_for(self.size.layer, first, inner**-0.5)
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
-        return self.composition.make_notes(x)
+        to_hidden, to_first, to_second, to_diagonal = self.composition.values()
+        of_parts = multiply("bne,esk->bnsk", x, to_hidden)
+        hidden = F.gelu(of_parts)
+        first = multiply("bnsk,skrh->bnsrh", hidden, to_first)
+        normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
+        second = multiply("bnsk,skrh->bnsrh", hidden, to_second)
+        of_diagonal = multiply("bne,esh->bnsh", x, to_diagonal)
+        diagonal = torch.tanh(of_diagonal)
+        rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
+        notes = rows.flatten(2)
+        return notes[:, None]
 
     def matrix(self, query: Tensor | None) -> None:
         return None
 
     def compute_matrices(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Matrices:
         assert notes is not None
-        of_queries = take_last(notes, layout.shape[0])
-        matrix = self.composition.compute_matrix(of_queries, 0)
-        identity = torch.eye(matrix.shape[-1]).to(matrix)
-        of_keys = None
-        if self.composition.shape[0] == 2:
-            of_keys = self.composition.compute_matrix(notes, 1)
+        count = layout.shape[0]
+        of_queries = notes.narrow(2, -count, count)
+        matrix = self.compute_matrix(of_queries, 0)
+        identity = torch.eye(self.size.num_heads).to(matrix)
+        of_keys = self.compute_matrix(notes, 1) if self.shape[0] == 2 else None
         return Matrices(matrix + identity, of_keys)
 
+    def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
+        """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
+        parts, rank, heads = self.shape
+        of_parts = notes[:, 0].unflatten(2, (parts, -1, heads))
+        rows = of_parts[:, :, part]
+        first, second, diagonal = rows.split((rank, rank, 1), dim=2)
+        product = torch.einsum("bnrj,bnri->bnji", first, second)
+        return product + torch.diag_embed(diagonal[:, :, 0])
+
     def multiply_adds(self, keys: float) -> float:
-        return self.composition.multiply_adds(keys)
+        parts, rank, heads = self.shape
+        of_notes = sum(parameter.numel() for parameter in self.parameters())
+        return of_notes + parts * heads**2 * (rank + keys)

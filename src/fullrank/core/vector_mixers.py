@@ -223,8 +223,8 @@ class ExclusiveGate(Gate):
             self.amount = nn.Parameter(torch.zeros(size.num_heads))
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        first = values.shape[2] - outputs.shape[2]
-        own_values = values[:, :, first:]
+        count = outputs.shape[2]
+        own_values = values.narrow(2, -count, count)
         direction = F.normalize(own_values, dim=-1)
         share = (outputs * direction).sum(-1, keepdim=True)
         if self.amount is not None:
