@@ -10,11 +10,11 @@ def some(tokens, seed):
 
 
 def start(tokens):
-    return KeyValues.join(None, None, tokens, None)
+    return KeyValues(None, tokens)
 
 
 def join(past, new):
-    return KeyValues.join(past, None, new, None)
+    return past.append(KeyValues(None, new))
 
 
 def test_two_go_on_from_one():

@@ -204,7 +204,7 @@ def test_keys_of_a_cache_are_read_in_place(size, dtype, batch, heads, mixing, mo
     with torch.no_grad():
         for heads_of_all in (problem.keys, problem.values):
             before = torch.full((batch, heads, 9, size), torch.nan, dtype=dtype)
-            seen, buffer = Buffer(before, lanes=16).append(before, heads_of_all[:, :, :11].detach())
+            seen, buffer = Buffer(before).append(before, heads_of_all[:, :, :11].detach())
             seen, buffer = buffer.append(seen, heads_of_all[:, :, 11:].detach())
             parts.append(seen[:, :, -30:])
         cached = replace(problem, keys=parts[0], values=parts[1])

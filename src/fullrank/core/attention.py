@@ -245,7 +245,9 @@ class Attention(nn.Module):
             return heads, None
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        after = KeyValues.join(past, heads.keys, heads.values, table, heads.notes)
+        after = KeyValues(heads.keys, heads.values, table, heads.notes)
+        if past is not None:
+            after = past.append(after)
         return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
 

@@ -27,13 +27,12 @@ class Buffer:
 
     Several caches may share one storage. Each sees some consecutive tokens of it. The cache that sees the last taken token may
     write behind it, any other copies first. So a cache stays a value, also where two texts go on from one.
-    lanes: on a CPU a row takes a multiple of so many numbers, the rest of them zeros, so that a kernel reads it in place.
+    On a CPU a row takes a multiple of `_LANES` numbers, the rest of them zeros, so that a kernel reads it in place.
     """
 
-    def __init__(self, storage: Tensor, used: int = -1, lanes: int = 1) -> None:
+    def __init__(self, storage: Tensor, used: int = -1) -> None:
         self.storage = storage
         self.used = used
-        self.lanes = lanes
 
     def append(self, old: Tensor, new: Tensor) -> tuple[Tensor, Buffer]:
         """Append new tokens (B, H, N, D) to seen ones (B, H, M, D); return a view (B, H, M + N, D) and its buffer."""
@@ -56,13 +55,13 @@ class Buffer:
     def copy(self, old: Tensor, more: int) -> Buffer:
         """Copy seen tokens (B, H, M, D) to the start of another buffer, with room for `more` at least."""
         batch, heads, length, width = old.shape
-        idle = -width % self.lanes if old.device.type == "cpu" else 0
+        idle = -width % _LANES if old.device.type == "cpu" else 0
         room = max(2 * length, length + more, _SMALLEST_BUFFER)
         storage: Any = old.new_empty(batch, heads, room, width + idle)
         storage[..., width:] = 0
         storage.ends_in_zeros = True  # a kernel asks the base of the views for it
         storage[:, :, :length, :width] = old
-        return Buffer(storage, length, self.lanes)
+        return Buffer(storage, length)
 
 
 def join_tokens(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tuple[Tensor | None, Buffer | None]:
@@ -90,44 +89,28 @@ class KeyValues(NamedTuple):
 
     keys: None where the score has none.
     relative: None where the score reads no distances. T may be more than is needed yet.
-    buffers: of keys and values, where new tokens may be written behind them.
     notes: what stages that mix heads remember of each token besides, (B, C, M, F) each; None for a stage that needs nothing.
+    buffers: of keys, values and notes, where new tokens may be written behind them; None for those of chosen rows or tokens,
+    () before the first are appended.
     """
 
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
-    buffers: tuple[Buffer | None, Buffer | None] = (None, None)
-    notes: tuple[Tensor | None, ...] = ()
+    notes: tuple[Tensor | None, ...] = (None, None)
+    buffers: tuple[Buffer | None, ...] = ()
 
-    @classmethod
-    def join(
-        cls,
-        past: KeyValues | None,
-        keys: Tensor | None,
-        values: Tensor,
-        relative: Tensor | None,
-        notes: tuple[Tensor | None, ...] = (),
-    ) -> KeyValues:
-        """Append new keys, values and notes to those of `past`.
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Keys, values and notes."""
+        return self.keys, self.values, *self.notes
 
-        Args:
-            past: of the earlier tokens; None at the start of a text.
-            keys: new keys (B, G, N, D); None where the score has none.
-            values: new values (B, G, N, D).
-            relative: keys of distances for the next call; they take the place of those of `past`.
-            notes: new notes, (B, C, N, F) or None each.
-        """
-        if past is None:  # buffers without space: the next call allocates some
-            of_keys = None if keys is None else Buffer(keys, lanes=_LANES)
-            of_values = Buffer(values, lanes=_LANES)
-            return cls(keys, values, relative, (of_keys, of_values), notes)
-        joined_keys, key_buffer = join_tokens(past.keys, past.buffers[0], keys)
-        joined_values, value_buffer = join_tokens(past.values, past.buffers[1], values)
-        assert joined_values is not None
-        pairs = zip(past.notes, notes, strict=True)
-        joined_notes = tuple(join_tokens(old, None, new)[0] for old, new in pairs)
-        return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer), joined_notes)
+    def append(self, new: KeyValues) -> KeyValues:
+        """Append new tokens; their keys of distances take the place of those here."""
+        buffers = self.buffers or map(Buffer, self.parts)
+        joined: Any = map(join_tokens, self.parts, buffers, new.parts)
+        (keys, values, *notes), after = zip(*joined, strict=True)
+        return KeyValues(keys, values, new.relative, tuple(notes), after)
 
     @property
     def length(self) -> int:
@@ -139,9 +122,9 @@ class KeyValues(NamedTuple):
 
     def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
         """Select the part of keys, values and notes that `choose` takes, without their buffers."""
-        keys = None if self.keys is None else choose(self.keys)
-        notes = tuple(None if note is None else choose(note) for note in self.notes)
-        return KeyValues(keys, choose(self.values), self.relative, notes=notes)
+        chosen: Any = (None if part is None else choose(part) for part in self.parts)
+        keys, values, *notes = chosen
+        return KeyValues(keys, values, self.relative, tuple(notes), (None,) * 4)
 
     def last(self, limit: int) -> KeyValues:
         """Take the last `limit` tokens, with their buffers."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cache import Buffer, KeyValues, Past, join_tokens, take_rows
+from .cache import KeyValues, Past, take_rows
 from .errors import InputError
 from .layout import Layout, Run, State, find_last_runs, find_positions, join_runs, list_positions
 
@@ -22,34 +22,36 @@ from .layout import Layout, Run, State, find_last_runs, find_positions, join_run
 class LayerMemory:
     """The memory of one layer, M tokens.
 
-    hidden (B, M, E): inputs of the layer, detached; None for an empty memory.
+    inputs: inputs of the layer as values (B, 1, M, E), detached; None for an empty memory.
     runs: positions of these tokens as runs of consecutive ones, oldest first; None where rows differ in length.
     positions (B, M), mask (B, M): the same for rows that differ; padding, False in the mask, stands on the left.
     heads: keys and values of these tokens in evaluation without gradients, so that nothing is projected twice.
-    buffer: where new inputs may be written behind `hidden` then.
     skipped: tokens of all segments at which the layer was skipped.
     """
 
-    hidden: Tensor | None = None
+    inputs: KeyValues | None = None
     runs: tuple[Run, ...] | None = ()
     positions: Tensor | None = None
     mask: Tensor | None = None
     heads: KeyValues | None = None
     skipped: int = 0
-    buffer: Buffer | None = None
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """Inputs of the layer (B, M, E)."""
+        return None if self.inputs is None else self.inputs.values[:, 0]
 
     @property
     def tokens(self) -> int:
-        return 0 if self.hidden is None else self.hidden.shape[1]
+        return 0 if self.inputs is None else self.inputs.length
 
     def last(self, limit: int) -> LayerMemory:
         """Take the last `limit` tokens."""
-        if self.tokens <= limit:
+        if self.inputs is None or self.tokens <= limit:
             return self
-        assert self.hidden is not None
         return replace(
             self,
-            hidden=_take_last_tokens(None, self.hidden, limit),
+            inputs=self.inputs.last(limit),
             runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
@@ -60,11 +62,10 @@ class LayerMemory:
         """Take rows `index` (K,), in that order; rows may repeat."""
         return replace(
             self,
-            hidden=take_rows(self.hidden, index),
+            inputs=None if self.inputs is None else self.inputs.rows(index),
             positions=take_rows(self.positions, index),
             mask=take_rows(self.mask, index),
             heads=None if self.heads is None else self.heads.rows(index),
-            buffer=None,
         )
 
 
@@ -133,12 +134,10 @@ class Memory:
         if self.lengths is not None:
             tensors["lengths"] = self.lengths[:, None]
         for i, layer in enumerate(self.layers):
-            if layer.hidden is not None:
-                tensors[f"{i}.hidden"] = layer.hidden
+            parts = {"hidden": layer.hidden, "positions": layer.positions, "mask": layer.mask}
             if layer.runs is not None:
-                tensors[f"{i}.runs"] = torch.tensor(layer.runs, dtype=torch.int64).flatten()
-            if layer.positions is not None and layer.mask is not None:
-                tensors |= {f"{i}.positions": layer.positions, f"{i}.mask": layer.mask}
+                parts["runs"] = torch.tensor(layer.runs, dtype=torch.int64).flatten()
+            tensors |= {f"{i}.{name}": part for name, part in parts.items() if part is not None}
             tensors[f"{i}.rested"] = torch.tensor(layer.skipped)
         return tensors
 
@@ -147,9 +146,10 @@ class Memory:
         """Make a memory of the tensors that `to_tensors` returned."""
         layers = []
         for i in range(sum(name.endswith(".rested") for name in tensors)):
+            hidden = tensors.get(f"{i}.hidden")
             runs = tensors.get(f"{i}.runs")
             layer = LayerMemory(
-                tensors.get(f"{i}.hidden"),
+                None if hidden is None else KeyValues(None, hidden[:, None]),
                 None if runs is None else tuple(map(tuple, runs.view(-1, 2).tolist())),
                 tensors.get(f"{i}.positions"),
                 tensors.get(f"{i}.mask"),
@@ -248,17 +248,15 @@ class MemoryState(State):
         hidden (B, N, E): inputs of the layer. heads: keys and values of old and new tokens; None where they are not kept.
         """
         limit = self.limit
-        new = hidden.detach()
+        inputs = KeyValues(None, hidden.detach()[:, None])
+        kept = limit - self.tokens if self.mask is None else limit
+        if memory.inputs is not None and kept > 0:  # forgotten tokens are not copied
+            inputs = memory.inputs.last(kept).append(inputs)
         if self.mask is None:
             all_runs = (*(memory.runs or ()), (self.first, self.tokens))
             runs = find_last_runs(join_runs(all_runs), limit)
-            if heads is None:
-                return LayerMemory(_take_last_tokens(memory.hidden, new, limit), runs, skipped=memory.skipped)
-            hidden, buffer = _append_tokens(memory, new)
-            return LayerMemory(hidden[:, -limit:], runs, None, None, heads.last(limit), memory.skipped, buffer)
-        hidden = new
-        if memory.hidden is not None:
-            hidden = torch.cat((memory.hidden.to(new.dtype), new), dim=1)
+            last_heads = None if heads is None else heads.last(limit)
+            return LayerMemory(inputs.last(limit), runs, heads=last_heads, skipped=memory.skipped)
         positions, mask = _join_positions(memory, self.positions, self.mask)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         padding_first = mask.to(torch.uint8).argsort(dim=1, stable=True)
@@ -269,7 +267,7 @@ class MemoryState(State):
             return part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
 
         return LayerMemory(
-            choose(hidden[:, None])[:, 0],
+            inputs.select(choose),
             None,
             positions.gather(1, order),
             mask.gather(1, order),
@@ -287,26 +285,6 @@ def _join_positions(memory: LayerMemory, positions: Tensor, mask: Tensor) -> tup
         old_positions = listed.expand(len(mask), -1)
         old_mask = torch.ones_like(old_positions, dtype=torch.bool)
     return torch.cat((old_positions, positions), dim=1), torch.cat((old_mask, mask), dim=1)
-
-
-def _append_tokens(memory: LayerMemory, new: Tensor) -> tuple[Tensor, Buffer | None]:
-    """Append new tokens (B, N, E) to those of a memory; return all of them as a view, and its buffer."""
-    if memory.hidden is None:
-        return new, Buffer(new[:, None])
-    buffer = memory.buffer or Buffer(memory.hidden[:, None])
-    joined, after = join_tokens(memory.hidden[:, None], buffer, new[:, None])
-    assert joined is not None
-    return joined[:, 0], after
-
-
-def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
-    """Take the last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
-    old_tokens = limit - new.shape[1]
-    if old is not None and old_tokens > 0:
-        last_old = old[:, -old_tokens:]
-        return torch.cat((last_old.to(new.dtype), new), dim=1)
-    last = new[:, -limit:]
-    return last.clone() if 2 * limit < new.shape[1] else last  # a short view would keep a long tensor alive
 
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .cache import KeyValues
 from .config import ModelConfig
 from .layout import Layout
 from .memory import LayerMemory, Memory, MemoryState
@@ -60,8 +61,8 @@ def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
     if memory.length > 0:
         return memory
     size = config.memory_length
-    hidden = x.new_zeros(len(x), size, x.shape[-1])
-    zeros = LayerMemory(hidden, ((-size, size),))
+    hidden = x.new_zeros(len(x), 1, size, x.shape[-1])
+    zeros = LayerMemory(KeyValues(None, hidden), ((-size, size),))
     return replace(memory, layers=(zeros,) * len(memory.layers))
 
 
