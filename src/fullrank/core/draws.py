@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -144,28 +144,27 @@ def checkpoint_function(function: Callable[..., Any], *arguments: Any, **options
         return function(*arguments, **options)
     if torch.compiler.is_compiling():  # torch's generators draw there, and it knows of them
         return checkpoint(function, *arguments, use_reentrant=False, **options)
-    again = _Again(copy(current), copy_context())
-    return checkpoint(function, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **options)
+    again = _Again(copy(current))
+    run = copy_context().run  # both passes have the context variables of now
+    return checkpoint(
+        run, function, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **options
+    )
 
 
 @dataclass
 class _Again(AbstractContextManager[None]):
-    """A block with the draws and the context variables of a first pass; entered once for every backward pass."""
+    """A block with the draws of a first pass; entered once for every backward pass."""
 
     draws: Draws | None
-    variables: Context
 
     def __enter__(self) -> None:
         global current
         self.before = current
         current = copy(self.draws)
-        self.tokens = [(variable, variable.set(value)) for variable, value in self.variables.items()]
 
     def __exit__(self, *error: Any) -> None:
         global current
         current = self.before
-        for variable, token in self.tokens:
-            variable.reset(token)
 
 
 @contextmanager

@@ -72,10 +72,8 @@ class Layout:
         keys = queries if keys is None else keys
         if causal and queries > keys:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
-        positions = torch.arange(min(keys - queries, 0), keys, device=device)
-        count = positions.shape[0]
-        of_queries = positions[count - queries :]
-        of_keys = positions[count - keys :]
+        of_queries = torch.arange(keys - queries, keys, device=device)
+        of_keys = torch.arange(keys, device=device)
         return cls(of_queries, of_keys, causal, key_mask, ((0, keys),), True, window)
 
     @classmethod
@@ -217,13 +215,12 @@ class Layout:
         index = torch.arange(keys, device=device)
         last = query_index if self.causal else torch.full_like(query_index, keys)
         seen = (index <= last)[None, None]
-        stride = self.stride if self.strided else None
-        if self.window is not None or stride is not None:
+        if self.window is not None or self.stride is not None:
             distances = measure_distances(self.query_positions, self.key_positions)[:, None]
             if self.window is not None:
                 seen = seen & (distances < self.window)
-            if stride is not None:
-                seen = seen & ((distances.abs() <= stride) | (distances % stride == 0))
+            if self.stride is not None:
+                seen = seen & ((distances.abs() <= self.stride) | (distances % self.stride == 0))
         if self.documents is not None:
             of_queries = self.documents[:, None, keys - queries :, None]
             seen = seen & (of_queries == self.documents[:, None, None, :])

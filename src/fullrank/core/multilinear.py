@@ -25,32 +25,12 @@ from .trace import Trace
 _LONGEST = 64.0  # tokens; where the slowest decays start
 
 
-def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Compute the tensor T of queries, keys and values (Eq. 5, 6 and 8).
+def multilinear(problem: Pairs) -> Tensor:
+    """Compute O_i = sum_jm T_ijm W_jm (B, N, E): split, concatenate and output matrix (Eq. 5, 6 and 8).
 
         T_ijm = sum_r q_ir K_jr V_mr    for keys j and values m that query i sees, else 0;      q_ir = Q_ir (1/C) sum_c g_cr
 
     The C cores are diagonal and share Q, K and V, so that they are one core, their mean.
-
-    Args:
-        query: q (B, N, R), multiplied by the core.
-        keys: K (B, M, R).
-        values: V (B, M, R).
-        visible: (1 or B, N, M), True where a query sees a key; None: everywhere.
-
-    Returns:
-        T (B, N, M, M), its last two indices those of keys and values.
-    """
-    tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values)
-    if visible is None:
-        return tensor
-    visible_pairs = visible[..., :, None] & visible[..., None, :]
-    return tensor.masked_fill(~visible_pairs, 0.0)
-
-
-def multilinear(problem: Pairs) -> Tensor:
-    """Compute O_i = sum_jm T_ijm W_jm (B, N, E): split, concatenate and output matrix.
-
     The authors' output matrix (E, M^2), keys major and values minor, is `weight.permute(2, 0, 1).flatten(1)`.
     """
     if (out := engine.load().multilinear_pairs(problem)) is not None:
@@ -61,7 +41,10 @@ def multilinear(problem: Pairs) -> Tensor:
     if visible is None and problem.causal:
         position = torch.arange(length, device=problem.query.device)
         visible = (position <= position[length - queries :, None])[None]
-    tensor = pair_tensor(problem.query, problem.keys, problem.values, visible)
+    tensor = torch.einsum("bir,bjr,bmr->bijm", problem.query, problem.keys, problem.values)
+    if visible is not None:
+        visible_pairs = visible[..., :, None] & visible[..., None, :]
+        tensor = tensor.masked_fill(~visible_pairs, 0.0)
     return tensor.flatten(2) @ problem.weight[:length, :length].flatten(0, 1)
 
 
@@ -227,7 +210,7 @@ class MultiLinear(Attend):
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         if self.decayed is None:
-            return self._with_bias(self._pairs(*_factors(heads), layout))
+            return self._with_bias(self._pairs(layout, *_factors(heads)))
         out, _, _ = self.decayed(*_factors(heads), self.cores().mean(0), layout, DecayedSums())
         return self._with_bias(out)
 
@@ -257,11 +240,10 @@ class MultiLinear(Attend):
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out[:, None]  # (B, 1, N, E)
 
-    def _pairs(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
+    def _pairs(self, layout: Layout, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         assert self.weight is not None
         mask = layout.key_mask
         length = layout.shape[1]
-        query_positions = torch.atleast_2d(layout.query_positions)
         at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
         if not layout.from_start:
             index, tokens = self._index(layout, keys.shape[0])
@@ -286,11 +268,11 @@ class MultiLinear(Attend):
             values = _hide(values, mask)
         visible = None
         if layout.narrow or (layout.causal and not at_end):
-            position = torch.arange(length, device=keys.device)
-            last = query_positions[..., None]
-            visible = position <= (last if layout.causal else torch.full_like(last, length))
-            if layout.window is not None:
-                visible = visible & (position > last - layout.window)
+            positions = torch.arange(length, device=keys.device)
+            distances = measure_distances(layout.query_positions, positions)
+            visible = distances < (layout.window or length)
+            if layout.causal:
+                visible = visible & (distances >= 0)
         return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
@@ -308,10 +290,9 @@ class MultiLinear(Attend):
         return index, tokens
 
 
-def _factors(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    assert heads.scored is not None
-    assert heads.keys is not None
-    return heads.scored[:, 0], heads.keys[:, 0], heads.values[:, 0]
+def _factors(heads: Heads) -> Any:
+    """Return query, keys and values of the one head."""
+    return [part[:, 0] for part in heads.select(("scored", "keys", "values"))]
 
 
 def _hide(tokens: Tensor, mask: Tensor) -> Tensor:
