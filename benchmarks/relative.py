@@ -19,8 +19,7 @@ from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.layout import Layout
-from fullrank.core.score import XLRelative
-from fullrank.core.stages import Heads, HeadSize
+from fullrank.core.stages import Heads, HeadSize, XLRelative
 from fullrank.kernels import kernel as fixed_kernel
 from mixing import MIXES, compute_matrix, make_mixing, set_mixing
 

@@ -49,7 +49,7 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked):
     made = model(hidden_size=64, dropout=fr.DropoutConfig(embedding=0.25, locked=locked))
     seen = []
     for block in made.blocks:
-        block.attention.project.relative.register_forward_hook(lambda module, args, out: seen.append(args[0].encodings))
+        block.attention.project.relative.register_forward_hook(lambda module, args, out: seen.append(args[0]))
     read = torch.randint(9, (2, 50))
     made(read)
     undropped = seen[0].clone()

@@ -323,18 +323,16 @@ def encodings_of(layout: Layout, clamp_length: int | None, like: Tensor) -> Tens
 class RelativeKeys(nn.Module):
     """Keys of distances: R = PE W_R without bias, split into heads (Transformer-XL §3.3).  weight (H D, E).
 
-    layout -> (H, T, D).
+    encodings of distances PE (T, E) -> (H, T, D).
     """
 
-    def __init__(self, num_heads: int, head_dim: int, hidden_size: int, clamp_length: int | None) -> None:
+    def __init__(self, num_heads: int, head_dim: int, hidden_size: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.clamp_length = clamp_length
         self.weight = nn.Parameter(torch.empty(num_heads * head_dim, hidden_size))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
 
-    def forward(self, layout: Layout, like: Tensor) -> Tensor:
-        encodings = encodings_of(layout, self.clamp_length, like)
+    def forward(self, encodings: Tensor) -> Tensor:
         keys = linear(encodings, self.weight)
         of_heads = keys.unflatten(-1, (self.num_heads, -1))
         return of_heads.transpose(0, 1)

@@ -1,62 +1,16 @@
-"""Scores that read distances or learned positions: Transformer-XL's relative score, and synthesizers."""
+"""Synthesizers: scores that read learned positions in place of keys."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from . import released
-from .embedding import RelativeBiases, linear
-from .engine import Distances
+from .embedding import linear
 from .errors import InputError
-from .kinds import DenseSynthesizerOptions, RelativeOptions
+from .kinds import DenseSynthesizerOptions
 from .layout import Layout
 from .registry import register
 from .stages import HeadSize, Score
-
-
-@register("score", "relative")
-class XLRelative(Score):
-    """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
-
-        A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
-
-    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.spans` -> (B, H, N, M).
-    p are positions in the text: every token between query and key counts, seen or not.
-    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models.
-    Otherwise each layer has its own, and so has a layer without a model.
-    `clamp_length`: farther keys count as that far.
-    `shared_projection`: there is no W_R and no u, v of its own; R(p) = PE(p) W_K and u = v = PE(0) W_Q, as in the published
-    Penn Treebank code of Transformer-XL.
-    `as_published`: the distance to the last query of the block, for comparison only (`released.FromLast`).
-    """
-
-    needs = ("scored", "keys", "relative")
-
-    Config = RelativeOptions
-
-    def __init__(self, config: RelativeOptions, size: HeadSize) -> None:
-        super().__init__(config, size)
-        self.scale = size.head_dim**-0.5
-        self.clamp_length = config.clamp_length
-        self.as_published = config.as_published
-        self.reason = "no engine knows relative scores as_published" if config.as_published else None
-        self.shared_projection = config.shared_projection
-        self.biases: RelativeBiases | None = None
-        if not self.shared_projection:
-            self.biases = RelativeBiases(size.num_heads, size.head_dim)
-
-    def view(self, layout: Layout) -> Layout:
-        return released.FromLast.from_layout(layout) if self.as_published else layout
-
-    def terms(
-        self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout
-    ) -> tuple[Tensor, Tensor, float, Distances]:
-        if self.biases is None:  # the query has them already
-            u = v = query.new_zeros(query.shape[1], query.shape[3])
-        else:
-            u, v = self.biases.content_bias, self.biases.position_bias
-        return query, keys, self.scale, Distances(relative[:, : layout.distances], u, v)
 
 
 @register("score", "dense_synthesizer")

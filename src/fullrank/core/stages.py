@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import draws, registry
+from . import draws, registry, released
 from .cache import DecayedSums, KeyValues
 from .config import ModelConfig, Stage, WeightedConfig, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import Linear, RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
 from .errors import ConfigError, InputError
-from .kinds import DotProductOptions, LearnedMixingOptions
+from .kinds import DotProductOptions, LearnedMixingOptions, RelativeOptions
 from .layout import Layout, measure_distances
 from .registry import register
 from .trace import Trace
@@ -314,11 +314,11 @@ class Projection(nn.Module):
             self.key = Linear(size.hidden_size, shared, bias=bias).requires_grad_(self.reads_keys)
         self.value = Linear(size.hidden_size, shared, bias=bias)
         self.relative: RelativeKeys | None = None
+        self.reads_distances = "relative" in needs
         self.shared_projection = attend.shared_projection
         self.clamp_length = attend.clamp_length
-        if "relative" in needs and not self.shared_projection:
-            heads = size.num_heads // size.groups
-            self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, self.clamp_length)
+        if self.reads_distances and not self.shared_projection:
+            self.relative = RelativeKeys(size.num_heads // size.groups, size.head_dim, size.hidden_size)
         make_head_norm = partial(nn.RMSNorm if config.qk_norm else nn.Identity, size.head_dim, eps=model.layer_norm_eps)
         self.query_norm = make_head_norm()
         self.key_norm = make_head_norm()
@@ -349,28 +349,24 @@ class Projection(nn.Module):
         keys, values = self.keys_and_values(source, layout)
         if relative is not None and relative.dtype != values.dtype:
             relative = None  # made in another precision
-        if self.relative is not None and not serves(relative, layout):
-            relative = self.relative(layout, x)
+        if self.reads_distances and not serves(relative, layout):
+            encodings = encodings_of(layout, self.clamp_length, x)
+            relative = (
+                self._project_as_tokens(encodings, self.key) if self.relative is None else self.relative(encodings)
+            )
         if self.shared_projection:
             assert scored is not None
-            relative, nearest = self._project_distances(layout, x, relative)
-            scored = scored + nearest
+            if layout.encodings is None:
+                zero = sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
+            else:
+                zero = layout.encodings[-layout.spans[0][0]][None]
+            scored = scored + self._project_as_tokens(zero, self.query)
         return Heads(query, scored, keys, values, relative)
 
-    def _project_distances(self, layout: Layout, x: Tensor, distance_keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Project distances to keys (G, T, D), if those of earlier calls do not serve, and distance 0 to a query (H, 1, D)."""
-        assert self.query is not None
-        assert self.key is not None
-        if distance_keys is not None and serves(distance_keys, layout):
-            keys = distance_keys
-            zero = sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
-        else:
-            encodings = encodings_of(layout, self.clamp_length, x)
-            projected = self.distance_dropout(self.key(encodings)[None])
-            keys = self.split(projected)[0]
-            zero = encodings[-layout.spans[0][0]][None]
-        nearest = self.distance_dropout(self.query(zero)[None])
-        return keys, self.split(nearest)[0]
+    def _project_as_tokens(self, encodings: Tensor, layer: Any) -> Tensor:
+        """Project encodings of distances (T, E) to keys (G, T, D) or queries (H, T, D), by the layer of tokens."""
+        projected = self.distance_dropout(layer(encodings)[None])
+        return self.split(projected)[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         """Project x (B, N, E) to queries; return them as projected, then normed and rotated, both None without a projection."""
@@ -525,6 +521,50 @@ class DotProduct(Score):
 
     def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
         return query, keys, self.scale, None
+
+
+@register("score", "relative")
+class XLRelative(Score):
+    """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
+
+        A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
+
+    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.spans` -> (B, H, N, M).
+    p are positions in the text: every token between query and key counts, seen or not.
+    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models.
+    Otherwise each layer has its own, and so has a layer without a model.
+    `clamp_length`: farther keys count as that far.
+    `shared_projection`: there is no W_R and no u, v of its own; R(p) = PE(p) W_K and u = v = PE(0) W_Q, as in the published
+    Penn Treebank code of Transformer-XL.
+    `as_published`: the distance to the last query of the block, for comparison only (`released.FromLast`).
+    """
+
+    needs = ("scored", "keys", "relative")
+
+    Config = RelativeOptions
+
+    def __init__(self, config: RelativeOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.scale = size.head_dim**-0.5
+        self.clamp_length = config.clamp_length
+        self.as_published = config.as_published
+        self.reason = "no engine knows relative scores as_published" if config.as_published else None
+        self.shared_projection = config.shared_projection
+        self.biases: RelativeBiases | None = None
+        if not self.shared_projection:
+            self.biases = RelativeBiases(size.num_heads, size.head_dim)
+
+    def view(self, layout: Layout) -> Layout:
+        return released.FromLast.from_layout(layout) if self.as_published else layout
+
+    def terms(
+        self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout
+    ) -> tuple[Tensor, Tensor, float, Distances]:
+        if self.biases is None:  # the query has them already
+            u = v = query.new_zeros(query.shape[1], query.shape[3])
+        else:
+            u, v = self.biases.content_bias, self.biases.position_bias
+        return query, keys, self.scale, Distances(relative[:, : layout.distances], u, v)
 
 
 class Normalizer(AttentionStage):
