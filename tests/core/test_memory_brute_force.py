@@ -32,7 +32,7 @@ def check(setting, pattern, drifting=False):
                     where = f"segment {number}, {kernel}, cached={cached}"
                     ids, targets = text[:, first : first + size], text[:, first + 1 : first + size + 1]
                     memory = memory or model.new_memory()
-                    memory = DriftingMemory.from_memory(memory) if drifting else memory
+                    memory = DriftingMemory(**vars(memory)) if drifting else memory
                     hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting))
                     nll = model.output.nll(hidden, targets).detach().numpy()
                     close(nll, np.array([row.nll[number] for row in expected]), where)

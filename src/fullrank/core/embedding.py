@@ -478,7 +478,7 @@ class Relative(Position):
 
     def place(self, layout: Layout, like: Tensor, distance_keys: Tensor | None = None, cached: bool = False) -> Layout:
         if self.as_published:
-            layout = released.FromLast.from_layout(layout)
+            layout = released.FromLast(**vars(layout))
         encodings = None
         if self.num_positions is not None:
             encodings = encode_positions(self.num_positions, self.num_positions, self.size, like)

@@ -241,14 +241,9 @@ class WeightedConfig(AttentionConfig, built_in=True):
     @property
     def same_text_stages(self) -> dict[str, str]:
         """Chosen stages, by slot, for which queries and keys must be of one text."""
-        slots = {
-            "gate": "exclusive",
-            "mix": "dynamic",
-            "mix_qkv": "interleaved",
-            "mix_scores": "dynamic multi_token",
-        }
-        chosen = {slot: stage_name(getattr(self, slot)) for slot in slots}
-        return {slot: name for slot, name in chosen.items() if name in slots[slot].split()}
+        chosen = {slot: stage_name(getattr(self, slot)) for slot in ("gate", "mix", "mix_qkv", "mix_scores")}
+        readers = {"dynamic", "exclusive", "interleaved", "multi_token"}
+        return {slot: name for slot, name in chosen.items() if name in readers}
 
     def across(self) -> AttentionConfig:
         plain = dict.fromkeys(self.same_text_stages, "none")
@@ -294,7 +289,7 @@ class MultiLinearConfig(AttentionConfig, built_in=True):
         return self.output_map == "pairs"
 
     def seeing_all(self) -> AttentionConfig:
-        return replace(self, causal="masked", not_next_token_perplexity=False) if self.sees_future else self
+        return replace(self, causal="masked", not_next_token_perplexity=False)
 
     def _resolve(self) -> None:
         if self.output_map == "decayed" and self.decays is None:

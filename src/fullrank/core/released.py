@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from .layout import Layout
 from .memory import LayerMemory, Memory, MemoryState
 from .registry import lookup, with_parts
 
-Decoder = TypeVar("Decoder", bound=nn.Module)
-
 
 @dataclass(frozen=True)
 class FromLast(Layout):
@@ -36,10 +34,6 @@ class FromLast(Layout):
     A query does not know how far a key is, and the weights of a token change with what is appended to its block, so that
     decoding token by token is another function.
     """
-
-    @classmethod
-    def from_layout(cls, layout: Layout) -> FromLast:
-        return cls(**vars(layout))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -72,10 +66,6 @@ class DriftingMemory(Memory):
     They stay back after the layer ran again.
     """
 
-    @classmethod
-    def from_memory(cls, memory: Memory) -> DriftingMemory:
-        return cls(**vars(memory))
-
     def place(self, layer: LayerMemory, segment: MemoryState) -> LayerMemory:
         size = layer.tokens
         back = layer.skipped
@@ -91,7 +81,7 @@ class DriftingMemory(Memory):
         return replace(layer, runs=None, positions=positions, mask=mask)
 
 
-def remove_mixing(decoder: Decoder) -> Decoder:
+def remove_mixing(decoder: nn.Module) -> Any:
     """Return the decoder without mixing in its self-attention; it shares all parameters."""
     blocks = nn.ModuleList()
     for block in decoder.get_submodule("blocks").children():

@@ -85,8 +85,6 @@ class SkipRetain:
         if num_layers < 1:
             raise ValueError(f"num_layers: one or more, given {num_layers}")
         probability: Probability = lookup("skip", schedule, "skip")(p)
-        self.schedule = schedule
-        self.p = p
         self.probabilities = tuple(probability(layer, num_layers) for layer in range(num_layers))
         for layer, q in enumerate(self.probabilities):
             if not _is_probability(q):

@@ -437,7 +437,7 @@ class StochasticCrossHead(nn.Module):
 
     def forward(self, *heads: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = [tensor for tensor in heads if tensor is not None]
-        if self.beta == 0 or not self.training or not tensors:
+        if self.beta == 0 or not self.training:
             return heads
         count = tensors[0].shape[-3]
         device = tensors[0].device
@@ -555,7 +555,7 @@ class XLRelative(Score):
             self.biases = RelativeBiases(size.num_heads, size.head_dim)
 
     def view(self, layout: Layout) -> Layout:
-        return released.FromLast.from_layout(layout) if self.as_published else layout
+        return released.FromLast(**vars(layout)) if self.as_published else layout
 
     def terms(
         self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout

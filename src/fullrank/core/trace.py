@@ -82,8 +82,7 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
         zero = layers[0].weights.new_zeros(())
     else:
         stages: list[Any] = [module.mix for module in source.modules() if "mix" in module._modules]
-        different = dict.fromkeys(stages)
-        mixings = [stage for stage in different if stage.matrix(None) is not None]
+        mixings = [stage for stage in stages if stage.matrix(None) is not None]
         if not mixings:
             raise InputError(
                 f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "

@@ -150,23 +150,6 @@ class InterleavedHeads(ProjectedMixing):
 # -- outputs -------------------------------------------------------------------------------------------------------------
 
 
-def compute_gates(x: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
-    """Compute the gates sigmoid(W x) of heads, or of each of their numbers.
-
-    Args:
-        x: (B, N, E).
-        weight: W (H, E) or (H D, E).
-        outputs: outputs of the heads (B, H, N, D), whose dtype gates have.
-
-    Returns:
-        Gates (B, H, N, 1 or D).
-    """
-    gates = torch.sigmoid(linear(x, weight))
-    heads = outputs.shape[1]
-    of_heads = gates.unflatten(-1, (heads, -1))
-    return of_heads.transpose(1, 2).to(outputs.dtype)
-
-
 @register("gate", "head")
 class HeadGate(Gate):
     """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
@@ -186,8 +169,15 @@ class HeadGate(Gate):
         """Return the number of gates of a token."""
         return size.num_heads
 
+    def compute_gates(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """Compute the gates sigmoid(W x) of inputs x (B, N, E) for outputs (B, H, N, D), (B, H, N, 1 or D)."""
+        gates = torch.sigmoid(linear(x, self.weight))
+        heads = outputs.shape[1]
+        of_heads = gates.unflatten(-1, (heads, -1))
+        return of_heads.transpose(1, 2).to(outputs.dtype)
+
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
-        gates = compute_gates(x, self.weight, outputs)
+        gates = self.compute_gates(x, outputs)
         return 2 * gates * outputs
 
 
@@ -254,5 +244,5 @@ class DifferentialGate(HeadGate):
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         first = outputs[:, 0::2]
         second = outputs[:, 1::2]
-        share = compute_gates(x, self.weight, second)
+        share = self.compute_gates(x, second)
         return first - share * second

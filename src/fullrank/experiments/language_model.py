@@ -192,7 +192,7 @@ class CausalObjective:
             after |= {f"{name}.{key}": tensor for key, tensor in extra.read(on_device, tensors).items()}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
-            memory = DriftingMemory.from_memory(memory)
+            memory = DriftingMemory(**vars(memory))
         value, nll, memory = model.loss_parts(
             on_device.inputs,
             on_device.targets,
