@@ -144,11 +144,8 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     if not config.same_length:
         keys += (length + 1) / 2
     stack = _Stack(config, model.blocks, keys)
-    linear: float = 2 * _count_matrices(model)
-    linear += model.embedding.flops_per_token()
-    linear += model.output.flops_per_token()
     of_memory = _count_memory(model, length)
-    flops = _count_flops([stack], length, batch, linear, of_memory)
+    flops = _count_flops([stack], length, batch, _count_linear(model), of_memory)
     cache = _count_cache(stack.layers)
     cache["memory_per_text_fp32"] = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
     return _describe(model, length, flops, cache)
@@ -176,9 +173,7 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     encoder = cast(Any, model.encoder)
     stack = _Stack(encoder.config, encoder.blocks, length, causal=False)
     of_output = 2 * _count_matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _count_matrices(encoder)
-    linear += encoder.embedding.flops_per_token()
-    linear += share * of_output
+    linear = _count_linear(encoder) + share * of_output
     flops = _count_flops([stack], length, batch, linear)
     return _describe(model, length, flops)
 
@@ -212,9 +207,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     decoding = _Stack(config.get_decoder_config(), decoder.blocks, (length + 1) / 2)
     crossing = _Stack(config.get_cross_config(), decoder.blocks, length, causal=False, part="cross_attention")
     keys_and_values = sum(_count_keys_and_values(layer.project) for layer in crossing.layers)  # of source tokens
-    source_linear = 2 * (_count_matrices(encoder) + keys_and_values) + encoder.embedding.flops_per_token()
-    vocabulary = decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
-    target_linear = 2 * (_count_matrices(decoder) - keys_and_values) + vocabulary
+    source_linear = _count_linear(encoder) + 2 * keys_and_values
+    target_linear = _count_linear(decoder) - 2 * keys_and_values
     source = _count_flops([encoding], length, batch, source_linear)
     target = _count_flops([decoding, crossing], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
@@ -374,6 +368,14 @@ def _count_weighted(layer: Attention, products: int, keys: float) -> float:
     work += attend.mix.multiply_adds(seen)
     work += attend.mix_scores.multiply_adds(seen)
     return 2 * tokens * work
+
+
+def _count_linear(part: Any) -> float:
+    """Count the FLOPs of each token in the matrices of a model or a part of it, and in its input and output layers."""
+    work: float = 2 * _count_matrices(part) + part.embedding.flops_per_token()
+    if hasattr(part, "output"):
+        work += part.output.flops_per_token()
+    return work
 
 
 def _count_matrices(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
-from fullrank.comparison.runs import COUNTING, FURTHER, TRANSLATION, Run
+from fullrank.comparison.runs import COUNTING, FURTHER, TRANSLATION
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
@@ -186,22 +186,14 @@ def _read_curves(rows: Sequence[Row], split: str, key: str, unit: float) -> list
     records = []
     for row in rows:
         for run in row.runs:
-            points = np.array(_read_points(run, split, key))
+            tokens = run.read_curve("train", "tokens")
+            last_step, all_tokens = max(tokens.items(), default=(1.0, 1.0))  # all steps read as many, on average
+            points = sorted(run.read_curve(split, key).items())
             if len(points) > 1:
                 blocks = min(len(points), _POINTS)
                 for block in np.array_split(points, blocks):
-                    x, y = block.mean(axis=0)
+                    step, y = block.mean(axis=0)
+                    x = step * (all_tokens / last_step)
                     point = {"row": row.curve_name, "seed": run.seed, "x": x}
                     records.append(Record(point, "value", y / unit))
     return records
-
-
-def _read_points(run: Run, split: str, key: str) -> list[tuple[float, float]]:
-    """Read training tokens and values, in rising order.
-
-    Tokens of a step are the mean over the training lines; 1 without any.
-    """
-    tokens = run.read_curve("train", "tokens")
-    last_step, all_tokens = max(tokens.items(), default=(1.0, 1.0))
-    curve = run.read_curve(split, key)
-    return sorted((step * (all_tokens / last_step), value) for step, value in curve.items())

@@ -128,8 +128,13 @@ def inject(
     for config in _configs(model):
         config.fullrank = settings
         config.attn_implementation = LOADED_BY
-    if attends and layers is None:
-        _warn_of_unknown_modules(model)
+    unknown = unknown_modules(model) if attends and layers is None else []
+    if unknown:
+        warnings.warn(
+            f"{type(model).__name__}: {len(unknown)} attention modules are off the attention interface and stay as they are: "
+            f"{', '.join(unknown[:3])}; give the others as `layers` to inject without this warning",
+            stacklevel=2,
+        )
     return model
 
 
@@ -148,16 +153,6 @@ def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: f
     if is_injected(model):
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
-        )
-
-
-def _warn_of_unknown_modules(model: nn.Module) -> None:
-    unknown = unknown_modules(model)
-    if unknown:
-        warnings.warn(
-            f"{type(model).__name__}: {len(unknown)} attention modules are off the attention interface and stay as they are: "
-            f"{', '.join(unknown[:3])}; give the others as `layers` to inject without this warning",
-            stacklevel=3,
         )
 
 
