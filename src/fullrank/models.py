@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,18 +125,18 @@ class LoadedModel:
 
     def logits(self, ids: Tensor) -> Tensor:
         """Compute logits or log-probabilities (B, N, V) of ids (B, N) int64."""
-        return cast(Tensor, self._read("logits", ids))
+        return self._read("logits", ids)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Compute the input of the output layer (B, N, E)."""
-        return cast(Tensor, self._read("hidden", ids))
+        return self._read("hidden", ids)
 
     def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Compute logits (B, N, V) of new tokens (B, N) after those of the cache, and the cache after them.
 
         cache: None for the first tokens.
         """
-        return cast(tuple[Tensor, Any], self._read("step", ids, cache))
+        return self._read("step", ids, cache)
 
     def output_matrix(self) -> Tensor:
         self.require({"output_matrix"})
@@ -229,8 +229,7 @@ class OwnModel(LoadedModel):
         return self._run(ids)[0]
 
     def _logits(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.fullrank_model.output(self._hidden(ids))
-        return logits
+        return self.fullrank_model.output(self._hidden(ids))
 
     def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         hidden, memory = self._run(ids, memory)
@@ -254,7 +253,7 @@ class OwnModel(LoadedModel):
         return AttentionLayers(self.fullrank_model, stages, frozenset(), "by the definition")
 
     def _output_matrix(self) -> Tensor:
-        return cast(Tensor, self.fullrank_model.output.matrix)
+        return self.fullrank_model.output.matrix
 
 
 class TransformersModel(LoadedModel):
@@ -310,7 +309,7 @@ class TransformersModel(LoadedModel):
             hidden = inputs[-1]
         if hidden is None or hidden.shape[:2] != ids.shape:
             raise InputError(f"{type(self.module).__name__}: its hidden states cannot be seen; give its base model")
-        return cast(Tensor, hidden)
+        return hidden
 
     def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         out = self.module(ids, use_cache=True, **{self.cache_argument: cache})
@@ -335,7 +334,7 @@ class TransformersModel(LoadedModel):
         return AttentionLayers(module, list(find_injected_modules(module).values()), plain, weights)
 
     def _output_matrix(self) -> Tensor:
-        return cast(Tensor, self.head.weight)
+        return self.head.weight
 
 
 class FunctionOfIds(LoadedModel):
@@ -472,8 +471,7 @@ def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
     if kind == "CausalModel":
         from fullrank.hf.causal import CausalModel
 
-        merged: nn.Module = CausalModel.load(folder, checkpoint).merge()
-        return merged
+        return CausalModel.load(folder, checkpoint).merge()
     if causal or kind == "LanguageModel":
         return LanguageModel.load(folder, checkpoint)
     if kind == "Translator":

@@ -149,15 +149,13 @@ def rank(
     if count < 2:
         raise InputError(f"the text has {count} different contexts; a rank needs two or more")
     parts: list[Tensor] = []
-    columns: Tensor | slice = slice(None)
     most = max(most_bytes // (8 * count), count)
     for ids, positions in chosen:
         logits = double.logits(ids)
         eps = torch.finfo(logits.dtype).eps
         vocab_size = logits.shape[2]
-        if most < vocab_size:
-            drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
-            columns = drawn[:most].sort().values.to(double.device)
+        drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
+        columns = drawn[:most].sort().values.to(double.device)
         of_positions = logits.flatten(0, 1)[positions.to(double.device)]
         parts.append(torch.log_softmax(of_positions.double(), dim=-1)[:, columns].cpu())
     matrix = torch.cat(parts)

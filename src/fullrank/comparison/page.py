@@ -200,8 +200,9 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
     for run in (*compared.runs, *compared.unfinished_runs):
         name = str(run.get("recipe") or "")
         with contextlib.suppress(InputError):
-            notes[name] = load(name).notes
-    return {name: text for name, text in notes.items() if text}
+            if text := load(name).notes:
+                notes[name] = text
+    return notes
 
 
 def write_report(
@@ -286,9 +287,8 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
     for row in compared.all_rows:
         for run in row.runs:
             model = row.curve_name if len(row.runs) == 1 else f"{row.curve_name}, seed {run.seed}"
-            if run.analyses:
-                slots[model] = row.slot
             for analysis in run.analyses:
+                slots[model] = row.slot
                 shown = analyses.setdefault(analysis["measurement"], {**analysis, "records": []})
                 shown["records"] += [record.with_labels(model=model) for record in analysis["records"]]
     if len(slots) > 1:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -117,31 +116,20 @@ def _declare_costs(group: Group) -> Iterator[Column]:
 def _mark_row(cells: Sequence[Cell], group: Group, *, has_badge: bool) -> Sequence[Cell]:
     name, *others = cells
     row = next(row for row in group.rows if row.name == name.text)
-    name = dataclasses.replace(name, slot=row.slot)
-    if not has_badge:
-        return [name, *others]
-    badges = []
-    if row.first.is_slice:
-        badges.append("slice")
-    if row.is_apart(group.measure):
-        badges.append("not next-token")
-    if row in group.find_above("unigram"):
-        badges.append("undertrained")
-    elif row in group.find_above("fourgram"):
-        badges.append("has not learned trigrams")
-    return [dataclasses.replace(name, badge=", ".join(badges)), *others]
+    undertrained = group.find_above("unigram")
+    marks = {
+        "slice": row.first.is_slice,
+        "not next-token": row.is_apart(group.measure),
+        "undertrained": row in undertrained,
+        "has not learned trigrams": row in group.find_above("fourgram") and row not in undertrained,
+    }
+    badges = [badge for badge, holds in marks.items() if holds and has_badge]
+    return [dataclasses.replace(name, slot=row.slot, badge=", ".join(badges)), *others]
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 _POINTS = 200  # more cannot be told apart at the width of a figure
-_CURVE = Lines(
-    "x",
-    series=("row",),
-    band="seed",
-    subtitle="Over several seeds the mean, in a band of ± one standard deviation.",
-    x_title="training tokens",
-)
 
 
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
@@ -165,9 +153,17 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
         if records:
             values = [record.value or 0.0 for record in records]
             is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
-            from_zero = title in ("Learning rate", "Speed")
-            scale: Literal["linear", "log"] = "log" if is_wide else "linear"
-            curve = dataclasses.replace(_CURVE, title=title, y_title=unit, y_scale=scale, from_zero=from_zero)
+            curve = Lines(
+                "x",
+                series=("row",),
+                band="seed",
+                title=title,
+                subtitle="Over several seeds the mean, in a band of ± one standard deviation.",
+                x_title="training tokens",
+                y_title=unit,
+                y_scale="log" if is_wide else "linear",
+                from_zero=title in ("Learning rate", "Speed"),
+            )
             yield curve, records
 
 

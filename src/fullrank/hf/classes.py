@@ -115,8 +115,7 @@ class FullRankCache(HuggingFaceCache):
     @property
     def state(self) -> State | None:
         """The `Cache` or `Memory` of our models; None at the beginning."""
-        state: State | None = self.layers[0].state
-        return state
+        return self.layers[0].state
 
 
 def layer_of(past: Any) -> StateLayer | None:
@@ -236,8 +235,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the input layer that reads input_ids."""
-        embedding: nn.Module = self._reader.embedding
-        return embedding
+        return self._reader.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise InputError(
@@ -436,8 +434,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
                 "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
                 "write a text token by token; train with model.attention.causal: masked to generate"
             )
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        return inputs
+        return super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -149,8 +149,7 @@ def eager_of(module: nn.Module) -> Callable[..., Any]:
         raise InputError(
             f"{type(module).__name__}: reorder_and_upcast_attn computes another attention; set it to false"
         )
-    eager: Callable[..., Any] = _file_of(module).eager_attention_forward  # type: ignore[union-attr]
-    return eager
+    return _file_of(module).eager_attention_forward  # type: ignore[union-attr]
 
 
 _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")

@@ -125,12 +125,9 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
         )
     options |= {"config": config, "dtype": dtype, "trust_remote_code": False, "output_loading_info": True}
-    loaded: tuple[Any, dict[str, Any]]
     if read_injected_settings(config) is None:
-        loaded = auto.from_pretrained(source, **options)
-    else:
-        loaded = load_injected(source, auto, **options)
-    return loaded
+        return auto.from_pretrained(source, **options)
+    return load_injected(source, auto, **options)
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -310,16 +309,16 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
     figure, panel_axes = _make_panels(len(panels))
     values = [_value(record) for record in points]
     limit = max(map(abs, values)) or 1.0
-    colors: dict[str, Any] = {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
-    if min(values) < 0:
-        colors = {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
+    is_signed = min(values) < 0
+    colors = "RdBu" if is_signed else "Blues"
+    lowest = -limit if is_signed else 0.0
     for axes, (key, of_panel) in zip(panel_axes, panels.items(), strict=False):
         cells = np.full((len(rows), len(columns)), np.nan)
         for record in of_panel:
             row = rows.index(record.labels[plot.y])
             column = columns.index(record.labels[plot.x])
             cells[row, column] = _value(record)
-        image = axes.imshow(cells, **colors)
+        image = axes.imshow(cells, colors, vmin=lowest, vmax=limit)
         axes.set_title(_name_group(labels, key, ", "))
         _name_cells(axes.xaxis, plot.x, columns)
         _name_cells(axes.yaxis, plot.y, rows)
