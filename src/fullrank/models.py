@@ -265,7 +265,7 @@ class TransformersModel(LoadedModel):
 
         super().__init__(module)
         arguments = read_arguments(module)
-        self.head: Any = module.get_output_embeddings()
+        self.head = module.get_output_embeddings()
         self.takes_mask = "attention_mask" in arguments
         self.cache_argument = cache_argument(arguments)
         self.max_length = find_longest_text(module)
@@ -303,7 +303,7 @@ class TransformersModel(LoadedModel):
         if self.head is None:
             hidden = getattr(self._call(ids), "last_hidden_state", None)
         else:
-            inputs: list[Any] = [None]
+            inputs = [None]
             with self.head.register_forward_pre_hook(lambda _module, arguments: inputs.append(arguments[0])):
                 self._call(ids)
             hidden = inputs[-1]

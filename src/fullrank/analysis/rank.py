@@ -62,7 +62,7 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
     from scipy.special import xlogy  # a long import, for measurements alone
 
     q = singular_values / singular_values.sum(-1, keepdims=True)
-    entropy: np.ndarray = -xlogy(q, q).sum(-1)
+    entropy = -xlogy(q, q).sum(-1)
     return np.exp(entropy)
 
 
@@ -170,7 +170,7 @@ def rank(
 def describe_output(model: LoadedModel) -> OutputLayer:
     """Describe the output layer of a model of ours, or the output embedding of one of transformers."""
     if model.fullrank_model is None:
-        head: Any = model.module.get_output_embeddings()
+        head = model.module.get_output_embeddings()
         capped = getattr(model.module.config.get_text_config(), "final_logit_softcapping", None)
         exempt = f"a soft-cap of {capped:g} on the logits is not linear" if capped else None
         return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)

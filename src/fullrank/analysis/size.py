@@ -241,7 +241,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 
     Tied ones count once, where they are stored. Those that training adds (`train.parts`) are no part of the model.
     """
-    counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
+    counts = Counter({part: 0 for part, _ in _PARTS})
     saved = model.state_dict()
     for name, parameter in model.named_parameters():
         if name in saved:
@@ -372,7 +372,7 @@ def _count_weighted(layer: Attention, products: int, keys: float) -> float:
 
 def _count_linear(part: Any) -> float:
     """Count the FLOPs of each token in the matrices of a model or a part of it, and in its input and output layers."""
-    work: float = 2 * _count_matrices(part) + part.embedding.flops_per_token()
+    work = 2 * _count_matrices(part) + part.embedding.flops_per_token()
     if hasattr(part, "output"):
         work += part.output.flops_per_token()
     return work

@@ -91,7 +91,7 @@ class CausalModel(nn.Module):
 
     def __init__(self, model: Any, adapted: Any = None) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.output = Logits()
         vars(self)["adapted"] = adapted  # no submodule: its parameters are those of the model
         self.max_length = load.find_longest_text(model)
@@ -329,7 +329,7 @@ def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fan_in_fan_out, which PEFT sets right
-            adapted: Any = peft.get_peft_model(model, settings)
+            adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         layers = [name for name, part in model.named_modules() if getattr(part, "weight", None) is not None]
         names = {name.rpartition(".")[2] for name in layers}

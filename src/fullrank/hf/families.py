@@ -215,7 +215,7 @@ def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
             f"layers: a list of layer numbers or of parts of module names, or None for all; given {layers!r}"
         )
     numbers = {name: _number_layer(model, name) for name in modules}
-    chosen: set[str] = set()
+    chosen = set()
     for layer in layers:
         if isinstance(layer, str):
             matching = {name for name in modules if f".{layer}." in f".{name}."}

@@ -315,7 +315,7 @@ def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[
 
 def _attend_unmixed(call: Call) -> Any:
     """Compute attention whose weights stay as they are, by the module's former function under the mask of eager attention."""
-    run: Any = eager_of(call.module)
+    run = eager_of(call.module)
     arguments = {"scaling": call.scaling, "dropout": call.dropout, **call.others}
     if vars(call.module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(call):
         run = ALL_ATTENTION_FUNCTIONS["sdpa"]

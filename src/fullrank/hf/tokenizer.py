@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -38,7 +37,7 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
 
 def tokenizer_of_vocabulary(tokenizer: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
     """Build the Hugging Face tokenizer of a `fullrank.data.Tokenizer`, with `masks` one with `<mask>` as last entry."""
-    marks: dict[str, Any] = {"mask_token": MASK} if masks else {}
+    marks = {"mask_token": MASK} if masks else {}
     if tokenizer.kind == "word" and not masks:
         marks["unk_token"] = UNK
     # Decoding may leave out every token that has a name here, so that a newline has none.

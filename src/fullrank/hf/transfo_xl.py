@@ -55,7 +55,7 @@ def load_transfo_xl(
         InputError: the folder holds another model, lacks a file or a tensor, or has settings that are not read.
     """
     folder = Path(folder)
-    about: dict[str, Any] = read_json(folder / storage.HUGGING_FACE)
+    about = read_json(folder / storage.HUGGING_FACE)
     if about.get("model_type") != "transfo-xl":
         raise InputError(f"{folder}: model_type: transfo-xl, given {about.get('model_type')!r}")
     if not (folder / storage.WEIGHTS).is_file():
