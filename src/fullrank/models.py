@@ -94,7 +94,7 @@ class LoadedModel:
         del self.lacks["tokenizer"]
         if self.closes_segments:
             self.mask_id = tokenizer.mask_token_id
-            self.marks = tuple(tokenizer.all_special_ids)
+            self.marks = tokenizer.all_special_ids
 
     @property
     def has(self) -> frozenset[str]:

@@ -51,7 +51,7 @@ class ContextUse:
         """
         gains = {}
         for (_, before), (length, after) in itertools.pairwise(self.nll.items()):
-            gain = float((before - after).mean())
+            gain = (before - after).mean()
             gains[length] = gain, compute_paired_interval(after.tolist(), before.tolist())
         return gains
 

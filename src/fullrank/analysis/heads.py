@@ -42,7 +42,7 @@ class LayerHeads:
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation (n - 1) of the changes over heads, as in Table 3; None for one head."""
-        return float(self.change.std(ddof=1)) if len(self.change) > 1 else None
+        return self.change.std(ddof=1) if len(self.change) > 1 else None
 
     @property
     def redundancy(self) -> float | None:
@@ -51,7 +51,7 @@ class LayerHeads:
         if heads < 2:
             return None
         of_pairs = self.similarity.sum() - np.trace(self.similarity)
-        return float(of_pairs / (heads * (heads - 1)))
+        return of_pairs / (heads * (heads - 1))
 
 
 @dataclass(frozen=True, eq=False)

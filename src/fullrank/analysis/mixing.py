@@ -37,7 +37,7 @@ class LayerMixing:
     @property
     def variation(self) -> float | None:
         """Root of the mean over entries of their variance over positions."""
-        return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
+        return None if self.deviation is None else np.sqrt(np.square(self.deviation).mean())
 
 
 def mixing(

@@ -87,7 +87,7 @@ class LogProbRank:
     @property
     def tolerance(self) -> float:
         """Bound above which a singular value counts: s_max max(T, C) eps, as in `numpy.linalg.matrix_rank`."""
-        return float(self.singular_values[0]) * max(self.contexts, self.columns) * self.eps
+        return self.singular_values[0] * max(self.contexts, self.columns) * self.eps
 
     @property
     def rank(self) -> int:
@@ -159,7 +159,7 @@ def rank(
         of_positions = logits.flatten(0, 1)[positions.to(double.device)]
         parts.append(torch.log_softmax(of_positions.double(), dim=-1)[:, columns].cpu())
     matrix = torch.cat(parts)
-    if not bool(torch.isfinite(matrix).all()):
+    if not torch.isfinite(matrix).all():
         raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     triangle = torch.linalg.qr(tall.to(double.device), mode="r").R  # with the singular values of Q R

@@ -304,7 +304,7 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
     names = []
     for run, *others in rows:
         name = _SEED_SUFFIX.sub("", run.name) if others else run.name
-        names.append(str(run.get("row") or name))
+        names.append(run.get("row") or name)
     return number_names(names)
 
 

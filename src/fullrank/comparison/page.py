@@ -132,7 +132,7 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
             names = join_words(row.name for row in above)
             yield f"{names}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
         for key, sentence in _SHARED.items():
-            if len({str(run.get(key)) for run in group.runs}) > 1:
+            if len({run.get(key) for run in group.runs}) > 1:
                 yield sentence
         tokens = [integer(run.get("tokens_seen")) or 0 for run in group.runs]
         # streams of random lengths, and batches of whole sentences, do not end at the same token with every seed
@@ -161,7 +161,7 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
             "folder": str(run.folder),
             "name": run.name,
             "seed": run.seed,
-            "problems": list(run.problems),
+            "problems": run.problems,
         }
         for run in compared.unfinished_runs
     ]
@@ -198,7 +198,7 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
     """Read the notes of the recipes on their figures, by recipe; none of a recipe that is no longer there."""
     notes = {}
     for run in (*compared.runs, *compared.unfinished_runs):
-        name = str(run.get("recipe") or "")
+        name = run.get("recipe") or ""
         with contextlib.suppress(InputError):
             if text := load(name).notes:
                 notes[name] = text
@@ -253,7 +253,7 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
 def _build_comparison(compared: Comparison) -> Iterator[Block]:
     for group in compared.groups:
         yield from build_tables(group, compared.records, len(compared.groups) > 1)
-    protocols = dict.fromkeys(str(run.get("protocol") or "") for run in compared.runs)
+    protocols = dict.fromkeys(run.get("protocol") for run in compared.runs)
     signatures = dict.fromkeys(run.bleu_signature for run in compared.runs if run.bleu_signature)
     sentences = [f"BLEU: sacreBLEU, {signature}." for signature in signatures]
     sentences += [f"Protocol: {protocol}." for protocol in protocols if protocol]
@@ -323,7 +323,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
     for row in rows:
-        text = format_yaml(dict(row.first.config), default_flow_style=None)
+        text = format_yaml(row.first.config, default_flow_style=None)
         yield Details(f"Resolved configuration of {row.name}", [blocks.Code(text)])
 
 

@@ -95,12 +95,12 @@ class Run:
     @property
     def label(self) -> str:
         """Label of the text, which says so if it is a slice; empty if not recorded."""
-        return str(self.get("corpus.label") or self.get("corpus.name") or "")
+        return self.get("corpus.label") or self.get("corpus.name") or ""
 
     @property
     def is_slice(self) -> bool:
         """True if its text, or its examples of a split, are a part of the published ones."""
-        return bool(self.get("corpus.is_slice")) or any(self.get_mapping("slice").values())
+        return self.get("corpus.is_slice") or any(self.get_mapping("slice").values())
 
     @property
     def finetunes(self) -> bool:
@@ -112,7 +112,7 @@ class Run:
         """`translation`, `masked_modeling` or `language_modeling`; of fine-tuning `glue/cola`, `squad` and so on."""
         data = str(self.settings.get("data.name"))
         if self.finetunes:
-            return str(self.get("task") or data)  # which says if its examples were invented
+            return self.get("task") or data  # which says if its examples were invented
         if has_pairs(data):
             return TRANSLATION
         return MASKED_MODELING if self.settings.get("train.objective") == "masked" else LANGUAGE_MODELING
@@ -128,7 +128,7 @@ class Run:
     @property
     def tokens(self) -> str:
         """`word`, `byte`, `character`, `bpe` or `pretrained`; empty if not recorded."""
-        return str(self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or "")
+        return self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or ""
 
     @property
     def next_token(self) -> bool:
@@ -166,7 +166,7 @@ class Run:
     @property
     def bleu_signature(self) -> str | None:
         signatures = [self.get(f"final.{split}.bleu_signature") for split in SPLITS]
-        return next((str(signature) for signature in signatures if signature), None)
+        return next((signature for signature in signatures if signature), None)
 
     @cached_property
     def references(self) -> Mapping[str, str]:

@@ -162,7 +162,7 @@ def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: State |
         allowed = " or ".join(map(str, shapes))
         raise InputError(f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {shape}")
     new = attention_mask[:, shape[1] - tokens :].bool()
-    return None if bool(new.all()) else new
+    return None if new.all() else new
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if not (weights or states):
             return None
-        return Trace(weights=bool(weights), states=[] if states else None)
+        return Trace(weights=weights, states=[] if states else None)
 
     def _choose_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Any, Tensor]:
         """Choose what reads a text, and its ids: `_reader`, or with vectors a view of it in whose input layer they stand."""

@@ -229,7 +229,7 @@ def _make_card(
         without_tokenizer=without_tokenizer,
         header=data.to_yaml(),
         figures=figures,
-        keys=list(keys),
+        keys=keys,
         corpus=result.get("corpus", {}),
         remark=remark,
         training=record and _list_training_facts(record),

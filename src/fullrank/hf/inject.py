@@ -90,7 +90,7 @@ def inject(
         ConfigError: `mix`, `normalize`, `cross_head` or `output` has a value that no configuration takes.
     """
     mixture = None if output is None else mixture_settings(output)
-    attends = _changes_weights(mix, normalize) or bool(cross_head)
+    attends = _changes_weights(mix, normalize) or cross_head != 0
     _check_request(model, mix, normalize, cross_head, changes=attends or mixture is not None)
     interface = interface or {}
     describe_classes(model, interface)
@@ -227,7 +227,7 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     """
     modules = find_weighted_modules(model)
     settings = settings_of(model) if is_injected(model) else {}
-    mixes = bool(settings) and _changes_weights(settings["mix"], settings["normalize"])
+    mixes = settings and _changes_weights(settings["mix"], settings["normalize"])
     plain = {number for number, module in enumerate(modules.values()) if not (mixes and "fullrank" in module._modules)}
     if plain:
         model = copy.deepcopy(model)

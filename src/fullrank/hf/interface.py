@@ -475,12 +475,12 @@ def _read_layout(mask: Tensor) -> Layout | None:
         return None
     mask = mask[:, 0]
     hidden = _hidden(mask)
-    if bool((mask.masked_fill(hidden, 0) != 0).any()):
+    if (mask.masked_fill(hidden, 0) != 0).any():
         return None  # it is a bias as well
     visible = ~hidden
     queries, keys = mask.shape[1:]
     tokens = visible.any(1)
-    key_mask = None if bool(tokens.all()) else tokens
+    key_mask = None if tokens.all() else tokens
     layouts = [Layout.of(queries, keys, causal=False, device=mask.device, key_mask=key_mask)]
     if queries <= keys:
         causal = replace(layouts[0], causal=True)

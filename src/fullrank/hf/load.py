@@ -169,7 +169,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     Injecting.__module__ = kind.__module__
     returns_report = from_pretrained_arguments.pop("output_loading_info", False)
     options = {**from_pretrained_arguments, "config": config, "output_loading_info": True}
-    model, report = Injecting.from_pretrained(str(folder), **options)
+    model, report = Injecting.from_pretrained(folder, **options)
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
         raise InputError(f"{folder}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
@@ -240,7 +240,7 @@ def _find_saved_class(config: Any) -> Any:
     """Find the class that a configuration names, of transformers or ours; None if there is none."""
     for name in config.architectures or ():
         for home in (transformers, classes):
-            saved = getattr(home, str(name), None)
+            saved = getattr(home, name, None)
             if isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel):
                 return saved
     return None

@@ -90,7 +90,7 @@ def make_config(about: Mapping[str, Any], attention: WeightedConfig) -> ModelCon
         )
     clamp_length = about["clamp_len"] if about["clamp_len"] > 0 else None
     score = {"name": "relative", "shared_biases": not about["untie_r"], "clamp_length": clamp_length}
-    clusters = {"kind": "adaptive", "cutoffs": list(about["cutoffs"]), "div_val": about["div_val"]}
+    clusters = {"kind": "adaptive", "cutoffs": about["cutoffs"], "div_val": about["div_val"]}
     dropout = about["dropout"]
     memory_length = about["mem_len"]
     return ModelConfig(

@@ -187,7 +187,7 @@ def clean_text(text: str) -> str:
 
 
 def _value(record: Record) -> float:
-    return float(record.value or 0.0)
+    return record.value or 0.0
 
 
 def _name(label: Label) -> str:
@@ -296,7 +296,7 @@ def _read_place(record: Record, x: str) -> float:
         raise InputError(
             f"Lines: x is a label of numbers, but '{x}' of a record is {place!r}; give another, or a HeatMap"
         )
-    return float(place)
+    return place
 
 
 def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
