@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fullrank.checking.agreement import call_after_another, change_rows, compare_prefixes, decoding, packing, padding
-from fullrank.checking.calls import CERTAIN, PLAIN, Call, CannotRun, Run, list_calls, running
+from fullrank.checking.calls import CERTAIN, PLAIN, Call, CannotRun, Run, list_calls, prepare_run
 from fullrank.checking.causality import check_on_random_tokens, search_by_gradient, search_by_perturbation
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
@@ -46,8 +47,8 @@ class Check(NamedTuple):
     reads_other_lengths: bool = False
 
     def __call__(self, subject: Subject) -> Finding:
-        with running(subject, self.call) as run:
-            return self.find(run)
+        with warnings.catch_warnings(action="ignore"):
+            return self.find(prepare_run(subject, self.call))
 
 
 def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:

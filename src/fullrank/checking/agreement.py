@@ -20,13 +20,13 @@ from fullrank.checking.calls import (
     Run,
     Step,
     list_calls,
+    prepare_run,
     read_pieces,
-    running,
 )
-from fullrank.checking.copies import InDouble, list_tensors, mode
-from fullrank.checking.layers import Part, Reading, find_layer_by_compiler, find_layers
+from fullrank.checking.copies import InDouble, list_tensors
+from fullrank.checking.layers import Reading, find_layer_by_compiler, find_layers
 from fullrank.checking.report import Finding, allow, divide_by_size, inapplicable, judge, largest
-from fullrank.checking.subject import ROWS, agree
+from fullrank.checking.subject import ROWS, Subject, agree
 from fullrank.core.errors import count_things
 
 ORDER = [1, 0, 0]  # rows as beam search may leave them
@@ -62,6 +62,7 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
     """Compare readings with those expected: the check passes where all logits are equal up to rounding.
 
     A model that is not ours may compute parts in float32. The worst comparison is then read again with these in float64.
+    Layers are named by the first comparison whose positions can be recognised: their number is no other size of the model.
 
     Args:
         run: the run whose texts were read.
@@ -73,52 +74,35 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
         The finding; one that fails names the worst comparison, and the layers where the readings come apart.
     """
     shares = measure(comparisons)
-    tolerance = run.allow()
     worst = max(shares, key=shares.__getitem__)
-    if not run.subject.ours and run.dtype == torch.float64 and shares[worst] > tolerance[0]:
-        single, reason = allow(torch.float32)
-        with InDouble() as double:
-            shares_in_double = dict[Comparison, float]()
-            with contextlib.suppress(Exception):
-                if shares[worst] <= 10 * single:
-                    shares_in_double = measure(
-                        [replace(worst, reading=worst.reading.repeat(), expected=worst.expected.repeat())]
-                    )
-            if shares_in_double and double.is_complete:
-                return conclude(run, shares_in_double, tolerance, looked_at, remark)
-        tolerance = 10 * single, f"ten times {reason}; a model that is not ours may compute parts so"
-    return conclude(run, shares, tolerance, looked_at, remark)
-
-
-def conclude(
-    run: Run, shares: dict[Comparison, float], tolerance: tuple[float, str], looked_at: str, remark: str
-) -> Finding:
-    """Make the finding of comparisons by the worst one, and name layers by the first whose positions can be recognised.
-
-    Positions are recognised where their number is no other size of the model.
-
-    Args:
-        run: the run whose texts were read.
-        shares: differences by comparison, as shares of the size of logits.
-        tolerance: the largest difference that passes, and the reason in words.
-        looked_at: what was compared, in words.
-        remark: other observations.
-    """
-    worst = max(shares, key=shares.__getitem__)
-    finding = judge(looked_at, shares[worst], *tolerance, remark=remark, path=run.call.name)
-    if finding.verdict == "passes":
-        return finding
-    sizes = {0, 2, 3, *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
-    layers: tuple[str, ...] = ()
-    for comparison, share in shares.items():
-        if share > tolerance[0] and not sizes & {comparison.reading.part.length, comparison.expected.part.length}:
-            layers = comparison.name_layers(run, tolerance[0])
-            break
-    return replace(finding, remark=f"worst: {worst.name}", layers=layers)
+    limit, reason = run.allow()
+    with contextlib.ExitStack() as stack:
+        if shares[worst] > limit and run.dtype == torch.float64 and not run.subject.ours:
+            limit, reason = allow(torch.float32)
+            limit *= 10
+            reason = f"ten times {reason}; a model that is not ours may compute parts so"
+            if shares[worst] <= limit:
+                double = stack.enter_context(InDouble())
+                with contextlib.suppress(Exception):
+                    again = measure([Comparison(worst.name, worst.reading.repeat(), worst.expected.repeat())])
+                    if double.is_complete:
+                        shares = again
+                        (worst,) = shares
+                        limit, reason = run.allow()
+        finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=run.call.name)
+        if finding.verdict == "passes":
+            return finding
+        sizes = {0, 2, 3, *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
+        layers: tuple[str, ...] = ()
+        for comparison, share in shares.items():
+            if share > limit and not sizes & {comparison.reading.length, comparison.expected.length}:
+                layers = comparison.name_layers(run, limit)
+                break
+        return replace(finding, remark=f"worst: {worst.name}", layers=layers)
 
 
 def is_random(run: Run, logits: Tensor, ids: Tensor) -> bool:
-    """Return whether random numbers are drawn beside those of dropout, which another seed shows.
+    """Return whether random numbers are drawn beside those of dropout: with another seed the texts have other logits.
 
     Args:
         run: the run.
@@ -141,10 +125,10 @@ def change_rows(run: Run) -> Finding:
     for row, others in ((0, slice(1, None)), (last, slice(last))):
         changed = texts.clone()
         changed[row] = run.subject.change(texts)[row]
-        part = replace(batch.part, chosen=others)
-        comparisons.append(Comparison(f"rows beside row {row}", run.read(changed, part), batch.with_part(part)))
+        reading = replace(run.read(changed), chosen=others)
+        comparisons.append(Comparison(f"rows beside row {row}", reading, replace(batch, chosen=others)))
     if not (run.call.training and is_random(run, batch.all_logits, texts)):
-        first = batch.with_part(replace(batch.part, chosen=slice(1)))
+        first = replace(batch, chosen=slice(1))
         comparisons.append(Comparison("a row alone, beside the same in a batch", run.read(texts[:1]), first))
     looked_at = f"logits of rows after all tokens of another row were changed, and of a row alone; {run.call.name}"
     return compare(run, comparisons, looked_at)
@@ -155,17 +139,16 @@ def call_after_another(run: Run) -> Finding:
 
     Where they differ the check does not apply, and its reason asks, since a model may mean to keep a memory between calls.
     """
-    subject = run.subject
-    first = run.read(subject.ids).all_logits
-    if is_random(run, first, subject.ids):
+    ids = run.subject.ids
+    first = run(ids)
+    if is_random(run, first, ids):
         return inapplicable("random numbers are drawn beside those of dropout")
-    with mode(run.model, training=False), torch.no_grad():
-        subject.logits(subject.change(subject.ids), model=run.model)
-        later = subject.logits(subject.ids, model=run.model)
+    with run.prepared():
+        run.read_rows(run.subject.change(ids))
+        later = run.read_rows(ids)
     divide = divide_by_size(first)
-    difference = largest(divide(later), divide(first))
     looked_at = "logits of texts, first and after a call with other texts"
-    finding = judge(looked_at, difference, *run.allow(), path=run.call.name)
+    finding = judge(looked_at, largest(divide(later), divide(first)), *run.allow(), path=run.call.name)
     if finding.verdict == "passes":
         return finding
     return inapplicable(
@@ -190,8 +173,7 @@ def compare_prefixes(run: Run) -> Finding:
     """
     subject = run.subject
     full = read_longest_texts(run)
-    comparisons = list[Comparison]()
-    size = full.part.length
+    size = full.length
     ids = subject.texts[:, :size].contiguous()
     if is_random(run, full.all_logits, ids):
         return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
@@ -202,18 +184,17 @@ def compare_prefixes(run: Run) -> Finding:
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     suppressed = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
+    comparisons = list[Comparison]()
     for rows in (ROWS, 1):
         whole_texts = full if rows == ROWS else run.read(ids[:rows])
         for end in lengths:
             name = f"{count_things(rows, 'row')} of {count_things(end, 'token')}"
             with contextlib.suppress(*suppressed):
                 prefix = run.read(ids[:rows, :end].contiguous())
-                expected = whole_texts.with_part(replace(whole_texts.part, end=end))
-                comparisons.append(Comparison(name, prefix, expected))
-    read = sorted({comparison.reading.part.length for comparison in comparisons})
-    if not read:
+                comparisons.append(Comparison(name, prefix, replace(whole_texts, end=end)))
+    if not comparisons:
         raise CannotRun(f"it reads no texts of other lengths than {size} tokens")
-    shown = ", ".join(map(str, read))
+    shown = ", ".join(map(str, sorted({comparison.reading.length for comparison in comparisons})))
     looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {run.call.name}"
     finding = compare(run, comparisons, looked_at)
     path = f"texts of other lengths{', training' * run.call.training}"
@@ -231,11 +212,11 @@ def padding(run: Run) -> Finding:
     """
     subject = run.subject
     ids = run.subject.ids
-    comparisons = list[Comparison]()
-    is_used = False
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     plain = run(ids)
+    comparisons = list[Comparison]()
+    is_used = False
     for side, mask in subject.masks().items():
         real = mask.bool()
         run_padded = replace(run, call=Call(side, mask=side))
@@ -246,14 +227,14 @@ def padding(run: Run) -> Finding:
         is_used = is_used or is_seen
         for row in range(ROWS):
             start = int(real[row].int().argmax())
-            end = start + int(real[row].sum())
-            padded = batch.with_part(replace(batch.part, start=start, end=end, chosen=slice(row, row + 1)))
+            part: dict[str, Any] = {"start": start, "end": start + int(real[row].sum()), "chosen": slice(row, row + 1)}
+            padded = replace(batch, **part)
             if side != "left" or subject.pads_left:
-                alone = run.read(ids[:, start:end], Part(ROWS, end - start, chosen=padded.part.chosen))
+                alone = replace(run.read(ids[:, start : padded.end]), chosen=padded.chosen)
                 comparisons.append(Comparison(f"text {row}, padding: {side}", padded, alone))
             if is_seen:
                 name = f"what stands in the padding: {side}"
-                comparisons.append(Comparison(name, others.with_part(padded.part), padded))
+                comparisons.append(Comparison(name, replace(others, **part), padded))
     remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
     if not is_used:
         remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
@@ -269,7 +250,7 @@ def packing(run: Run, *, quick: bool = False) -> Finding:
     if subject.first_position is None:
         return inapplicable("forward takes no position_ids that could begin again at a document")
     calls = [call for call in list_calls(subject, quick=quick) if call.is_plain or (call.attention and not call.mask)]
-    findings = [look_into_document(run, call) for call in calls]
+    findings = [look_into_document(subject, call) for call in calls]
     compared = [finding for finding in findings if finding.difference is not None and math.isfinite(finding.difference)]
     if all(finding.verdict == "fails" for finding in compared):
         return inapplicable("position_ids that begin again do not separate documents in this model")
@@ -277,24 +258,23 @@ def packing(run: Run, *, quick: bool = False) -> Finding:
     if worst.verdict == "fails":
         remark = f"{worst.path}: {worst.remark.removeprefix('worst: ')}"
         return replace(worst, remark=remark, leaks=remark)
-    if subject.mask_form is None or look_into_document(run, Call("", mask="ones")).verdict != "fails":
+    if subject.mask_form is None or look_into_document(subject, Call("", mask="ones")).verdict != "fails":
         return worst
     return replace(worst, remark=f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none")
 
 
-def look_into_document(run: Run, call: Call) -> Finding:
+def look_into_document(subject: Subject, call: Call) -> Finding:
     """Change all tokens of the first of two documents in a row, and compare the logits of the second."""
-    subject = run.subject
-    half = run.subject.length // 2
+    half = subject.length // 2
     text = subject.ids[:1]
     positions = torch.arange(subject.length, device=text.device)[None]
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     try:
-        with running(subject, call) as run:
-            packed = replace(run, document_positions=torch.where(positions < half, positions, positions - half))
-            part = Part(1, subject.length, half)
-            readings = [packed.read(ids, part) for ids in (subject.change(text, positions < half), text)]
-            return compare(packed, [Comparison("the second document sees the first", *readings)], looked_at)
+        run = prepare_run(subject, call)
+        run = replace(run, document_positions=torch.where(positions < half, positions, positions - half))
+        texts = (subject.change(text, positions < half), text)
+        changed, expected = (replace(run.read(ids), start=half) for ids in texts)
+        return compare(run, [Comparison("the second document sees the first", changed, expected)], looked_at)
     except Exception as error:
         return inapplicable(str(error))
 
@@ -307,8 +287,8 @@ def decoding(run: Run) -> Finding:
         run = replace(run, subject=subject, model=subject.model)
     length = subject.length
     half = subject.length // 2
-    with torch.no_grad(), mode(run.model, training=False):
-        step = run.step
+    with run.prepared():
+        step = CacheStep(subject, run.model)
         one_pass = run.read(subject.ids)
         comparisons = compare_pieces("token by token", one_pass, subject.ids, range(length + 1), step)
         if not subject.has_state:
@@ -336,13 +316,12 @@ def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[i
         start, end = bounds[number : number + 2]
         before = partial(read_pieces, ids, bounds[: number + 1], step)
         piece = ids[:, start:end]
-        part = replace(one_pass.part, start=start, end=end)
 
         def read(pieces_before: list[Tensor], state: Any, piece: Tensor = piece) -> Tensor:
             return step(piece, state)[0]
 
-        reading = Reading(logits, Part(ROWS, end - start, past=start), read, before)
-        comparisons.append(Comparison(name, reading, one_pass.with_part(part)))
+        reading = Reading(logits, read, before, past=start)
+        comparisons.append(Comparison(name, reading, replace(one_pass, start=start, end=end)))
     return comparisons
 
 
@@ -363,6 +342,5 @@ def compare_beams(one_pass: Reading, ids: Tensor, step: CacheStep) -> Comparison
     def read(state: Any) -> Tensor:
         return step(ids[ORDER, half : half + 1], state)[0]
 
-    reading = Reading(read(*choose_rows()), Part(ROWS, 1, past=half), read, choose_rows)
-    part = replace(one_pass.part, start=half, end=half + 1, chosen=ORDER)
-    return Comparison("as beams", reading, one_pass.with_part(part))
+    reading = Reading(read(*choose_rows()), read, choose_rows, past=half)
+    return Comparison("as beams", reading, replace(one_pass, start=half, end=half + 1, chosen=ORDER))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.copies import WithoutDropout, build_without_chance, duplicate, find_dtype, mode, move_copy
-from fullrank.checking.layers import Part, Reading
+from fullrank.checking.layers import Reading
 from fullrank.checking.report import allow
-from fullrank.checking.subject import ROWS, Subject, fit_rows
+from fullrank.checking.subject import Subject, fit_rows
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, find_cache, logits_in, read_arguments, stand_in
 
@@ -48,7 +46,7 @@ class Call:
         name: stands in the report.
         training: the model is in training mode.
         length: tokens of a text; 0: as many as the subject reads.
-        rows: texts that are read at once: 3 for all of them, or 1.
+        one_row: each text is read by itself.
         special: texts are of special and of repeated tokens.
         dtype: of the parameters; None: that of the check.
         autocast: the dtype of matrix products under `torch.autocast`; None: no autocast.
@@ -59,7 +57,7 @@ class Call:
         compiled: the model runs under `torch.compile`.
         gradients: they are recorded, and the check is repeated with other seeds.
         seed: of the random numbers.
-        is_certain: dropout is off, in training mode too.
+        is_certain: dropout is off in every mode.
         cuts: the most positions from which on tokens are changed.
         rare: left out of a quick check.
     """
@@ -67,7 +65,7 @@ class Call:
     name: str
     training: bool = False
     length: int = 0
-    rows: int = ROWS
+    one_row: bool = False
     special: bool = False
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
@@ -100,12 +98,12 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     even = subject.even
     masks = MASKED if subject.mask_form is not None else {"right": MASKED["right"]}
     both_modes = [Call(name, mask=mask, cuts=MANY) for mask, name in masks.items()]
-    both_modes.append(Call(f"one row of {even} tokens", rows=1, length=even, cuts=SOME))
+    both_modes.append(Call(f"one row of {even} tokens", one_row=True, length=even, cuts=SOME))
     both_modes += [Call(f"rows of {length} tokens", length=length, cuts=SOME) for length in subject.lengths[1:]]
     if subject.mask_form is not None:
-        both_modes.append(Call("one row with a mask of ones", rows=1, length=even, mask="ones", cuts=FEW))
+        both_modes.append(Call("one row with a mask of ones", one_row=True, length=even, mask="ones", cuts=FEW))
     if not subject.has_example:
-        both_modes.append(Call("one row", rows=1, cuts=FEW))
+        both_modes.append(Call("one row", one_row=True, cuts=FEW))
     if subject.reads_tokens:
         rows = len(subject.with_special_tokens().ids)  # each with a cut of its own
         both_modes.append(Call("special and repeated tokens", special=True, cuts=rows))
@@ -140,26 +138,21 @@ def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
         if name != current:
             call = Call(name, attention=name, rare=name == FLEX)
             calls.append(call)
-            with suppress(CannotRun), attend_by(subject.model, name):
+            with suppress(CannotRun):
+                attend_by(subject.model, name)
                 calls.append(call.in_training())
                 calls += [replace(call, name=f"{name}, {masks[mask]}", mask=mask) for mask in masks]
     return calls
 
 
-@contextmanager
-def attend_by(model: Any, name: str) -> Iterator[None]:
-    """Run the block with attention computed by the implementation of that name; CannotRun where the model has none."""
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
-    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+def attend_by(model: Any, name: str) -> Any:
+    """Copy a model, with attention computed by the implementation of that name; CannotRun where the model has none."""
+    copied = duplicate(model)
     try:
-        try:
-            model.set_attn_implementation(name)
-        except Exception as error:
-            raise CannotRun(f"it has no {name}: {one_line(error, 160)}") from error
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
+        copied.set_attn_implementation(name)
+    except Exception as error:
+        raise CannotRun(f"it has no {name}: {one_line(error, 160)}") from error
+    return copied
 
 
 @dataclass(frozen=True)
@@ -182,38 +175,42 @@ class Run:
     def allow(self) -> tuple[float, str]:
         """Return the largest error that rounding may cause, and the reason in words."""
         limit, reason = allow(self.dtype)
-        return (
-            (10 * limit, f"ten times {reason}: it grows with the parameters") if self.call.scaled else (limit, reason)
-        )
+        if self.call.scaled:
+            return 10 * limit, f"ten times {reason}: it grows with the parameters"
+        return limit, reason
 
-    @functools.cached_property
-    def step(self) -> CacheStep:
-        return CacheStep(self.subject, self.model)
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Run the block in the mode of the call, with all that is in force while the model runs."""
+        call = self.call
+        with ExitStack() as stack:
+            stack.enter_context(mode(self.model, training=call.training, seed=call.seed))
+            stack.enter_context(torch.set_grad_enabled(call.gradients))
+            if call.is_certain:
+                stack.enter_context(WithoutDropout())
+            if call.attention == FLEX:  # the same masks, without a compiler
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if call.compiled:
+                stack.enter_context(torch.compiler.set_stance("default"))
+            if call.autocast is not None:
+                stack.enter_context(torch.autocast(self.subject.ids.device.type, call.autocast))
+            yield
 
-    def read(self, ids: Tensor, part: Part | None = None, positions: slice = slice(None)) -> Reading:
-        """Compute the logits of texts, so that they can be read again.
-
-        Args:
-            ids: the texts.
-            part: what is looked at; None: all rows and positions.
-            positions: those whose logits are kept.
-
-        Returns:
-            The logits, and how to read them again.
-        """
+    def read(self, ids: Tensor, positions: slice = slice(None)) -> Reading:
+        """Compute the logits of texts, of some positions or of all, so that they can be read again."""
 
         def read_again() -> Tensor:
             return self(ids)[:, positions]
 
-        return Reading(read_again(), part or Part(len(ids), ids.shape[1]), read_again)
+        return Reading(read_again(), read_again)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        call = self.call
-        subject = self.subject
-        with torch.set_grad_enabled(call.gradients), mode(self.model, training=call.training, seed=call.seed):
-            if call.cache:
-                return torch.cat(read_pieces(ids, (0, subject.length // 2, subject.length), self.step)[0], 1)
-            return torch.cat([self.read_rows(rows) for rows in ids.split(1 if call.rows == 1 else len(ids))])
+        with self.prepared():
+            if self.call.cache:
+                length = self.subject.length
+                step = CacheStep(self.subject, self.model)
+                return torch.cat(read_pieces(ids, (0, length // 2, length), step)[0], 1)
+            return torch.cat([self.read_rows(rows) for rows in ids.split(1 if self.call.one_row else len(ids))])
 
     def read_rows(self, ids: Tensor) -> Tensor:
         subject = self.subject
@@ -231,9 +228,8 @@ class Run:
         return logits.masked_fill(hidden[..., None], 0.0)
 
 
-@contextmanager
-def running(subject: Subject, call: Call) -> Iterator[Run]:
-    """Run the block with the model prepared for a call; CannotRun where the model does not offer it."""
+def prepare_run(subject: Subject, call: Call) -> Run:
+    """Prepare the model for a call; CannotRun where it does not offer it."""
     if call.training and not subject.has_modes:
         raise CannotRun(NO_MODES)
     if call.mask and subject.mask_form is None:
@@ -247,30 +243,20 @@ def running(subject: Subject, call: Call) -> Iterator[Run]:
     if call.compiled or call.attention:  # a compiler may not see which words are selected
         subject = replace(subject, selects=False)
     model = subject.model
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        if call.is_certain:
-            stack.enter_context(WithoutDropout())
-            if call.training and subject.ours:  # whose kernels draw, too
-                model = build_without_chance(model)
-        if call.attention:
-            stack.enter_context(attend_by(model, call.attention))
-            if call.attention == FLEX:  # the same masks, without a compiler
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if call.compiled:
-            stack.enter_context(torch.compiler.set_stance("default"))
-            torch.compiler.reset()
-            stack.callback(torch.compiler.reset)
-            model = torch.compile(model, backend="aot_eager")
-        if call.autocast is not None:
-            model = move_copy(subject.original)
-            stack.enter_context(torch.autocast(subject.ids.device.type, call.autocast))
-        if call.dtype is not None:
-            model = move_copy(subject.original).to(call.dtype)
-        if call.scaled:
-            model = scale_copy(model)
-        yield Run(subject, call, model)
+    if call.is_certain and call.training and subject.ours:  # whose kernels draw, too
+        model = build_without_chance(model)
+    if call.attention:
+        model = attend_by(model, call.attention)
+    if call.autocast or call.dtype:
+        model = move_copy(subject.original)
+    if call.dtype is not None:
+        model = model.to(call.dtype)
+    if call.scaled:
+        model = scale_copy(model)
+    if call.compiled:
+        torch.compiler.reset()
+        model = torch.compile(model, backend="aot_eager")
+    return Run(subject, call, model)
 
 
 def scale_copy(model: Any) -> Any:
@@ -351,11 +337,10 @@ class CacheStep:
     def begin(self, rows: int) -> tuple[Any, Any]:
         """Make an empty cache of a model of ours, and return it with the decoder."""
         sources = self.subject.fixed.get("input_ids")
-        decoder = self.model if sources is None else self.model.of_source(self.model.encode(sources))
-        cache = decoder.new_cache()
-        if sources is not None and rows != ROWS:
-            cache = cache.reorder(torch.arange(rows, device=sources.device) % ROWS)
-        return cache, decoder
+        if sources is None:
+            return self.model.new_cache(), self.model
+        decoder = self.model.of_source(self.model.encode(fit_rows(sources, rows, self.subject.dtype)))
+        return decoder.new_cache(), decoder
 
     def reorder(self, state: Any, order: Tensor) -> Any:
         """Choose rows of the state, as beam search does; CannotRun for a cache that cannot."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 
 from fullrank.checking.agreement import Comparison, measure
 from fullrank.checking.calls import NOTHING_MOVES, SEEDS, Call, Run
-from fullrank.checking.copies import WithoutDropout, duplicate, mode
-from fullrank.checking.layers import Part, Place, Reading, Tensors, find_layers_by_gradient, observe
-from fullrank.checking.report import Finding, allow, inapplicable, judge
+from fullrank.checking.copies import duplicate, mode
+from fullrank.checking.layers import Place, Reading, Tensors, find_layers_by_gradient, observe
+from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, equals
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
@@ -74,19 +73,17 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     count = f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
-    copies = 1 if call.compiled else math.ceil(len(cuts) / len(subject.ids))
-    texts = torch.cat([subject.ids] * copies)
+    texts = torch.cat([subject.ids] * math.ceil(len(cuts) / len(subject.ids)))
     base = run.read(texts)
     if bool(base.all_logits.isnan().any()):
         raise FloatingPointError("logits are NaN")
-    comparisons = list(compare_cuts(run, texts, base, cuts))
-    if all(torch.equal(comparison.reading.all_logits, base.all_logits) for comparison in comparisons):
+    comparisons = compare_cuts(run, texts, base, cuts)
+    if torch.equal(comparisons[0].reading.all_logits, base.all_logits):
         return inapplicable(NOTHING_MOVES)
     shares = measure(comparisons)
     # one rounding in half precision may choose another expert: a leak is seen from several cuts
     worst = heapq.nlargest(3 if run.dtype.itemsize == 2 else 1, shares, key=shares.__getitem__)[-1]
     difference = shares[worst]
-    cut = worst.expected.part.end or 0
     if not math.isfinite(difference) and not call.is_plain:
         return inapplicable(f"{call.name}: logits are not finite")
     limit, reason = run.allow()
@@ -103,6 +100,7 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
     finding = judge(looked_at, difference, limit, reason, path=call.name)
     if finding.verdict == "passes" or not math.isfinite(difference):
         return finding
+    cut = worst.expected.end or 0
     if call.is_plain or call.cache or call.training not in subject.leaking:
         if not (call.mask or subject.fixed or call.compiled):
             cut = find_cut_of_a_text(run, cut, limit)
@@ -122,24 +120,21 @@ def measure_one(reading: Reading, expected: Reading) -> float:
     return difference
 
 
-def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> Iterator[Comparison]:
+def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> list[Comparison]:
     """Compare texts, each with every token from a cut on changed, with the same texts as they are, before the cut.
 
     Args:
         run: the run.
         texts: as they are.
         base: the reading of these.
-        cuts: positions from which on tokens are changed.
-
-    Yields:
-        A comparison for each cut.
+        cuts: positions from which on tokens are changed, one for each of the first texts.
     """
-    for start in range(0, len(cuts), len(texts)):
-        cuts_of_batch = cuts[start : start + len(texts)]
-        changed = run.read(run.subject.change_from(cuts_of_batch, texts))
-        for row, cut in enumerate(cuts_of_batch):
-            part = replace(base.part, end=cut, chosen=[row])
-            yield Comparison(f"cut {cut}", changed.with_part(part), base.with_part(part))
+    changed = run.read(run.subject.change_from(cuts, texts))
+    comparisons = []
+    for row, cut in enumerate(cuts):
+        part: dict[str, Any] = {"end": cut, "chosen": [row]}
+        comparisons.append(Comparison(f"cut {cut}", replace(changed, **part), replace(base, **part)))
+    return comparisons
 
 
 def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
@@ -156,30 +151,30 @@ def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
     texts = run.subject.ids
     length = run.subject.length
     # an expert drops entries in the order of its tokens, and so does its dropout
-    with WithoutDropout() if run.call.training else nullcontext():
-        base = run.read(texts)
-        for position in (cut, *spread(length, 6)):
-            for row in range(len(texts)):
-                *_, last = compare_cuts(run, texts, base, [length] * row + [position])
-                if measure_one(last.reading, last.expected) > least:
-                    return position
+    run = replace(run, call=replace(run.call, is_certain=True))
+    base = run.read(texts)
+    for position in (cut, *spread(length, 6)):
+        for row in range(len(texts)):
+            *_, last = compare_cuts(run, texts, base, [length] * row + [position])
+            if measure_one(last.reading, last.expected) > least:
+                return position
     return 0
 
 
 def compare_in_all_rows(run: Run, cut: int) -> Comparison:
     """Compare all rows with other tokens from the cut on; of a text in two pieces the piece in which the cut lies."""
     call = run.call
-    texts = run.subject.ids
+    texts = run.subject.ids[:1] if call.one_row else run.subject.ids
+    changed = run.subject.change_from([cut] * len(texts), texts)
     start = 0
     stop = run.subject.length
-    changed = run.subject.change_from([cut] * len(texts), texts)
     if call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
         changed[:, stop:] = texts[:, stop:]
     if call.compiled:
         run = replace(run, model=run.subject.model)
-    part = Part(1 if call.rows == 1 else len(texts), stop - start, 0, cut - start, past=start)
-    expected, reading = (run.read(ids, part, slice(start, stop)) for ids in (texts, changed))
+    readings = (run.read(ids, slice(start, stop)) for ids in (texts, changed))
+    expected, reading = (replace(reading, past=start, end=cut - start) for reading in readings)
     return Comparison(f"cut {cut}", reading, expected)
 
 
@@ -193,15 +188,11 @@ def search_by_gradient(run: Run) -> Finding:
     """Check that logits before a cut have no gradient with respect to embeddings after it."""
     subject = run.subject
     training = run.call.training
-    model = duplicate(subject.model)
     ids = subject.ids
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.requires_grad_()
     if not subject.reads_tokens:
         ids = ids.to(subject.dtype, copy=True).requires_grad_()
-    with mode(model, training=training), torch.enable_grad():
-        trace = observe(model, lambda: subject.logits(ids, model=model), view_alone)
+    with run.prepared(), torch.enable_grad():
+        trace = observe(run.model, lambda: subject.logits(ids), view_alone)
         leaves = trace.find_embeddings(ids) if subject.reads_tokens else [ids]
         if not leaves or not trace.logits.requires_grad:
             return inapplicable("no gradient of embeddings reaches the logits")
@@ -209,40 +200,37 @@ def search_by_gradient(run: Run) -> Finding:
         weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
         weighted = trace.logits * weights.to(trace.logits)
         cuts = choose_cuts(subject, 12)
-        steepest_after = dict[int, float]()
+        steepest_after = dict.fromkeys(cuts, 0.0)
         steepest = 0.0
         for cut in cuts:
             value = weighted[:, :cut].sum()
             gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)
-            by_row = [
-                gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1) for gradient in gradients
-            ]
-            steepest = max(steepest, *(float(gradient.abs().max()) for gradient in by_row))
-            steepest_after[cut] = max(float(gradient[:, cut:].abs().max()) for gradient in by_row)
+            for gradient in gradients:
+                by_row = gradient if gradient.shape[:2] == ids.shape[:2] else gradient.transpose(0, 1)
+                steepest = max(steepest, float(by_row.abs().max()))
+                steepest_after[cut] = max(steepest_after[cut], float(by_row[:, cut:].abs().max()))
         if steepest == 0.0:
             return inapplicable("no gradient reaches the embeddings")
         worst = max(steepest_after, key=steepest_after.__getitem__)
-        path = run.call.name
-        leaks = describe_cut(subject, worst)
-        looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
-        limit, reason = allow(subject.dtype)
-        finding = judge(
-            looked_at, steepest_after[worst] / steepest, limit, f"{reason}: the largest gradient", path=path
-        )
+        name = run.call.name
+        looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {name}"
+        limit, reason = run.allow()
+        share = steepest_after[worst] / steepest
+        finding = judge(looked_at, share, limit, f"{reason}: the largest gradient", path=name)
         if finding.verdict == "passes":
             return finding
-        finding = replace(finding, remark=leaks, leaks=leaks)
+        leaks = describe_cut(subject, worst)
+        layers: tuple[str, ...] = ()
         if training not in subject.leaking:
-            part = Part(len(ids), subject.length, worst)
+            later = Reading(trace.logits, trace.logits.clone, start=worst)
             with suppress(Exception):  # a leak is a leak, even one that nobody can explain
-                layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), part, limit * steepest)
-                finding = replace(finding, layers=layers)
-        return finding
+                layers = find_layers_by_gradient(trace, weighted[:, :worst].sum(), later, limit * steepest)
+        return replace(finding, remark=leaks, leaks=leaks, layers=layers)
 
 
-def view_alone(place: Place, tensors: Tensors) -> Tensors | None:
+def view_alone(place: Place, tensors: Tensors) -> Tensors:
     """Give a module views of its inputs, so that their gradients come from that module alone."""
-    return {i: tensor.view_as(tensor) for i, tensor in tensors.items()} if place[-1] == "in" else None
+    return {i: tensor.view_as(tensor) for i, tensor in tensors.items()} if place[-1] == "in" else tensors
 
 
 def check_on_random_tokens(run: Run) -> Finding:

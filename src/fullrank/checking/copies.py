@@ -48,6 +48,8 @@ def move_copy(model: nn.Module) -> Any:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             noise *= 0.1 * size if size > 0 else start
             parameter.add_(noise.to(parameter.device, parameter.dtype))
+        for parameter in copied.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
     return copied
 
 

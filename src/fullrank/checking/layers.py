@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,83 +21,80 @@ ModuleCall = tuple[str, int]  # a module's name, and which of its calls
 Side = Literal["in", "out"]
 Place = tuple[str, int, Side]  # what a call of a module is given, or gives
 Tensors = dict[int, Tensor]  # by their number among all arguments, or all outputs
-Edit = Callable[[Place, Tensors], Tensors | None]
+Edit = Callable[[Place, Tensors], Tensors]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Positions from `start` to `end` of the chosen rows of texts (rows, length), after `past` tokens in a cache."""
+class Reading:
+    """Logits of texts, how to read the texts again, and the part that is looked at.
 
-    rows: int
-    length: int
+    Attributes:
+        all_logits: logits (rows, length, V) of all texts.
+        read: reads the texts again.
+        before: gives the arguments of `read`, such as a cache of earlier tokens. What runs there is not looked at.
+        past: tokens in that cache.
+        start: the first position that is looked at.
+        end: the position after the last one; None: the end of the texts.
+        chosen: the rows; None: all.
+    """
+
+    all_logits: Tensor
+    read: Callable[..., Tensor]
+    before: Callable[[], tuple[Any, ...]] = tuple
+    past: int = 0
     start: int = 0
     end: int | None = None
-    past: int = 0
     chosen: slice | list[int] | None = None
 
-    def select(self, logits: Tensor) -> Tensor:
-        rows = logits if self.chosen is None else logits[self.chosen]
+    @property
+    def logits(self) -> Tensor:
+        rows = self.all_logits if self.chosen is None else self.all_logits[self.chosen]
         return rows[:, self.start : self.end]
 
+    @property
+    def length(self) -> int:
+        return self.all_logits.shape[1]
+
+    def repeat(self) -> Reading:
+        return replace(self, all_logits=self.read(*self.before()))
+
+    def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: tensors) -> Trace:
+        return observe(model, partial(self.read, *self.before()), edit)
+
     def view(self, tensor: Tensor) -> Tensor | None:
-        """Select this part of what a module is given or gives; all of a tensor without rows or positions, as all may read it.
+        """Select the part in a tensor; all of a tensor without rows or positions, as all may read it.
 
         None for attention weights, which have two dimensions of positions, and blocks of positions, which have none.
         """
-        if tensor.dim() > 1 and self.length > 1 and len(tensor) == self.rows * self.length:  # (B N, ..)
-            tensor = tensor.unflatten(0, (self.rows, self.length))
-        is_whole = self.start == 0 and self.end in (None, self.length)
-        if self.length == 1 or (is_whole and self.chosen is not None):
-            view: Tensor | None = tensor
-        else:
+        rows = len(self.all_logits)
+        if tensor.dim() > 1 and self.length > 1 and len(tensor) == rows * self.length:  # (B N, ..)
+            tensor = tensor.unflatten(0, (rows, self.length))
+        view: Tensor | None = tensor
+        is_whole = self.chosen is not None and self.start == 0 and self.end in (None, self.length)
+        if self.length > 1 and not is_whole:
             view = self.narrow(tensor)
-        if self.chosen is None or view is None or view.dim() == 0 or len(view) % self.rows:
+        if self.chosen is None or view is None or view.dim() == 0 or len(view) % rows:
             return view
-        by_row = view.unflatten(0, (self.rows, -1))  # also of (B H, ..)
+        by_row = view.unflatten(0, (rows, -1))  # also of (B H, ..)
         return by_row[self.chosen].flatten(0, 1)
 
     def narrow(self, tensor: Tensor) -> Tensor | None:
         """Select the positions in all rows; None as for `view`."""
-        shape = tensor.shape
+        rows = len(self.all_logits)
         end = self.length if self.end is None else self.end
         for past in {0, self.past}:
-            dims = [dim for dim, size in enumerate(shape) if size == past + self.length]
+            dims = [dim for dim, size in enumerate(tensor.shape) if size == past + self.length]
             if len(dims) == 1:
                 return tensor.narrow(dims[0], self.start, past + end - self.start)
             if dims:
                 return None
         least = 2 if tensor.is_floating_point() else 1  # a float (B, E) may be a summary of a text, token ids are none
-        if tensor.dim() > least and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
+        if (
+            tensor.dim() > least and len(tensor) in (1, rows) and tensor.shape[1] > self.length
+        ):  # padded to whole blocks
             return tensor[:, self.start : end]
-        has_positions = tensor.dim() > 0 and (least == 1 or tensor.numel() > self.rows * shape[-1])
+        has_positions = tensor.dim() > 0 and (least == 1 or tensor.numel() > rows * tensor.shape[-1])
         return None if has_positions else tensor
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Logits of texts, a part of which is looked at, and how to read the texts again.
-
-    `before()` gives the arguments of `read`, such as a cache of earlier tokens. What runs there is not looked at.
-    """
-
-    all_logits: Tensor
-    part: Part
-    read: Callable[..., Tensor]
-    before: Callable[[], tuple[Any, ...]] = tuple
-
-    @property
-    def logits(self) -> Tensor:
-        return self.part.select(self.all_logits)
-
-    def with_part(self, part: Part) -> Reading:
-        """Look at another part of the same logits."""
-        return replace(self, part=part)
-
-    def repeat(self) -> Reading:
-        return replace(self, all_logits=self.read(*self.before()))
-
-    def observe(self, model: nn.Module, edit: Edit = lambda place, tensors: None) -> Trace:
-        return observe(model, partial(self.read, *self.before()), edit)
 
 
 @dataclass
@@ -106,7 +102,7 @@ class Trace:
     """Tensors that the modules of a model are given and give in one run, by place, and the logits."""
 
     tensors: dict[Place, Tensors] = field(default_factory=dict)
-    callers: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
+    callers: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def find_embeddings(self, ids: Tensor) -> list[Tensor]:
@@ -118,47 +114,47 @@ class Trace:
                 is_text = torch.equal(read, ids) or torch.equal(read, ids.mT)
                 if is_text and output.requires_grad and output.dim() == 3 and output.shape[:2] == read.shape:
                     embeddings[call] = output
-        return [embeddings[call] for call in select_innermost(list(embeddings))]
+        return [embeddings[call] for call in select_innermost(embeddings)]
 
 
-def select_innermost(calls: list[ModuleCall]) -> list[ModuleCall]:
+def select_innermost(calls: Iterable[ModuleCall]) -> list[ModuleCall]:
     """Select the calls of modules inside which none of the others is."""
+    names = [name for name, _ in calls]
     innermost = []
     for call in calls:
         prefix = f"{call[0]}."
-        if not any(name.startswith(prefix) for name, _ in calls):
+        if not any(name.startswith(prefix) for name in names):
             innermost.append(call)
     return innermost
 
 
-def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: None) -> Trace:
+def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda place, tensors: tensors) -> Trace:
     """Run a model, and write down what its modules are given and give.
 
     Args:
         model: the model, whose modules get hooks.
         run: runs it, and gives logits.
-        edit: is called with each place and its tensors, and returns other tensors to use instead, or None to keep them.
+        edit: is called with each place and its tensors, and returns them, or others to use instead.
     """
     trace = Trace()
     counts = Counter[str]()
-    running = list[ModuleCall]()
+    running = [("", 0)]
 
     def note(place: Place, value: Any) -> Any:
         leaves, tree = _pytree.tree_flatten(value)
         tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         edited = edit(place, tensors)
-        recorded = tensors if edited is None else edited
+        trace.tensors[place] = edited
         if not torch.is_grad_enabled():  # a residual may be added in place
-            recorded = {i: tensor.clone() for i, tensor in recorded.items()}
-        trace.tensors[place] = recorded
-        if edited is None:
+            trace.tensors[place] = {i: tensor.clone() for i, tensor in edited.items()}
+        if edited is tensors:
             return None
         return _pytree.tree_unflatten([edited.get(i, leaf) for i, leaf in enumerate(leaves)], tree)
 
     def enter(name: str, module: nn.Module, args: Any, options: Any) -> Any:
         call = (name, counts[name])
         counts[name] += 1
-        trace.callers[call] = running[-1] if running else None
+        trace.callers[call] = running[-1]
         running.append(call)
         edited = note((*call, "in"), (args, options))
         keeps = any(isinstance(value, list | dict) for value in (*args, *options.values()))  # it may add to them
@@ -178,13 +174,12 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
 
 def are_apart(tensor: Tensor, expected: Tensor) -> bool:
     """Return whether tensors of one shape differ by more than rounding."""
-    if tensor.shape != expected.shape or tensor.numel() == 0:
+    if tensor.shape != expected.shape or torch.equal(tensor, expected):
         return False
     if not tensor.is_floating_point():
-        return not torch.equal(tensor, expected)
-    size = max(float(expected.abs().max()), 1e-30)
+        return True
     rounds = torch.finfo(tensor.dtype).eps * (100 if tensor.dtype.itemsize > 2 else 2)
-    return float((tensor - expected).abs().max()) > rounds * size
+    return largest(tensor, expected) > rounds * max(float(expected.abs().max()), 1e-30)
 
 
 @torch.no_grad()  # some modules give a parameter out as it is
@@ -204,62 +199,57 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
     """
     expected = right.observe(model)
     divide = divide_by_size(right.logits)
+    apart = dict[Place, None]()  # in the order in which they run
 
-    def mend(among: list[Place] | None, apart: list[Place], place: Place, tensors: Tensors) -> Tensors | None:
-        """Replace tensors of a place by those of `right`, and note in `apart` that they differed; None where they did not.
-
-        among: the places that are replaced; None: all.
-        """
-        if among is not None and place not in among:
-            return None
+    def mend(among: Container[Place], place: Place, tensors: Tensors) -> Tensors:
+        """Replace tensors of the places `among` by those of `right`, and note which of them differ."""
         mended = dict(tensors)
-        others = expected.tensors.get(place, {})
+        others = expected.tensors.get(place, {}) if place in among else {}
         for i in tensors.keys() & others.keys():
-            source = right.part.view(others[i])
+            source = right.view(others[i])
             copied = tensors[i].clone()  # not made contiguous: dropout follows the order in memory
-            into = wrong.part.view(copied)
+            into = wrong.view(copied)
             if into is not None and source is not None and are_apart(into, source):
                 into.copy_(source)
                 mended[i] = copied
-                apart.append(place)
-        return mended if place in apart else None
+                apart[place] = None
+        return mended if place in apart else tensors
 
     def measure(logits: Tensor) -> float:
         """Sum all differences; 0 where none counts."""
         off = (divide(logits) - divide(right.logits)).abs()
         return float(off.sum()) if float(off.max()) > least else 0.0
 
-    places = list[Place]()
-    mended = list[Place]()
-    owners = dict[str, str]()
-    wrong.observe(model, partial(mend, None, places))
+    wrong.observe(model, partial(mend, expected.tensors))
     size = measure(wrong.logits)
-    for place in dict.fromkeys(places):
+    owners = dict[str, str]()
+    mended = list[Place]()
+    for place in list(apart):
         if not size or len(owners) == MOST_LAYERS:
             break
-        trace = wrong.observe(model, partial(mend, [*mended, place], []))
-        remaining = measure(wrong.part.select(trace.logits))
+        trace = wrong.observe(model, partial(mend, [*mended, place]))
+        remaining = measure(replace(wrong, all_logits=trace.logits).logits)
         if abs(remaining - size) > 1e-6 * size:
             name, number, side = place
-            caller = expected.callers[name, number] or ("", 0)
-            owner = name if side == "out" else caller[0]
+            owner = name if side == "out" else expected.callers[name, number][0]
             owners.setdefault(owner, owner or f"{OWN_FORWARD}, before {name}")
             mended.append(place)
             size = remaining
     return tuple(owners.values()) or (OWN_FORWARD,) * (size > 0)
 
 
-def find_layers_by_gradient(trace: Trace, value: Tensor, later: Part, least: float) -> tuple[str, ...]:
+def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, least: float) -> tuple[str, ...]:
     """Name the innermost modules whose later inputs a number depends on by gradient, though not on their later outputs.
 
     Args:
         trace: a run of the model with gradients.
         value: the number.
-        later: the part of inputs and outputs that is later.
+        later: has the part of inputs and outputs that is later.
         least: the size of a gradient that counts.
     """
-    traced = itertools.chain.from_iterable(values.values() for values in trace.tensors.values())
-    tensors = [tensor for tensor in traced if tensor.requires_grad]
+    tensors = []
+    for values in trace.tensors.values():
+        tensors += [tensor for tensor in values.values() if tensor.requires_grad]
     reached = set[int]()
     for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
@@ -289,7 +279,7 @@ def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, lea
         if name.startswith(innermost and f"{innermost}.") and name:
             module.compile(backend="aot_eager")
             try:
-                logits = (divide(reading.part.select(reading.read())) for reading in (right, wrong))
+                logits = (divide(reading.repeat().logits) for reading in (right, wrong))
                 if largest(*logits) > least:
                     innermost = name
             finally:
