@@ -11,10 +11,11 @@ directly: sum over v of exp(-nll_k(x with x_k = v)) = 1.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +43,10 @@ RANKS = "ranks add up"
 COUNTS = "counts and means are what they say"
 _TRUE = {"tokens": "{:g} are scored", "words": "text.split() has {:g}", "bytes": "the text has {:g} in UTF-8"}
 Text = list[int] | str
+
+
+class NotTested(Exception):
+    """Sums over the vocabulary say nothing; the words say why."""
 
 
 def check_scoring(
@@ -108,14 +113,17 @@ def check_scoring(
         if not 0 <= min(used) <= max(used) < size:
             id_range = f"given {min(used)} to {max(used)}"
             raise InputError(f"texts: token ids from 0 to {size - 1} (vocab_size={size}), {id_range}")
-    scorer = Scorer(score, form, many)
+    scorer = Scorer(score, form, many, size or 0, calls)
     chosen = chosen if len(chosen) > 1 else [base, base[: len(base) // 2]]
     same = score_twice(scorer, chosen)
     order = (SUM, ONCE, LATER, SAME, ADD, RANKS, COUNTS)
     not_tested = inapplicable("not tested: the score of a text changes from call to call; mend that first")
     findings = dict.fromkeys(order, not_tested) | {SAME: same}
     if same.verdict == "passes":
-        findings |= sum_over_vocabulary(scorer, base, size, window, calls)
+        try:
+            findings |= sum_over_vocabulary(scorer, base, window)
+        except NotTested as why:
+            findings |= dict.fromkeys((SUM, ONCE, LATER), inapplicable(str(why)))
         findings |= {ADD: add_texts(scorer, chosen), RANKS: add_ranks(scorer, chosen)}
         findings[COUNTS] = compare_counts(scorer, chosen)
     facts = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
@@ -242,22 +250,40 @@ class Score:
     means: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass
 class Scorer:
     """The user's function, with what is known of it.
 
-    `form` makes the text that it takes of token ids. `skipped` is how many tokens at the start it does not score (None: not
-    known). `unit` is the rounding of its scores, `noise` what a second call changes.
+    Attributes:
+        score: the function.
+        form: makes the text that it takes of token ids.
+        many: it takes a list of texts.
+        size: of the vocabulary; 0: not known.
+        most_calls: of the function for sums over the vocabulary.
+        unit: the rounding of its scores.
+        noise: what a second call changes.
+        calls: how often it was called.
+        skipped: how many tokens at the start it does not score; None: not known.
     """
 
-    def __init__(self, score: Callable[..., Any], form: Callable[[Any], Any], many: bool) -> None:
-        self.score = score
-        self.form = form
-        self.many = many
-        self.ranked = not isinstance(score, type) and {"rank", "world_size"} <= set(inspect.signature(score).parameters)
-        self.unit = allow(torch.float32)[0]
-        self.noise = 0.0
-        self.calls = 0
-        self.skipped: int | None = None
+    score: Callable[..., Any]
+    form: Callable[[Any], Any]
+    many: bool
+    size: int
+    most_calls: int
+    unit: float = allow(torch.float32)[0]
+    noise: float = 0.0
+    calls: int = 0
+    skipped: int | None = None
+
+    @functools.cached_property
+    def ranked(self) -> bool:
+        """True where it returns the part of a rank."""
+        try:
+            arguments = inspect.signature(self.score).parameters
+        except (TypeError, ValueError):  # of some builtins Python cannot tell
+            return False
+        return {"rank", "world_size"} <= set(arguments)
 
     def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Score:
         """Call the function.
@@ -324,8 +350,12 @@ class Scorer:
         except InputError:
             return 0.0
 
-    def totals(self, texts: Sequence[Any]) -> Tensor:
+    def totals(self, texts: Iterable[Any]) -> Tensor:
         return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
+
+    def score_next(self, text: Any) -> Tensor:
+        """Score the text with each token of the vocabulary after it: totals (V,)."""
+        return self.totals([[*text, token] for token in range(self.size)])
 
     def each(self, text: Any) -> Tensor:
         """Return the scores per token (T,); an empty tensor where there is only a total."""
@@ -358,93 +388,74 @@ class VocabularySums:
         silent: positions where all tokens cost the same.
         moved: largest change of an earlier score by another token, by position.
         faults: what is counted and should not be, in words.
+        remark: why sums that are not one are no fault.
     """
 
     logs: dict[int, float] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     moved: dict[int, float] = field(default_factory=lambda: {0: 0.0})
     faults: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why sums are not one.
-
-    Attributes:
-        blamed: logs of the sums by position, where probabilities do not add up.
-        fault: another fault, in words.
-        remark: why there is no fault.
-        undecided: why nothing can be said.
-    """
-
-    blamed: Mapping[int, float] = field(default_factory=dict)
-    fault: str = ""
     remark: str = ""
-    undecided: str = ""
 
 
-def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
+def sum_over_vocabulary(scorer: Scorer, base: Any, window: int) -> dict[str, Finding]:
     """Sum probabilities over the vocabulary, position by position; `scorer.skipped` is found and set on the way.
 
     Args:
         scorer: the function.
         base: the text.
-        size: of the vocabulary; None: not known.
         window: tokens that the scorer reads at a time.
-        calls: most calls of the function.
 
     Returns:
         Findings by name: SUM, ONCE and LATER.
+
+    Raises:
+        NotTested: sums take too many calls, are too coarse, or say nothing.
     """
+    size = scorer.size
     reading = scorer.read(base)
-    names = (SUM, ONCE, LATER)
-    total = torch.tensor([reading.total])
-    allowed = scorer.allowed(total if reading.each is None else reading.each)
-    why = ""
-    if size is None:
-        why = "texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
-    elif size > calls:
-        why = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
-    elif allowed > _COARSE:
-        why = "the scores are rounded too coarsely; return them in fp32"
-    if size is None or why:
-        return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
     each = reading.each
+    total = torch.tensor([reading.total])
+    allowed = scorer.allowed(total if each is None else each)
+    if not size:
+        raise NotTested(
+            "not tested: texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
+        )
+    if size > scorer.most_calls:
+        calls = f"{size:,} calls of score, and calls={scorer.most_calls:,} are allowed"
+        raise NotTested(f"not tested: a sum takes {calls}; raise calls")
+    if allowed > _COARSE:
+        raise NotTested("not tested: the scores are rounded too coarsely; return them in fp32")
     if each is not None:
         scorer.skipped = find_skipped(scorer, base)
-        if scorer.skipped is None:
-            each = None
-            allowed = scorer.allowed(total)
-    positions = choose_positions(len(base), window, calls // size)
-    sums = read_sums(scorer, base, each, size, positions, allowed)
-    off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
-    explained = (
-        Explanation(off) if each is not None else explain_totals(scorer, sums, off, size, len(base), calls, allowed)
-    )
-    if explained.undecided:
-        return dict.fromkeys(names, inapplicable(explained.undecided))
-    faults = sums.faults
-    remark = explained.remark
-    blamed = explained.blamed
-    if explained.fault:
-        faults = [*faults, explained.fault]
-    if blamed:
-        worst = max(blamed, key=lambda n: abs(blamed[n]))
-        remark = f"at token {worst} the probabilities of all tokens add up to {math.exp(blamed[worst]):.4g}: the score "
+    if scorer.skipped is None:
+        each = None
+        allowed = scorer.allowed(total)
+    positions = choose_positions(len(base), window, scorer.most_calls // size)
+    sums = read_sums(scorer, base, each, positions, allowed)
+    if each is None:
+        explain_totals(scorer, sums, len(base), allowed)
+    looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
+    errors = {n: abs(math.expm1(log)) for n, log in sums.logs.items()} or {0: 0.0}
+    worst = max(errors, key=errors.__getitem__)
+    remark = sums.remark
+    if errors[worst] > allowed:
+        remark = (
+            f"at token {worst} the probabilities of all tokens add up to {math.exp(sums.logs[worst]):.4g}: the score "
+        )
         remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
         remark += ", or earlier scores change with later tokens" * (each is None)
-    looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
-    error = max((abs(math.expm1(log)) for n, log in sums.logs.items() if n in blamed or n not in off), default=0.0)
-    moving = max(sums.moved, key=lambda n: sums.moved[n])
-    moved = sums.moved[moving]
-    leak = f"another token {moving} changes the scores of tokens before it" if moved > allowed else ""
-    later = judge(f"scores before a token that is changed, {looked_at}", moved, allowed, ROUNDING, remark=leak)
+    later = inapplicable(_TOTALS)
+    if each is not None:
+        n = max(sums.moved, key=sums.moved.__getitem__)
+        leak = f"another token {n} changes the scores of tokens before it" if sums.moved[n] > allowed else ""
+        before = f"scores before a token that is changed, {looked_at}"
+        later = judge(before, sums.moved[n], allowed, ROUNDING, remark=leak)
+    unscored = "the first token is not scored, and not counted" if scorer.skipped else ""
     return {
-        SUM: judge(f"sums of probabilities, {looked_at}", error, allowed, ROUNDING, remark=remark),
-        ONCE: count_faults(
-            faults, looked_at, "the first token is not scored, and not counted" if scorer.skipped else ""
-        ),
-        LATER: inapplicable(_TOTALS) if each is None else later,
+        SUM: judge(f"sums of probabilities, {looked_at}", errors[worst], allowed, ROUNDING, remark=remark),
+        ONCE: count_faults(sums.faults, looked_at, unscored),
+        LATER: later,
     }
 
 
@@ -469,7 +480,7 @@ def choose_positions(length: int, window: int, count: int) -> list[int]:
 
 
 def read_sums(
-    scorer: Scorer, base: Any, each: Tensor | None, size: int, positions: Sequence[int], allowed: float
+    scorer: Scorer, base: Any, each: Tensor | None, positions: Sequence[int], allowed: float
 ) -> VocabularySums:
     """Score a text with every token in turn at each of some positions; `scorer.skipped` is set if it was not known.
 
@@ -477,15 +488,15 @@ def read_sums(
         scorer: the function.
         base: the text.
         each: its scores per token; None: totals are compared.
-        size: of the vocabulary.
         positions: those where tokens are put.
         allowed: the error that rounding may cause, in nats.
     """
     sums = VocabularySums()
+    size = scorer.size
     skipped = scorer.skipped or 0
-    for n in (n for n in positions if n >= skipped):
+    for n in positions[positions[0] < skipped :]:
         if each is None:
-            costs = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
+            costs = scorer.score_next(base[:n]) - scorer.total(base[:n])
         else:
             rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
             place = n - skipped
@@ -503,94 +514,88 @@ def read_sums(
                 sums.faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
     scorer.skipped = scorer.skipped or 0
     if sums.silent:
-        shown = ", ".join(map(str, sums.silent[:6])) + (", ..." if len(sums.silent) > 6 else "")
+        shown = ", ".join(map(str, sums.silent[:6])) + ", ..." * (len(sums.silent) > 6)
         sums.faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
     return sums
 
 
-def explain_totals(
-    scorer: Scorer, sums: VocabularySums, off: Mapping[int, float], size: int, length: int, calls: int, allowed: float
-) -> Explanation:
-    """Explain why sums of totals are not one.
+def explain_totals(scorer: Scorer, sums: VocabularySums, length: int, allowed: float) -> None:
+    """Explain why sums of totals are not one, and take out of `sums.logs` what is explained.
 
     There may be a constant, windows that read further back, tokens scored twice, or no distribution.
 
     Args:
         scorer: the function.
         sums: sums over the vocabulary.
-        off: logs of those that are not one, by position.
-        size: of the vocabulary.
         length: tokens of the text.
-        calls: most calls of the function.
         allowed: the error that rounding may cause, in nats.
+
+    Raises:
+        NotTested: there may be one of several reasons.
     """
+    off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
     if list(off) == [0]:
-        return Explanation(
-            fault=f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted"
+        sums.faults.append(
+            f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted"
         )
-    if not off or sums.silent:
-        return Explanation()
-    first = next(n for n in off if n)
-    estimates = estimate_texts(scorer, size, first, min(length, first + 3), calls)
-    agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
-    if agrees and estimates:
-        mean, error = estimates[-1]
-        return Explanation(
-            remark=f"{_REREAD}; over texts drawn from the scores the sum over all texts is {mean:.2f} ± {error:.2f}"
-        )
-    is_clear = max(map(abs, off.values())) >= math.log(size) / 2
-    if agrees and not is_clear and not sums.faults:
-        why = (
-            f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
-        )
-        return Explanation(undecided=why)
-    if any(0 < n < first for n in sums.logs):
-        over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
-        return Explanation(
-            fault=f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
-            "means; if the text is cut at places that depend on its length, return nll per token"
-        )
-    return Explanation(off)
+    elif off and not sums.silent:
+        first = next(n for n in off if n)
+        estimates = estimate_texts(scorer, first, min(length, first + 3))
+        agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
+        is_clear = max(map(abs, off.values())) >= math.log(scorer.size) / 2
+        if agrees and estimates:
+            mean, error = estimates[-1]
+            whole = f"over texts drawn from the scores the sum over all texts is {mean:.2f} ± {error:.2f}"
+            sums.remark = f"{_REREAD}; {whole}"
+        elif agrees and not is_clear and not sums.faults:
+            why = f"from token {first} on {_REREAD}, or the sum is not one"
+            raise NotTested(f"not decided: {why}; raise calls, or return nll per token")
+        elif any(0 < n < first for n in sums.logs):
+            over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
+            sums.faults.append(
+                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of means; "
+                "if the text is cut at places that depend on its length, return nll per token"
+            )
+        else:
+            return
+    for n in off:
+        del sums.logs[n]
 
 
-def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
+def estimate_texts(scorer: Scorer, first: int, length: int) -> list[tuple[float, float]]:
     """Estimate the sums of exp(-T) over all texts of `first` + 1 to `length` tokens.
 
     Texts are drawn token by token from the scores. A text weighs the product of its sums over the vocabulary, and the mean
-    weight is the sum over all texts. Where all texts are few enough, they are read instead.
+    weight is the sum over all texts. Where the shortest are few enough, all of these are read instead.
 
     Args:
         scorer: the function.
-        size: of the vocabulary.
         first: the least number of tokens after the first one, which is random.
         length: tokens of the longest texts.
-        calls: most calls of the function.
 
     Returns:
         (mean, error) for each length; only estimates with small errors.
     """
-    if size**first <= calls:  # few enough to read them all
-        begin = [size // 2]
-        exact = list[tuple[float, float]]()
-        for more in range(first, length):
-            if size**more <= calls:
-                texts = [[*begin, *continuation] for continuation in itertools.product(range(size), repeat=more)]
-                exact.append((float(torch.logsumexp(scorer.total(begin) - scorer.totals(texts), 0).exp()), 0.0))
-        return exact
-    drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
+    if scorer.size**first <= scorer.most_calls:
+        begin = [scorer.size // 2]
+        texts = itertools.product(begin, *[range(scorer.size)] * first)
+        exact = torch.logsumexp(scorer.total(begin) - scorer.totals(texts), 0).exp()
+        return [(float(exact), 0.0)]
+    drawn = min(scorer.most_calls // (scorer.size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:
         return []
     generator = torch.Generator().manual_seed(2)
     sums = torch.zeros(drawn, length, dtype=torch.float64)
     for i in range(drawn):
-        text = torch.randint(size, (1,), generator=generator).tolist()
+        text = torch.randint(scorer.size, (1,), generator=generator).tolist()
         before = scorer.total(text)
         for n in range(1, length):
-            after = scorer.totals([[*text, v] for v in range(size)])
+            after = scorer.score_next(text)
             sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])
     weights = sums.cumsum(1)[:, first:].exp()
     errors = weights.std(0) / math.sqrt(drawn)
-    estimates: list[tuple[float, float]] = torch.stack((weights.mean(0), errors), 1)[errors <= _SURE].tolist()
-    return estimates
+    return [
+        (mean, error) for mean, error in zip(weights.mean(0).tolist(), errors.tolist(), strict=True) if error <= _SURE
+    ]
