@@ -16,7 +16,7 @@ from fullrank.checking.calls import CERTAIN, PLAIN, Call, CannotRun, Run, list_c
 from fullrank.checking.causality import check_on_random_tokens, search_by_gradient, search_by_perturbation
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
-from fullrank.checking.subject import ROWS, Subject, open_subject
+from fullrank.checking.subject import ROWS, SHORT, Subject, open_subject
 from fullrank.core.errors import InputError, one_line
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,10 @@ class Check(NamedTuple):
     Attributes:
         call: how the model is run.
         find: looks at such a run, and says what it found.
-        reads_other_lengths: it reads texts of other lengths than those of the subject.
     """
 
     call: Call
     find: Callable[[Run], Finding]
-    reads_other_lengths: bool = False
 
     def __call__(self, subject: Subject) -> Finding:
         with warnings.catch_warnings(action="ignore"):
@@ -59,24 +57,27 @@ def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
     calls = {f"future, by perturbation, {call.name}": call for call in list_calls(subject, quick=quick)}
     checks = {name: Check(call, search_by_perturbation) for name, call in calls.items()}
     evaluation, training = CERTAIN
-    checks["future, prefix = whole"] = Check(evaluation, compare_prefixes, True)
+    checks["future, prefix = whole"] = Check(evaluation, compare_prefixes)
     if not quick:
-        checks["future, prefix = whole, training"] = Check(training, compare_prefixes, True)
-    for call in PLAIN:
-        checks[f"future, by gradient, {call.name}"] = Check(call, search_by_gradient)
-    checks["rows of a batch are independent"] = Check(evaluation, change_rows)
-    checks["rows of a batch are independent, training"] = Check(training, change_rows)
-    checks["the same call after another gives the same logits"] = Check(evaluation, call_after_another)
-    checks["padding changes nothing"] = Check(PLAIN[0], padding, True)
+        checks["future, prefix = whole, training"] = Check(training, compare_prefixes)
+    checks |= {
+        "future, by gradient, evaluation": Check(PLAIN[0], search_by_gradient),
+        "future, by gradient, training": Check(PLAIN[1], search_by_gradient),
+        "rows of a batch are independent": Check(evaluation, change_rows),
+        "rows of a batch are independent, training": Check(training, change_rows),
+        "the same call after another gives the same logits": Check(evaluation, call_after_another),
+        "padding changes nothing": Check(PLAIN[0], padding),
+    }
     if not subject.ours:
         checks["packed documents are independent"] = Check(PLAIN[0], partial(packing, quick=quick))
-    checks["incremental decoding = one pass"] = Check(PLAIN[0], decoding, True)
+    checks["incremental decoding = one pass"] = Check(PLAIN[0], decoding)
     if not quick and (subject.core.ours or subject.injected):
         from fullrank.checking.definition import CHECKS  # it imports a compiler
 
-        checks |= {name: Check(PLAIN[0], find) for name, find in CHECKS.items()}
+        short = replace(PLAIN[0], length=min(SHORT, subject.length))
+        checks |= {name: Check(short, find) for name, find in CHECKS.items()}
     if not quick:
-        checks["future, after training on random tokens"] = Check(PLAIN[0], check_on_random_tokens, True)
+        checks["future, after training on random tokens"] = Check(PLAIN[0], check_on_random_tokens)
     return checks
 
 
@@ -164,8 +165,8 @@ def run_guarded(row: Check, subject: Subject) -> Finding:
         remark = f"{type(error).__name__}: {one_line(error, 240)}"
         if not row.call.is_plain:
             return inapplicable(f"it cannot be run so: {remark}")
-        if subject.has_example and row.reads_other_lengths:
-            return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
+        if subject.has_example and row.find not in (search_by_perturbation, search_by_gradient):
+            return inapplicable(f"beside the other inputs no text of another length or batch can be read: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)
     if (finding.difference or 0.0) <= _SHOWS or subject.single is None:
         return finding

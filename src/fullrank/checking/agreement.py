@@ -44,15 +44,15 @@ class Comparison:
         """Name the layers where the readings come apart; none where the search fails, as there is a difference all the same."""
         with contextlib.suppress(Exception):
             if run.call.compiled:
-                return find_layer_by_compiler(run.subject.model, self.expected, self.reading, least)
-            return find_layers(run.model, self.expected, self.reading, least)
+                return find_layer_by_compiler(run.subject.model._orig_mod, self.expected, self.reading, least)
+            return find_layers(run.subject.model, self.expected, self.reading, least)
         return ()
 
 
 def measure(comparisons: Sequence[Comparison]) -> dict[Comparison, float]:
     """Measure the largest difference of each comparison, as a share of the size of logits."""
     divide = divide_by_size(comparisons[0].expected.all_logits)
-    shares = dict[Comparison, float]()
+    shares = {}
     for comparison in comparisons:
         shares[comparison] = largest(divide(comparison.reading.logits), divide(comparison.expected.logits))
     return shares
@@ -89,26 +89,21 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
                         shares = again
                         (worst,) = shares
                         limit, reason = run.allow()
-        finding = judge(looked_at, shares[worst], limit, reason, remark=remark, path=run.call.name)
+        fault = f"worst: {worst.name}"
+        finding = judge(looked_at, shares[worst], limit, reason, fault, remark=remark, path=run.call.name)
         if finding.verdict == "passes":
             return finding
-        sizes = {0, 2, 3, *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
+        sizes = {0, 2, 3, *(size for tensor in list_tensors(run.subject.model) for size in tensor.shape)}
         layers: tuple[str, ...] = ()
         for comparison, share in shares.items():
             if share > limit and not sizes & {comparison.reading.length, comparison.expected.length}:
                 layers = comparison.name_layers(run, limit)
                 break
-        return replace(finding, remark=f"worst: {worst.name}", layers=layers)
+        return replace(finding, layers=layers)
 
 
-def is_random(run: Run, logits: Tensor, ids: Tensor) -> bool:
-    """Return whether random numbers are drawn beside those of dropout: with another seed the texts have other logits.
-
-    Args:
-        run: the run.
-        logits: what the texts gave.
-        ids: the texts.
-    """
+def _is_random(run: Run, logits: Tensor, ids: Tensor) -> bool:
+    """Return whether random numbers are drawn beside those of dropout: with another seed the texts have other logits."""
     other = replace(run, call=replace(run.call, seed=2))(ids)
     return largest(other, logits) > run.allow()[0]
 
@@ -121,13 +116,13 @@ def change_rows(run: Run) -> Finding:
     texts = torch.cat((run.subject.ids, run.subject.ids.roll(1, 1)))
     batch = run.read(texts)
     last = len(texts) - 1
-    comparisons = list[Comparison]()
+    comparisons = []
     for row, others in ((0, slice(1, None)), (last, slice(last))):
         changed = texts.clone()
         changed[row] = run.subject.change(texts)[row]
         reading = replace(run.read(changed), chosen=others)
         comparisons.append(Comparison(f"rows beside row {row}", reading, replace(batch, chosen=others)))
-    if not (run.call.training and is_random(run, batch.all_logits, texts)):
+    if not (run.call.training and _is_random(run, batch.all_logits, texts)):
         first = replace(batch, chosen=slice(1))
         comparisons.append(Comparison("a row alone, beside the same in a batch", run.read(texts[:1]), first))
     looked_at = f"logits of rows after all tokens of another row were changed, and of a row alone; {run.call.name}"
@@ -141,7 +136,7 @@ def call_after_another(run: Run) -> Finding:
     """
     ids = run.subject.ids
     first = run(ids)
-    if is_random(run, first, ids):
+    if _is_random(run, first, ids):
         return inapplicable("random numbers are drawn beside those of dropout")
     with run.prepared():
         run.read_rows(run.subject.change(ids))
@@ -157,25 +152,16 @@ def call_after_another(run: Run) -> Finding:
     )
 
 
-def read_longest_texts(run: Run) -> Reading:
-    """Read the longest texts that the model takes: of all tokens, or of a length that other checks read."""
-    texts = run.subject.texts
-    for length in (texts.shape[1], *sorted(run.subject.lengths, reverse=True)):
-        with contextlib.suppress(Exception):
-            return run.read(texts[:, :length].contiguous())
-    return run.read(run.subject.ids)
-
-
 def compare_prefixes(run: Run) -> Finding:
     """Compare logits of the first tokens of a text, read alone, with those in the whole text.
 
     Lengths are powers of two and others. Those that the model refuses are left out.
     """
     subject = run.subject
-    full = read_longest_texts(run)
+    ids = subject.texts
+    full = run.read(ids)
     size = full.length
-    ids = subject.texts[:, :size].contiguous()
-    if is_random(run, full.all_logits, ids):
+    if _is_random(run, full.all_logits, ids):
         return inapplicable("random numbers are drawn beside those of dropout, and other ones for another length")
     if torch.equal(run(subject.change(ids)), full.all_logits):
         return inapplicable(NOTHING_MOVES)
@@ -184,7 +170,7 @@ def compare_prefixes(run: Run) -> Finding:
     lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
     lengths.pop(size, None)
     suppressed = () if subject.has_example else (Exception,)  # beside other inputs one token may be read as many
-    comparisons = list[Comparison]()
+    comparisons = []
     for rows in (ROWS, 1):
         whole_texts = full if rows == ROWS else run.read(ids[:rows])
         for end in lengths:
@@ -215,7 +201,7 @@ def padding(run: Run) -> Finding:
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     plain = run(ids)
-    comparisons = list[Comparison]()
+    comparisons = []
     is_used = False
     for side, mask in subject.masks().items():
         real = mask.bool()
@@ -267,13 +253,11 @@ def look_into_document(subject: Subject, call: Call) -> Finding:
     """Change all tokens of the first of two documents in a row, and compare the logits of the second."""
     half = subject.length // 2
     text = subject.ids[:1]
-    positions = torch.arange(subject.length, device=text.device)[None]
+    other = torch.cat((subject.change(text)[:, :half], text[:, half:]), 1)
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     try:
-        run = prepare_run(subject, call)
-        run = replace(run, document_positions=torch.where(positions < half, positions, positions - half))
-        texts = (subject.change(text, positions < half), text)
-        changed, expected = (replace(run.read(ids), start=half) for ids in texts)
+        run = prepare_run(subject, replace(call, packed=True))
+        changed, expected = (replace(run.read(ids), start=half) for ids in (other, text))
         return compare(run, [Comparison("the second document sees the first", changed, expected)], looked_at)
     except Exception as error:
         return inapplicable(str(error))
@@ -284,11 +268,11 @@ def decoding(run: Run) -> Finding:
     subject = run.subject
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-        run = replace(run, subject=subject, model=subject.model)
+        run = replace(run, subject=subject)
     length = subject.length
     half = subject.length // 2
     with run.prepared():
-        step = CacheStep(subject, run.model)
+        step = CacheStep(subject)
         one_pass = run.read(subject.ids)
         comparisons = compare_pieces("token by token", one_pass, subject.ids, range(length + 1), step)
         if not subject.has_state:
@@ -296,7 +280,7 @@ def decoding(run: Run) -> Finding:
                 comparisons += compare_pieces("in pieces", one_pass, subject.ids, bounds, step)
             if subject.kind == "translator" or not subject.fixed:
                 with contextlib.suppress(CannotRun):
-                    comparisons.append(compare_beams(one_pass, subject.ids, step))
+                    comparisons.append(_compare_beams(one_pass, subject.ids, step))
         names = ", ".join(dict.fromkeys(comparison.name for comparison in comparisons))
         return compare(run, comparisons, f"logits with the cache, {names}, beside one pass")
 
@@ -325,14 +309,8 @@ def compare_pieces(name: str, one_pass: Reading, ids: Tensor, bounds: Sequence[i
     return comparisons
 
 
-def compare_beams(one_pass: Reading, ids: Tensor, step: CacheStep) -> Comparison:
-    """Compare a token, read after rows of the cache of the first half were chosen anew, with the same token in one pass.
-
-    Args:
-        one_pass: the reading of the whole texts.
-        ids: the texts.
-        step: reads tokens after a state, and chooses its rows.
-    """
+def _compare_beams(one_pass: Reading, ids: Tensor, step: CacheStep) -> Comparison:
+    """Compare a token, read after rows of the cache of the first half were chosen anew, with the same token in one pass."""
     half = ids.shape[1] // 2
 
     def choose_rows() -> tuple[Any]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +26,7 @@ IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
-# numbers of positions from which on tokens are changed
-FEW = 3
-SOME = 6
-MANY = 21
-ALL = 10_000
-TYPES = {torch.float32: FEW, torch.bfloat16: SOME, torch.float16: SOME}
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 RARE = True  # rare calls are part of a check that is not quick
 
 
@@ -52,13 +48,13 @@ class Call:
         autocast: the dtype of matrix products under `torch.autocast`; None: no autocast.
         mask: the side of the padding, or "ones"; empty: no mask is given.
         attention: an implementation of attention of Hugging Face; empty: the model's own.
-        cache: a text is read in two pieces.
+        cache: a text is read in two pieces, and the second one is looked at.
+        packed: a text is two documents, whose positions begin again.
         scaled: matrices make their inputs about `GAIN` times larger.
         compiled: the model runs under `torch.compile`.
         gradients: they are recorded, and the check is repeated with other seeds.
         seed: of the random numbers.
         is_certain: dropout is off in every mode.
-        cuts: the most positions from which on tokens are changed.
         rare: left out of a quick check.
     """
 
@@ -72,12 +68,12 @@ class Call:
     mask: str = ""
     attention: str = ""
     cache: bool = False
+    packed: bool = False
     scaled: bool = False
     compiled: bool = False
     gradients: bool = False
     seed: int = 1
     is_certain: bool = False
-    cuts: int = ALL
     rare: bool = False
 
     def in_training(self) -> Call:
@@ -88,6 +84,13 @@ class Call:
         """True for the two calls that every model has to offer: evaluation and training, without anything else."""
         return self.name in ("evaluation", "training")
 
+    @property
+    def most_cuts(self) -> int:
+        """The most positions from which on tokens are changed: all in a plain call, few where rows are read one by one."""
+        if self.is_plain:
+            return 10_000
+        return 5 if self.one_row else 12
+
 
 PLAIN = (Call("evaluation"), Call("training", training=True))
 CERTAIN = tuple(replace(call, is_certain=True) for call in PLAIN)
@@ -97,22 +100,21 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     """Build the table of calls for a model; with `quick` those that need a second or two."""
     even = subject.even
     masks = MASKED if subject.mask_form is not None else {"right": MASKED["right"]}
-    both_modes = [Call(name, mask=mask, cuts=MANY) for mask, name in masks.items()]
-    both_modes.append(Call(f"one row of {even} tokens", one_row=True, length=even, cuts=SOME))
-    both_modes += [Call(f"rows of {length} tokens", length=length, cuts=SOME) for length in subject.lengths[1:]]
+    both_modes = [Call(name, mask=mask) for mask, name in masks.items()]
+    both_modes.append(Call(f"one row of {even} tokens", one_row=True, length=even))
+    both_modes += [Call(f"rows of {length} tokens", length=length) for length in subject.lengths[1:]]
     if subject.mask_form is not None:
-        both_modes.append(Call("one row with a mask of ones", one_row=True, length=even, mask="ones", cuts=FEW))
+        both_modes.append(Call("one row with a mask of ones", one_row=True, length=even, mask="ones"))
     if not subject.has_example:
-        both_modes.append(Call("one row", one_row=True, cuts=FEW))
+        both_modes.append(Call("one row", one_row=True))
     if subject.reads_tokens:
-        rows = len(subject.with_special_tokens().ids)  # each with a cut of its own
-        both_modes.append(Call("special and repeated tokens", special=True, cuts=rows))
+        both_modes.append(Call("special and repeated tokens", special=True))
     model_dtype = find_dtype(subject.original) if subject.dtype == torch.float64 else None
-    for dtype, cuts in TYPES.items():
+    for dtype in TYPES:
         name = f"in {str(dtype).removeprefix('torch.')}"
-        both_modes.append(Call(name, dtype=dtype, cuts=cuts, rare=dtype != model_dtype))
-    both_modes.append(Call("under autocast", autocast=torch.bfloat16, cuts=SOME, rare=True))
-    both_modes.append(Call("under autocast, float16", autocast=torch.float16, cuts=SOME, rare=True))
+        both_modes.append(Call(name, dtype=dtype, rare=dtype != model_dtype))
+    both_modes.append(Call("under autocast", autocast=torch.bfloat16, rare=True))
+    both_modes.append(Call("under autocast, float16", autocast=torch.float16, rare=True))
     calls = list(PLAIN)
     for call in both_modes:
         calls += [call, call.in_training()]
@@ -131,7 +133,7 @@ def list_implementations(subject: Subject, masks: dict[str, str]) -> list[Call]:
     Any model that switches them as these do counts as one.
     """
     current = getattr(getattr(subject.model, "config", None), "_attn_implementation", None)
-    calls = list[Call]()
+    calls = []
     if not isinstance(current, str) or not hasattr(subject.model, "set_attn_implementation"):
         return []
     for name in IMPLEMENTATIONS:
@@ -160,17 +162,19 @@ class Run:
     """A model run by a call: it takes ids (B, N), and gives logits (B, N, V), 0 at padding.
 
     Rows take turns with the padding of three rows. Random numbers begin at the same seed in each call.
-    `document_positions` (1, N) are those of tokens in their document, where a row has several.
     """
 
     subject: Subject
     call: Call
-    model: Any
-    document_positions: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         return self.call.dtype or self.call.autocast or self.subject.dtype
+
+    @property
+    def past(self) -> int:
+        """Tokens that go into a cache before those whose logits are given."""
+        return self.subject.length // 2 if self.call.cache else 0
 
     def allow(self) -> tuple[float, str]:
         """Return the largest error that rounding may cause, and the reason in words."""
@@ -184,7 +188,7 @@ class Run:
         """Run the block in the mode of the call, with all that is in force while the model runs."""
         call = self.call
         with ExitStack() as stack:
-            stack.enter_context(mode(self.model, training=call.training, seed=call.seed))
+            stack.enter_context(mode(self.subject.model, training=call.training, seed=call.seed))
             stack.enter_context(torch.set_grad_enabled(call.gradients))
             if call.is_certain:
                 stack.enter_context(WithoutDropout())
@@ -196,32 +200,32 @@ class Run:
                 stack.enter_context(torch.autocast(self.subject.ids.device.type, call.autocast))
             yield
 
-    def read(self, ids: Tensor, positions: slice = slice(None)) -> Reading:
-        """Compute the logits of texts, of some positions or of all, so that they can be read again."""
-
-        def read_again() -> Tensor:
-            return self(ids)[:, positions]
-
-        return Reading(read_again(), read_again)
+    def read(self, ids: Tensor) -> Reading:
+        """Compute the logits of texts, so that they can be read again."""
+        read = partial(self, ids)
+        return Reading(read(), read, past=self.past)
 
     def __call__(self, ids: Tensor) -> Tensor:
         with self.prepared():
             if self.call.cache:
-                length = self.subject.length
-                step = CacheStep(self.subject, self.model)
-                return torch.cat(read_pieces(ids, (0, length // 2, length), step)[0], 1)
+                step = CacheStep(self.subject)
+                _, state = step(ids[:, : self.past], None)
+                return step(ids[:, self.past :], state)[0]
             return torch.cat([self.read_rows(rows) for rows in ids.split(1 if self.call.one_row else len(ids))])
 
     def read_rows(self, ids: Tensor) -> Tensor:
         subject = self.subject
-        options = dict[str, Tensor]()
-        positions = self.document_positions
+        options = {}
         mask = subject.masks()[self.call.mask] if self.call.mask else None
-        if mask is not None and not bool(mask.all()):
-            positions = (mask.cumsum(1) - 1).clamp_min(0)
-        if positions is not None and subject.first_position is not None:  # which it does not count itself
+        is_padded = mask is not None and not bool(mask.all())
+        if (is_padded or self.call.packed) and subject.first_position is not None:  # which it does not count itself
+            real = torch.ones_like(ids[:1]) if mask is None else mask
+            positions = (real.cumsum(1) - 1).clamp_min(0)
+            if self.call.packed:
+                half = subject.length // 2
+                positions = positions - half * (positions >= half)
             options["position_ids"] = positions + subject.first_position
-        logits = subject.logits(ids, mask, model=self.model, **options).detach()
+        logits = subject.logits(ids, mask, **options).detach()
         if mask is None:
             return logits
         hidden = fit_rows(mask, len(ids), subject.dtype) == 0
@@ -256,7 +260,7 @@ def prepare_run(subject: Subject, call: Call) -> Run:
     if call.compiled:
         torch.compiler.reset()
         model = torch.compile(model, backend="aot_eager")
-    return Run(subject, call, model)
+    return Run(replace(subject, model=model), call)
 
 
 def scale_copy(model: Any) -> Any:
@@ -298,58 +302,56 @@ class CacheStep:
     Raises CannotRun for a model without a cache.
     """
 
-    def __init__(self, subject: Subject, model: Any) -> None:
+    def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.model = model
         self.name = ""
         if subject.sees_future:
             raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
-        if subject.kind == "fullrank" and model.config.memory_start == "zeros":
+        if subject.kind == "fullrank" and subject.model.config.memory_start == "zeros":
             raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
         if subject.step is None and not subject.ours:
-            arguments = read_arguments(model)
+            arguments = read_arguments(subject.original)
             has_others = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
             self.name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
             if not self.name:
                 raise CannotRun("forward takes no cache, and no step=... was given")
-            if find_cache(subject.call(subject.ids[:, :1], model=model, use_cache=True), self.name) is None:
+            if find_cache(subject.call(subject.ids[:, :1], use_cache=True), self.name) is None:
                 raise CannotRun(f"the model returns no {self.name}")
 
     def __call__(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         subject = self.subject
-        model = self.model
-        if subject.step is not None:
-            with stand_in([subject.original], [model]):
-                logits, state = subject.step(ids, state)
-            return subject.select(logits), state
         if subject.ours:
             cache, decoder = state or self.begin(len(ids))
             out = decoder(ids, cache=cache, attention_mask=None)
             return subject.select(out.logits), (out.cache, decoder)
         cache, seen = state or (None, 0)
+        if subject.step is not None:
+            with stand_in([subject.original], [subject.model]):
+                logits, cache = subject.step(ids, cache)
+            return subject.select(logits), (cache, seen)
         options: dict[str, Any] = {self.name: cache, "use_cache": True}
         if subject.first_position is not None:  # as `generate` gives them
             positions = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
             options["position_ids"] = positions.expand(len(ids), -1)
-        out = subject.call(ids, model=model, **options)
+        out = subject.call(ids, **options)
         return subject.select(logits_in(out)), (find_cache(out, self.name), seen + ids.shape[1])
 
     def begin(self, rows: int) -> tuple[Any, Any]:
         """Make an empty cache of a model of ours, and return it with the decoder."""
-        sources = self.subject.fixed.get("input_ids")
-        if sources is None:
-            return self.model.new_cache(), self.model
-        decoder = self.model.of_source(self.model.encode(fit_rows(sources, rows, self.subject.dtype)))
+        decoder = self.subject.model
+        if self.subject.kind == "translator":
+            sources = fit_rows(self.subject.fixed["input_ids"], rows, self.subject.dtype)
+            decoder = decoder.of_source(decoder.encode(sources))
         return decoder.new_cache(), decoder
 
     def reorder(self, state: Any, order: Tensor) -> Any:
         """Choose rows of the state, as beam search does; CannotRun for a cache that cannot."""
-        cache: Any = state[0] if isinstance(state, tuple) and state else None
+        cache, other = state
         if hasattr(cache, "reorder"):  # of ours
-            return cache.reorder(order), *state[1:]
+            return cache.reorder(order), other
         if hasattr(cache, "reorder_cache"):  # of Hugging Face
             cache.reorder_cache(order)
             return state
-        if not hasattr(self.model, "_reorder_cache"):
+        if not hasattr(self.subject.model, "_reorder_cache"):
             raise CannotRun("its cache cannot choose rows")
-        return self.model._reorder_cache(cache, order), *state[1:]
+        return self.subject.model._reorder_cache(cache, order), other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ from fullrank.checking.copies import duplicate, mode
 from fullrank.checking.layers import Place, Reading, Tensors, find_layers_by_gradient, observe
 from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, equals
+from fullrank.forward import logits_in
 
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
 _WORD = 100  # parameters that a word of the vocabulary is worth
@@ -35,14 +37,8 @@ def spread(length: int, most: int) -> list[int]:
     return sorted({1 + round(i * (length - 2) / (most - 1)) for i in range(most)})
 
 
-def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
-    """Choose positions from which on tokens are changed: fewer for a large model.
-
-    Args:
-        subject: the model under test.
-        most: the most positions, for a small model.
-        least: the fewest positions, for a large model; `most` where that is smaller.
-    """
+def _choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
+    """Choose positions from which on tokens are changed: fewer for a large model."""
     affordable = _WORK // (subject.length * (subject.parameters + _WORD * subject.vocab_size))
     return spread(subject.length, min(max(least, affordable), most))
 
@@ -54,7 +50,8 @@ def search_by_perturbation(run: Run) -> Finding:
     if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
     if not call.gradients:
-        return find_leak(run, choose_cuts(subject, call.cuts, 6 if call.is_plain else 3))
+        most = max(call.most_cuts, len(subject.ids))  # each text has a cut of its own
+        return find_leak(run, _choose_cuts(subject, most, 6 if call.is_plain else 3))
     for seed, cut in zip(SEEDS, spread(subject.length, len(SEEDS)), strict=False):
         finding = find_leak(replace(run, call=replace(call, seed=seed)), [cut])
         if finding.verdict == "fails":
@@ -71,13 +68,14 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
     call = run.call
     if call.special:  # the first texts get the cuts near the middle
         cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
+    cuts = [cut for cut in cuts if cut > run.past]
     count = f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
     texts = torch.cat([subject.ids] * math.ceil(len(cuts) / len(subject.ids)))
     base = run.read(texts)
     if bool(base.all_logits.isnan().any()):
         raise FloatingPointError("logits are NaN")
-    comparisons = compare_cuts(run, texts, base, cuts)
+    comparisons = _compare_cuts(run, texts, base, cuts)
     if torch.equal(comparisons[0].reading.all_logits, base.all_logits):
         return inapplicable(NOTHING_MOVES)
     shares = measure(comparisons)
@@ -100,17 +98,18 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
     finding = judge(looked_at, difference, limit, reason, path=call.name)
     if finding.verdict == "passes" or not math.isfinite(difference):
         return finding
-    cut = worst.expected.end or 0
     if call.is_plain or call.cache or call.training not in subject.leaking:
+        seen: Comparison | None = worst
         if not (call.mask or subject.fixed or call.compiled):
-            cut = find_cut_of_a_text(run, cut, limit)
-        if not cut:
+            seen = _find_text_that_sees_its_end(run, worst, limit)
+        if seen is None:
             remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
             return replace(finding, verdict="passes", difference=0.0, remark=remark)
-        finding = replace(finding, layers=compare_in_all_rows(run, cut).name_layers(run, limit))
+        worst = seen
+        finding = replace(finding, layers=worst.name_layers(run, limit))
     if call.is_plain:
         subject.leaking.add(call.training)
-    leaks = describe_cut(subject, cut)
+    leaks = describe_cut(subject, run.past + worst.reading.logits.shape[1])
     return replace(finding, leaks=leaks, remark=leaks)
 
 
@@ -120,62 +119,30 @@ def measure_one(reading: Reading, expected: Reading) -> float:
     return difference
 
 
-def compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> list[Comparison]:
-    """Compare texts, each with every token from a cut on changed, with the same texts as they are, before the cut.
-
-    Args:
-        run: the run.
-        texts: as they are.
-        base: the reading of these.
-        cuts: positions from which on tokens are changed, one for each of the first texts.
-    """
+def _compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> list[Comparison]:
+    """Compare texts, each with every token from a cut on changed, with the same texts as they are, before the cut."""
     changed = run.read(run.subject.change_from(cuts, texts))
     comparisons = []
     for row, cut in enumerate(cuts):
-        part: dict[str, Any] = {"end": cut, "chosen": [row]}
+        part: dict[str, Any] = {"end": cut - run.past, "chosen": slice(row, row + 1)}
         comparisons.append(Comparison(f"cut {cut}", replace(changed, **part), replace(base, **part)))
     return comparisons
 
 
-def find_cut_of_a_text(run: Run, cut: int, least: float) -> int:
-    """Find a cut before which a text sees later tokens of its own: no other row of the batch is changed.
-
-    Args:
-        run: the run.
-        cut: the one that is tried first.
-        least: the difference of logits that counts.
-
-    Returns:
-        The cut; 0 where there is none.
-    """
+def _find_text_that_sees_its_end(run: Run, worst: Comparison, least: float) -> Comparison | None:
+    """Find a text that sees later tokens of its own: no other row of the batch is changed."""
     texts = run.subject.ids
     length = run.subject.length
     # an expert drops entries in the order of its tokens, and so does its dropout
     run = replace(run, call=replace(run.call, is_certain=True))
     base = run.read(texts)
-    for position in (cut, *spread(length, 6)):
-        for row in range(len(texts)):
-            *_, last = compare_cuts(run, texts, base, [length] * row + [position])
-            if measure_one(last.reading, last.expected) > least:
-                return position
-    return 0
-
-
-def compare_in_all_rows(run: Run, cut: int) -> Comparison:
-    """Compare all rows with other tokens from the cut on; of a text in two pieces the piece in which the cut lies."""
-    call = run.call
-    texts = run.subject.ids[:1] if call.one_row else run.subject.ids
-    changed = run.subject.change_from([cut] * len(texts), texts)
-    start = 0
-    stop = run.subject.length
-    if call.cache:
-        start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-        changed[:, stop:] = texts[:, stop:]
-    if call.compiled:
-        run = replace(run, model=run.subject.model)
-    readings = (run.read(ids, slice(start, stop)) for ids in (texts, changed))
-    expected, reading = (replace(reading, past=start, end=cut - start) for reading in readings)
-    return Comparison(f"cut {cut}", reading, expected)
+    first = run.past + worst.reading.logits.shape[1]
+    cuts = [first, *(cut for cut in spread(length, 6) if cut > run.past)]
+    for cut, row in itertools.product(cuts, range(len(texts))):
+        *_, comparison = _compare_cuts(run, texts, base, [length] * row + [cut])
+        if measure_one(comparison.reading, comparison.expected) > least:
+            return comparison
+    return None
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
@@ -192,14 +159,14 @@ def search_by_gradient(run: Run) -> Finding:
     if not subject.reads_tokens:
         ids = ids.to(subject.dtype, copy=True).requires_grad_()
     with run.prepared(), torch.enable_grad():
-        trace = observe(run.model, lambda: subject.logits(ids), view_alone)
+        trace = observe(subject.model, lambda: subject.logits(ids), view_alone)
         leaves = trace.find_embeddings(ids) if subject.reads_tokens else [ids]
         if not leaves or not trace.logits.requires_grad:
             return inapplicable("no gradient of embeddings reaches the logits")
         generator = torch.Generator().manual_seed(3)
         weights = torch.randn(trace.logits.shape, dtype=torch.float64, generator=generator)
         weighted = trace.logits * weights.to(trace.logits)
-        cuts = choose_cuts(subject, 12)
+        cuts = _choose_cuts(subject, 12)
         steepest_after = dict.fromkeys(cuts, 0.0)
         steepest = 0.0
         for cut in cuts:
@@ -244,21 +211,22 @@ def check_on_random_tokens(run: Run) -> Finding:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained")
+    subject = replace(subject, model=model, dtype=torch.float32, selects=False)
     optimizer = torch.optim.Adam(trained, lr=3e-3)
     step = 0
     start = time.process_time()
-    is_readable = equals(lambda: subject.all_logits(subject.ids[:, :SHORT], model=model))
+    is_readable = equals(lambda: subject.logits(subject.ids[:, :SHORT]))
     length = min(subject.length, SHORT) if is_readable else subject.length
     with mode(model, training=True, seed=2), torch.enable_grad():
         while step < _STEPS and (step < _FEWER or time.process_time() < start + _SECONDS):
             tokens = subject.draw_tokens(length + 1, 1000 + step, rows=_ROWS)
             # words that are never given have a logit of -inf
-            logits = subject.all_logits(tokens[:, :-1], model=model).float().clamp(-1e3, 1e3)
+            logits = logits_in(subject.call(tokens[:, :-1])).float().clamp(-1e3, 1e3)
             optimizer.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
-    subject = replace(subject, model=model.eval(), dtype=torch.float32, selects=False)
+    model.eval()
     call = Call(f"after {step} steps of training on random tokens")
-    return find_leak(Run(subject, call, subject.model), choose_cuts(subject, call.cuts, 3))
+    return find_leak(Run(subject, call), _choose_cuts(subject, call.most_cuts, 3))

@@ -77,14 +77,14 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
         seed: where the random numbers of torch, Python and NumPy begin.
     """
     attributes = {module: dict(vars(module)) for module in model.modules()}
-    copies = dict[int, Any]()
+    copies = {}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    states = [(random.setstate, random.getstate())]
+    state = random.getstate()
+    state_of_numpy = np and np.random.get_state()
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
-        if np is not None:
-            states.append((np.random.set_state, np.random.get_state()))
+        if np:
             np.random.seed(seed)
         model.train(training)
         for module, before in attributes.items():
@@ -96,8 +96,9 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
         try:
             yield
         finally:
-            for restore, state in states:
-                restore(state)
+            random.setstate(state)
+            if np:
+                np.random.set_state(state_of_numpy)
             for module, before in attributes.items():
                 vars(module).clear()
                 vars(module).update(before)
@@ -107,7 +108,7 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _GENERATORS: tuple[type, ...] = (random.Random, torch.Generator)
-if np is not None:
+if np:
     _GENERATORS += (np.random.Generator, np.random.RandomState)
 _CHANGING = (list, dict, *_GENERATORS)
 

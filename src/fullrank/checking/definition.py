@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.agreement import Comparison, compare, compare_pieces
+from fullrank.checking.agreement import compare, compare_pieces
 from fullrank.checking.calls import Run
 from fullrank.checking.copies import build_without_chance, change_attention, duplicate, list_attentions, mode, rebuild
 from fullrank.checking.report import Finding, inapplicable, judge, largest
-from fullrank.checking.subject import SHORT, Subject
+from fullrank.checking.subject import Subject
 from fullrank.core.config import ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.stages import starts_plain
+from fullrank.forward import logits_in
 from fullrank.kernels import NAMES, kernel
 
 
 def memory(run: Run) -> Finding:
     """Compare a text in segments, each read after the memory of those before, with one pass."""
-    subject = run.subject.core.with_length(min(SHORT, run.subject.length))
+    subject = run.subject.core
     if subject.kind != "fullrank":
         return inapplicable("only the memory of fullrank's language models is known")
     if subject.sees_future:
@@ -46,8 +47,8 @@ def memory(run: Run) -> Finding:
         out = model(ids, memory)
         return subject.select(out.logits.detach()), out.memory
 
-    run = Run(subject, run.call, one_pass)
-    comparisons = list[Comparison]()
+    run = Run(replace(subject, model=one_pass), run.call)
+    comparisons = []
     with mode(model, training=False):
         expected = run.read(subject.ids)
         for cuts, cached in itertools.product(((length // 3, 2 * length // 3), (1, length - 2)), (True, False)):
@@ -55,27 +56,25 @@ def memory(run: Run) -> Finding:
             with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
                 comparisons += compare_pieces(name, expected, subject.ids, (0, *cuts, length), step)
     looked_at = "logits of three segments after their memory, beside one pass; with and without gradients"
-    return compare(replace(run, model=model), comparisons, looked_at)
+    return compare(replace(run, subject=replace(subject, model=model)), comparisons, looked_at)
 
 
 def check_plain_start(run: Run) -> Finding:
     """Check that mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    subject = run.subject if run.subject.injected else run.subject.core
-    subject = subject.with_length(min(SHORT, subject.length))
+    subject = run.subject.core
     mixes, *models = build_injected(subject) if subject.injected else build_fresh(subject)
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
-    names = [stage_name(mix) for mix in mixes if stage_name(mix) != "none"]
-    if not names:
-        return inapplicable("no mixing: it is plain attention")
     for mix in mixes:
         if not starts_plain(mix):
             return inapplicable(f"'{stage_name(mix)}' mixing does not start as plain attention, by its definition")
+    names = dict.fromkeys(stage_name(mix) for mix in mixes if stage_name(mix) != "none")
+    if not names:
+        return inapplicable("no mixing: it is plain attention")
     with torch.no_grad(), kernel("reference"):
-        logits, expected = (subject.logits(subject.ids, model=model) for model in models)
+        logits, expected = (replace(subject, model=model).logits(subject.ids) for model in models)
     figure = largest(logits, expected) / max(1.0, float(expected.abs().max()))
-    shown = ", ".join(dict.fromkeys(names))
-    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {shown}), kernel reference"
+    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {', '.join(names)}), kernel reference"
     return judge(looked_at, figure, 0.0, "bit for bit through one kernel")
 
 
@@ -110,54 +109,53 @@ _TOLERANCES = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-6, 1e-5)}
 
 def kernels(run: Run, dtype: torch.dtype) -> Finding:
     """Compare every kernel that can compute the model with the reference: logits, losses and gradients."""
-    subject = run.subject.core.with_length(min(SHORT, run.subject.length))
+    subject = run.subject.core
     of_outputs, of_gradients = _TOLERANCES[dtype]
     if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
         if dtype.itemsize > subject.dtype.itemsize:
             return inapplicable("the model cannot compute in double precision")
-        model = duplicate(subject.model).requires_grad_().to(dtype)
-        of_outputs = 1e-5
-        of_gradients = 1e-5
+        model = duplicate(subject.model).to(dtype)
+        of_outputs = of_gradients = 1e-5
     else:
         model = build_without_chance(subject.model).to(dtype)
+    subject = replace(subject, model=model)
     with kernel("reference"):
-        expected = compute_all(subject, model)
+        expected = compute_all(subject)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     steepest = max(size for name, size in sizes.items() if name.startswith("gradient")) or 1.0
-    shares = dict[str, float]()
-    ran = list[str]()
-    on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
-    for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
+    shares = {}
+    ran = []
+    skipped = ["reference"] if subject.ids.is_cuda else ["reference", "triton"]  # whose interpreter is for tests
+    for name in (name for name in NAMES if name not in skipped):
         try:
             with kernel(name):
-                computed = compute_all(subject, model)
+                computed = compute_all(subject)
         except InputError:
             if name == "auto":
                 raise
             continue  # it does not compute these stages
         ran.append(name)
         for key, tensor in expected.items():
-            allowed = max(1.0, sizes[key]) * of_outputs
-            if key.startswith("gradient"):
-                allowed = steepest * of_gradients
+            is_gradient = key.startswith("gradient")
+            allowed = steepest * of_gradients if is_gradient else max(1.0, sizes[key]) * of_outputs
             shares[f"{key} ({name})"] = largest(computed[key], tensor) / allowed
     looked_at = f"{', '.join(ran)} beside reference: logits, losses and all gradients, as shares of what is allowed"
     reason = f"logits and losses within {of_outputs:g} of max(1, largest), gradients {of_gradients:g} of the largest"
     worst = max(shares, key=shares.__getitem__)
-    remark = "" if shares[worst] <= 1.0 else f"worst: {worst}"
-    return judge(looked_at, shares[worst], 1.0, reason, remark=remark)
+    return judge(looked_at, shares[worst], 1.0, reason, f"worst: {worst}")
 
 
-def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
+def compute_all(subject: Subject) -> dict[str, Tensor]:
     """Compute logits, losses and the gradients of these, by name."""
+    model = subject.model
     texts = (subject.fixed["input_ids"], subject.ids) if subject.kind == "translator" else (subject.ids,)
     targets = subject.draw_tokens(subject.length, 6)
     is_ours = subject.kind != "hugging_face"
     weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
-    computed = dict[str, Tensor]()
-    losses = dict[str, Tensor]()
+    computed = {}
+    losses = {}
     with mode(model, training=False):
-        computed["logits"] = subject.all_logits(subject.ids, model=model)
+        computed["logits"] = logits_in(subject.call(subject.ids))
         if is_ours:
             nll = model.nll(*texts, targets).per_token
         else:
@@ -165,7 +163,7 @@ def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
         losses["nll"] = (nll * weights).sum()
         if subject.kind == "fullrank":
             for side, mask in subject.masks().items():
-                padded = subject.all_logits(subject.ids, mask, model=model)
+                padded = logits_in(subject.call(subject.ids, mask))
                 computed[f"logits, padded, {side}"] = padded[mask.bool()]
     if is_ours:
         with mode(model, training=True):

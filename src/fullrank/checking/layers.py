@@ -107,7 +107,7 @@ class Trace:
 
     def find_embeddings(self, ids: Tensor) -> list[Tensor]:
         """Find the outputs (B, N, E) of the innermost modules that are given ids (B, N), or transposed ones."""
-        embeddings = dict[ModuleCall, Tensor]()
+        embeddings = {}
         for call in self.callers:
             inputs, outputs = (list(self.tensors[*call, side].values()) for side in ("in", "out"))
             for read, output in zip(inputs[:1], outputs, strict=False):
@@ -250,7 +250,7 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, least: 
     tensors = []
     for values in trace.tensors.values():
         tensors += [tensor for tensor in values.values() if tensor.requires_grad]
-    reached = set[int]()
+    reached = set()
     for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
         if part is not None and part.numel() and float(part.abs().max()) > least:

@@ -53,7 +53,7 @@ class Finding:
         parts = [self.looked_at, f"tolerance: {self.reason}" if self.reason else "", self.remark]
         if self.layers:
             parts.append(f"the layer that leaks: {', '.join(self.layers)}")
-        return "; ".join(part for part in parts if part)
+        return "; ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,20 +76,20 @@ class Report:
         wide = max((len(finding.check) for finding in self.findings), default=0)
         lines = [f"{self.description.get('model', 'a model')}: {self.counts}"]
         for finding in self.findings:
-            figure = "" if finding.difference is None else f"{finding.difference:.2g}, allowed {finding.tolerance:.2g}"
-            reason = finding.words if finding.verdict == "fails" or not figure else ""
-            why = ": ".join(part for part in (figure, reason) if part)
-            lines.append(f"  {finding.check:<{wide}}  {finding.verdict:<14}  {why}")
+            why = [] if finding.difference is None else [f"{finding.difference:.2g}, allowed {finding.tolerance:.2g}"]
+            if finding.verdict == "fails" or not why:
+                why.append(finding.words)
+            lines.append(f"  {finding.check:<{wide}}  {finding.verdict:<14}  {': '.join(why)}")
         return "\n".join(lines)
 
     @property
     def counts(self) -> str:
         """Numbers of checks that pass, are not applicable and fail."""
         verdicts = [finding.verdict for finding in self.findings]
-        passed = verdicts.count("passes")
-        others = verdicts.count("not applicable")
-        failed = f", {len(self.failures)} failed: {'; '.join(f.check for f in self.failures)}" if self.failures else ""
-        return f"{count_things(passed, 'check')} passed, {others} not applicable{failed}"
+        passed = count_things(verdicts.count("passes"), "check")
+        failed = "; ".join(finding.check for finding in self.failures)
+        failed = f", {len(self.failures)} failed: {failed}" if failed else ""
+        return f"{passed} passed, {verdicts.count('not applicable')} not applicable{failed}"
 
     @property
     def verdict(self) -> Literal["passes", "fails", "not checked"]:
@@ -129,12 +129,14 @@ class Report:
             why = self._needed[0] if self._needed else Finding("not applicable")
             return f"It could not be checked: {why.check}: {why.reason}; {self.counts}."
         if leaks:
-            is_open = any("by pert" in finding.check and not is_rounded(finding) for finding in passed)
+            names = [finding.check for finding in passed if "by perturbation" in finding.check]
+            # in half precision a leak may be smaller than rounding
+            is_open = any("float16" not in name and "autocast" not in name for name in names)
             where = f"only on: {'; '.join(self.paths)}" if is_open else "on every code path"
             layer = f" It enters at {self.layers[0]}." if self.layers else ""
             return f"Sees later tokens {where}.{layer} {leaks[0].upper()}{leaks[1:]}."
         if self.failures:
-            is_unseen = bool(looked) and not any(finding.check.startswith("future") for finding in self.failures)
+            is_unseen = bool(looked) and not any(finding.verdict == "fails" for finding in looked)
             return f"{'No later token is seen. ' * is_unseen}{self.counts}."
         modes = "" if self.description.get("modes", True) else "modes were not tried, as a function has none; "
         where = f"on {len(passed)} code paths, in {self.description.get('texts')}; {modes}"
@@ -163,12 +165,7 @@ class Report:
         }
 
 
-def is_rounded(finding: Finding) -> bool:
-    """Return whether a check looked at a call in half precision, where a leak may be smaller than rounding."""
-    return "float16" in finding.check or "autocast" in finding.check
-
-
-def judge(looked_at: str, difference: float, tolerance: float, reason: str, **more: Any) -> Finding:
+def judge(looked_at: str, difference: float, tolerance: float, reason: str, fault: str = "", **more: Any) -> Finding:
     """Make a finding that passes where the difference is at most the tolerance; NaN fails.
 
     Args:
@@ -176,10 +173,13 @@ def judge(looked_at: str, difference: float, tolerance: float, reason: str, **mo
         difference: the largest difference.
         tolerance: the largest one that passes.
         reason: why this tolerance.
+        fault: the remark on a difference that is larger.
         **more: other fields of the finding.
     """
-    verdict: Literal["passes", "fails"] = "passes" if difference <= tolerance else "fails"
-    return Finding(verdict, looked_at, difference, tolerance, reason, **more)
+    if difference <= tolerance:
+        return Finding("passes", looked_at, difference, tolerance, reason, **more)
+    more["remark"] = fault or more.get("remark", "")
+    return Finding("fails", looked_at, difference, tolerance, reason, **more)
 
 
 def inapplicable(reason: str) -> Finding:
@@ -215,11 +215,6 @@ def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
 
 def largest(values: Tensor, expected: Tensor) -> float:
     """Return max |values - expected|; infinite if one of them is not finite where the other is."""
-    if values.numel() == 0:
-        return 0.0
-    off = (values - expected).abs()
-    worst = float(off.max())
-    if math.isfinite(worst):
-        return worst
     equal = torch.isclose(values, expected, 0.0, 0.0, equal_nan=True)
-    return float(off.masked_fill(equal, 0.0).nan_to_num(math.inf).max())
+    off = (values - expected).abs().masked_fill(equal, 0.0).nan_to_num(math.inf, math.inf)
+    return float(off.max()) if off.numel() else 0.0

@@ -98,9 +98,12 @@ def check_scoring(
         )
     if (size is not None and size < 2) or length < 4 or window < 0:
         raise InputError(f"vocab_size, length, window: at least 2, 4 and 0; given {size}, {length} and {window}")
-    samples: list[Any] = [] if texts is None else list(texts)
+    samples: list[Any] = list(() if texts is None else texts)
     if not samples:
-        samples += draw_texts(max(length, 2 * window + 3), size or 2)
+        longest = max(length, 2 * window + 3)
+        generator = torch.Generator().manual_seed(0)
+        lengths = (longest, longest // 3 + 1, 5, longest // 2, 3)
+        samples += [torch.randint(size or 2, (length,), generator=generator) for length in lengths]
     form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
         form = lambda ids: "".join(vocabulary[token] for token in ids)  # noqa: E731
@@ -121,7 +124,7 @@ def check_scoring(
     findings = dict.fromkeys(order, not_tested) | {SAME: same}
     if same.verdict == "passes":
         try:
-            findings |= sum_over_vocabulary(scorer, base, window)
+            findings |= _sum_over_vocabulary(scorer, base, window)
         except NotTested as why:
             findings |= dict.fromkeys((SUM, ONCE, LATER), inapplicable(str(why)))
         findings |= {ADD: add_texts(scorer, chosen), RANKS: add_ranks(scorer, chosen)}
@@ -130,13 +133,6 @@ def check_scoring(
     facts |= {"vocab_size": size, "length": len(base), "calls": scorer.calls, "first_token_scored": scorer.skipped == 0}
     named = tuple(replace(findings[name], check=name) for name in order)
     return Report(named, {**facts, **(description or {})}, needed=SUM)
-
-
-def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
-    """Draw texts of random token ids below `size`, the same ones every time, of several lengths up to `longest`."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = (longest, longest // 3 + 1, 5, longest // 2, 3)
-    return [torch.randint(size, (length,), generator=generator) for length in lengths]
 
 
 def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
@@ -149,29 +145,23 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     second = scorer.totals(ordered)
     difference = largest(second, first)
     allowed = 10 * scorer.allowed(first)
-    remark = ""
     if difference <= allowed:
         scorer.noise = difference
-    else:
-        remark = "random numbers (windows drawn at random, dropout), or a state kept between calls"
     looked_at = f"{len(texts)} texts, each scored again after the others, in nats"
-    return judge(looked_at, difference, allowed, ROUNDING, remark=remark)
+    fault = "random numbers (windows drawn at random, dropout), or a state kept between calls"
+    return judge(looked_at, difference, allowed, ROUNDING, fault)
 
 
 def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     """Compare texts scored in one call with the same texts one by one."""
     if not scorer.many:
         return inapplicable("score takes one text; many=True is for a function of a list of texts")
-    alone = scorer.totals(texts)
+    alone = scorer.totals(texts).sum()
     together = scorer.read(*texts).total
-    difference = abs(together - float(alone.sum()))
-    allowed = 10 * scorer.allowed(alone, alone.sum())
-    remark = ""
-    if difference > allowed:
-        why = "padding is counted, something is left out, a mean is one of means, or texts see each other"
-        remark = f"together {together:.6g} nats, one by one {float(alone.sum()):.6g}: {why}"
+    why = "padding is counted, something is left out, a mean is one of means, or texts see each other"
+    fault = f"together {together:.6g} nats, one by one {float(alone):.6g}: {why}"
     looked_at = f"texts of {', '.join(str(len(text)) for text in texts)} in one call, against one by one, in nats"
-    return judge(looked_at, difference, allowed, ROUNDING, remark=remark)
+    return judge(looked_at, abs(together - float(alone)), 10 * scorer.allowed(alone), ROUNDING, fault)
 
 
 def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
@@ -180,30 +170,30 @@ def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
         return inapplicable("score has no arguments rank and world_size")
     samples = texts if scorer.many else [max(texts, key=len)]
     one_rank = scorer.read(*samples)
-    faults = list[str]()
+    allowed = 10 * scorer.allowed(torch.tensor([one_rank.total]))
+    faults = []
     for world in (2, 3):
         parts = [scorer.read(*samples, rank=rank, world_size=world) for rank in range(world)]
         total = sum(part.total for part in parts)
-        allowed = 10 * scorer.allowed(torch.tensor([one_rank.total]))
         if not abs(total - one_rank.total) <= allowed:
             faults.append(f"{world} ranks add up to {total:.6g} nats, one to {one_rank.total:.6g}")
         for key, count in one_rank.counts.items():
             counted = sum(part.counts.get(key, 0.0) for part in parts)
             if counted != count:
                 faults.append(f"{world} ranks add up to {counted:.6g} {key}, one to {count:.6g}")
-    return count_faults(faults, "sums over 2 and 3 ranks, against one")
+    return _count_faults(faults, "sums over 2 and 3 ranks, against one")
 
 
 def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     """Compare returned counts with those of the texts, and returned means with total over count."""
     samples = [[text] for text in texts] + ([list(texts)] if scorer.many else [])
-    faults = list[str]()
+    faults = []
     tested = set[str]()
     untested = set[str]()
     for batch in samples:
         reading = scorer.read(*batch)
         forms = [scorer.form(text) for text in batch]
-        true_counts = dict[str, int]()
+        true_counts = {}
         if scorer.skipped is not None and not isinstance(batch[0], str):
             true_counts["tokens"] = sum(len(text) - scorer.skipped for text in batch)
         elif reading.each is not None:
@@ -228,7 +218,7 @@ def compare_counts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
         return inapplicable(
             f'{not_tested or "score returns no count that is known here"}; return {{"nll": ..., "tokens": ...}}'
         )
-    return count_faults(
+    return _count_faults(
         list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", not_tested
     )
 
@@ -314,18 +304,16 @@ class Scorer:
 
     def convert(self, value: Any) -> Score:
         """Convert what the scorer returned to one form; ValueError for nan, and for a mapping without a score."""
-        counts = dict[str, float]()
-        means = dict[str, float]()
-        if isinstance(value, Mapping):
-            counts = {key: float(value[key]) for key in ("tokens", "words", "bytes") if key in value}
-            means = {key: float(value[key]) for key in ("loss", "perplexity") if key in value}
-            if "nll" not in value:
-                if not means or not counts:
-                    raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
-                mean = means.get("loss", math.log(means.get("perplexity", 1.0)))
-                count = next(iter(counts.values()))
-                return Score(mean * count if count else 0.0, None, counts, means)
-            value = value["nll"]
+        returned = value if isinstance(value, Mapping) else {"nll": value}
+        counts = {key: float(returned[key]) for key in ("tokens", "words", "bytes") if key in returned}
+        means = {key: float(returned[key]) for key in ("loss", "perplexity") if key in returned}
+        if "nll" not in returned:
+            if not means or not counts:
+                raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
+            mean = means["loss"] if "loss" in means else math.log(means["perplexity"])
+            count = next(iter(counts.values()))
+            return Score(mean * count if count else 0.0, None, counts, means)
+        value = returned["nll"]
         is_list = isinstance(value, list | tuple) and any(torch.as_tensor(row).dim() for row in value)
         rows = [self.read_numbers(row) for row in (value if is_list else [value])]
         if rows[0].dim() == 2:
@@ -362,21 +350,15 @@ class Scorer:
         each = self.read(text).each
         return torch.zeros(0) if each is None else each
 
-    def allowed(self, *figures: Tensor) -> float:
+    def allowed(self, figures: Tensor) -> float:
         """Estimate the error that rounding may cause in sums of these figures."""
-        sizes = [float(figure[figure.isfinite()].abs().max()) for figure in figures if figure.isfinite().any()]
+        sizes = figures[figures.isfinite()].abs().tolist()
         return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
 
 
-def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
-    """Make a finding that passes where there are no faults.
-
-    Args:
-        faults: in words.
-        looked_at: what was compared.
-        remark: another observation, where there are none.
-    """
-    return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
+def _count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
+    """Make a finding that passes where there are no faults."""
+    return judge(looked_at, float(len(faults)), 0.0, "a count", "; ".join(faults), remark=remark)
 
 
 @dataclass
@@ -398,20 +380,8 @@ class VocabularySums:
     remark: str = ""
 
 
-def sum_over_vocabulary(scorer: Scorer, base: Any, window: int) -> dict[str, Finding]:
-    """Sum probabilities over the vocabulary, position by position; `scorer.skipped` is found and set on the way.
-
-    Args:
-        scorer: the function.
-        base: the text.
-        window: tokens that the scorer reads at a time.
-
-    Returns:
-        Findings by name: SUM, ONCE and LATER.
-
-    Raises:
-        NotTested: sums take too many calls, are too coarse, or say nothing.
-    """
+def _sum_over_vocabulary(scorer: Scorer, base: Any, window: int) -> dict[str, Finding]:
+    """Sum probabilities over the vocabulary, position by position; `scorer.skipped` is found and set on the way."""
     size = scorer.size
     reading = scorer.read(base)
     each = reading.each
@@ -426,71 +396,48 @@ def sum_over_vocabulary(scorer: Scorer, base: Any, window: int) -> dict[str, Fin
         raise NotTested(f"not tested: a sum takes {calls}; raise calls")
     if allowed > _COARSE:
         raise NotTested("not tested: the scores are rounded too coarsely; return them in fp32")
-    if each is not None:
-        scorer.skipped = find_skipped(scorer, base)
+    if each is not None:  # texts have one score for each token, or for each but the first
+        surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
+        scorer.skipped = -surplus.pop() if surplus in ({0}, {-1}) else None
     if scorer.skipped is None:
         each = None
         allowed = scorer.allowed(total)
-    positions = choose_positions(len(base), window, scorer.most_calls // size)
-    sums = read_sums(scorer, base, each, positions, allowed)
+    positions = _choose_positions(len(base), window, scorer.most_calls // size)
+    sums = _read_sums(scorer, base, each, positions, allowed)
     if each is None:
-        explain_totals(scorer, sums, len(base), allowed)
+        _explain_totals(scorer, sums, len(base), allowed)
     looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
     errors = {n: abs(math.expm1(log)) for n, log in sums.logs.items()} or {0: 0.0}
     worst = max(errors, key=errors.__getitem__)
-    remark = sums.remark
-    if errors[worst] > allowed:
-        remark = (
-            f"at token {worst} the probabilities of all tokens add up to {math.exp(sums.logs[worst]):.4g}: the score "
-        )
-        remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
-        remark += ", or earlier scores change with later tokens" * (each is None)
+    total_probability = math.exp(sums.logs.get(worst, 0.0))
+    fault = f"at token {worst} the probabilities of all tokens add up to {total_probability:.4g}: the score knows the token "
+    fault += "that it scores, a softmax runs over another axis, or probability is lost"
+    fault += ", or earlier scores change with later tokens" * (each is None)
     later = inapplicable(_TOTALS)
     if each is not None:
         n = max(sums.moved, key=sums.moved.__getitem__)
-        leak = f"another token {n} changes the scores of tokens before it" if sums.moved[n] > allowed else ""
-        before = f"scores before a token that is changed, {looked_at}"
-        later = judge(before, sums.moved[n], allowed, ROUNDING, remark=leak)
+        leak = f"another token {n} changes the scores of tokens before it"
+        later = judge(f"scores before a token that is changed, {looked_at}", sums.moved[n], allowed, ROUNDING, leak)
     unscored = "the first token is not scored, and not counted" if scorer.skipped else ""
     return {
-        SUM: judge(f"sums of probabilities, {looked_at}", errors[worst], allowed, ROUNDING, remark=remark),
-        ONCE: count_faults(sums.faults, looked_at, unscored),
+        SUM: judge(f"sums of probabilities, {looked_at}", errors[worst], allowed, ROUNDING, fault, remark=sums.remark),
+        ONCE: _count_faults(sums.faults, looked_at, unscored),
         LATER: later,
     }
 
 
-def find_skipped(scorer: Scorer, base: Any) -> int | None:
-    """Find how many first tokens have no score, 0 or 1; None where texts have not one score for each of the others."""
-    surplus = {len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
-    return -surplus.pop() if surplus in ({0}, {-1}) else None
-
-
-def choose_positions(length: int, window: int, count: int) -> list[int]:
-    """Choose positions of a text: its ends, those around borders of windows and powers of two, then the rest.
-
-    Args:
-        length: tokens of the text.
-        window: tokens that the scorer reads at a time.
-        count: the most positions.
-    """
+def _choose_positions(length: int, window: int, count: int) -> list[int]:
+    """Choose positions of a text: its ends, those around borders of windows and powers of two, then the rest."""
     borders = [times * window + i for times in (1, 2) for i in (-1, 0, 1)]
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
     wanted = dict.fromkeys([1, length - 1, 0, 2, *borders, 3, *powers, *range(length)])
     return sorted([n for n in wanted if 0 <= n < length][:count])
 
 
-def read_sums(
+def _read_sums(
     scorer: Scorer, base: Any, each: Tensor | None, positions: Sequence[int], allowed: float
 ) -> VocabularySums:
-    """Score a text with every token in turn at each of some positions; `scorer.skipped` is set if it was not known.
-
-    Args:
-        scorer: the function.
-        base: the text.
-        each: its scores per token; None: totals are compared.
-        positions: those where tokens are put.
-        allowed: the error that rounding may cause, in nats.
-    """
+    """Score a text with every token in turn at each of some positions; `scorer.skipped` is set if it was not known."""
     sums = VocabularySums()
     size = scorer.size
     skipped = scorer.skipped or 0
@@ -519,19 +466,10 @@ def read_sums(
     return sums
 
 
-def explain_totals(scorer: Scorer, sums: VocabularySums, length: int, allowed: float) -> None:
+def _explain_totals(scorer: Scorer, sums: VocabularySums, length: int, allowed: float) -> None:
     """Explain why sums of totals are not one, and take out of `sums.logs` what is explained.
 
     There may be a constant, windows that read further back, tokens scored twice, or no distribution.
-
-    Args:
-        scorer: the function.
-        sums: sums over the vocabulary.
-        length: tokens of the text.
-        allowed: the error that rounding may cause, in nats.
-
-    Raises:
-        NotTested: there may be one of several reasons.
     """
     off = {n: log for n, log in sums.logs.items() if abs(log) > allowed}
     if list(off) == [0]:
@@ -540,7 +478,7 @@ def explain_totals(scorer: Scorer, sums: VocabularySums, length: int, allowed: f
         )
     elif off and not sums.silent:
         first = next(n for n in off if n)
-        estimates = estimate_texts(scorer, first, min(length, first + 3))
+        estimates = _estimate_texts(scorer, first, min(length, first + 3))
         agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
         is_clear = max(map(abs, off.values())) >= math.log(scorer.size) / 2
         if agrees and estimates:
@@ -562,19 +500,11 @@ def explain_totals(scorer: Scorer, sums: VocabularySums, length: int, allowed: f
         del sums.logs[n]
 
 
-def estimate_texts(scorer: Scorer, first: int, length: int) -> list[tuple[float, float]]:
+def _estimate_texts(scorer: Scorer, first: int, length: int) -> list[tuple[float, float]]:
     """Estimate the sums of exp(-T) over all texts of `first` + 1 to `length` tokens.
 
     Texts are drawn token by token from the scores. A text weighs the product of its sums over the vocabulary, and the mean
     weight is the sum over all texts. Where the shortest are few enough, all of these are read instead.
-
-    Args:
-        scorer: the function.
-        first: the least number of tokens after the first one, which is random.
-        length: tokens of the longest texts.
-
-    Returns:
-        (mean, error) for each length; only estimates with small errors.
     """
     if scorer.size**first <= scorer.most_calls:
         begin = [scorer.size // 2]

@@ -78,48 +78,34 @@ class Subject:
 
     @property
     def kind(self) -> Literal["fullrank", "translator", "hugging_face", "module"]:
-        if isinstance(self.model, LanguageModel):
+        if isinstance(self.original, LanguageModel):
             return "fullrank"
-        if isinstance(self.model, Translator):
+        if isinstance(self.original, Translator):
             return "translator"
-        is_of_hugging_face = hasattr(self.model, "save_pretrained") and hasattr(self.model, "get_input_embeddings")
-        return "hugging_face" if is_of_hugging_face else "module"
+        return "hugging_face" if hasattr(self.original, "get_input_embeddings") else "module"
 
-    def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
+    def call(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Call the model; rows of the fixed inputs and of a mask take turns.
 
         Args:
             ids: texts (B, N).
             mask: of padding (3, N), ones at tokens; None: none is given.
-            model: another model than `self.model`; None: that one.
             **options: further arguments of the model.
 
         Returns:
             The output as it is.
         """
-        model = self.model if model is None else model
-        inputs = dict(self.fixed)
+        inputs = {**self.fixed, **options}
         if mask is not None:
             inputs[self.mask_name] = (self.mask_form or MASKS[0])(mask)
-        if "use_cache" in read_arguments(self.model):
-            inputs["use_cache"] = False
-        dtype = find_dtype(model)
-        inputs = {name: fit_rows(value, len(ids), dtype) for name, value in (inputs | options).items()}
+        if "use_cache" in read_arguments(self.original):
+            inputs.setdefault("use_cache", False)
+        dtype = find_dtype(self.model)
+        inputs = {name: fit_rows(value, len(ids), dtype) for name, value in inputs.items()}
         ids = fit_rows(ids, len(ids), dtype)
-        return model(**inputs, **{self.sequence: ids}) if self.sequence else model(ids, **inputs)
-
-    def all_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            ids: texts (B, N).
-            mask: as of `call`.
-            **options: as of `call`.
-
-        Returns:
-            Logits (B, N, V).
-        """
-        return logits_in(self.call(ids, mask, **options))
+        if self.sequence:
+            return self.model(**inputs, **{self.sequence: ids})
+        return self.model(ids, **inputs)
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the logits that are compared.
@@ -133,7 +119,7 @@ class Subject:
             Logits (B, N, V), of a large vocabulary those of `words`.
         """
         with OnlyWords(self.words, self.vocab_size) if self.selects else contextlib.nullcontext():
-            return self.select(self.all_logits(ids, mask, **options))
+            return self.select(logits_in(self.call(ids, mask, **options)))
 
     def select(self, logits: Tensor) -> Tensor:
         """Select the logits of `words`; return those as they are that were computed for `words` alone."""
@@ -153,24 +139,26 @@ class Subject:
             seed: of the draws.
             rows: number of texts.
         """
-        chosen = random_ids(rows, length, len(self.words), seed).to(self.ids.device)
-        return self.replace_padding(self.words[chosen])
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randint(len(self.words), (rows, length), generator=generator)
+        return self.replace_padding(self.words[chosen.to(self.ids.device)])
 
-    def change(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
-        """Put other tokens, or vectors, where `where` (B, N) is true; everywhere without it."""
+    def change(self, ids: Tensor) -> Tensor:
+        """Make texts of other tokens, or vectors, at every place."""
         generator = torch.Generator().manual_seed(11)
         if ids.is_floating_point():
-            other = torch.randn(ids.shape, generator=generator).to(ids) * ids.std()
-            return other if where is None else torch.where(where[..., None], other, ids)
+            return torch.randn(ids.shape, generator=generator).to(ids) * ids.std()
         count = len(self.words)
         step = 1 + torch.randint(max(1, count - 1), ids.shape, generator=generator).to(ids.device)
-        other = self.replace_padding(self.words[(torch.searchsorted(self.words, ids) + step) % count])
-        return other if where is None else torch.where(where, other, ids)
+        return self.replace_padding(self.words[(torch.searchsorted(self.words, ids) + step) % count])
 
     def change_from(self, cuts: list[int], ids: Tensor) -> Tensor:
         """Change every token from the cut of its row on; rows without a cut stay."""
-        ends = torch.tensor(cuts + [self.length] * (len(ids) - len(cuts)), device=ids.device)
-        return self.change(ids, torch.arange(self.length, device=ids.device) >= ends[:, None])
+        changed = ids.clone()
+        other = self.change(ids)
+        for row, cut in enumerate(cuts):
+            changed[row, cut:] = other[row, cut:]
+        return changed
 
     def replace_padding(self, ids: Tensor) -> Tensor:
         """Put other tokens in place of padding, which some models of Hugging Face look for in the ids."""
@@ -188,17 +176,22 @@ class Subject:
         config = text_config(self.original)
         text = self.ids[0]
         ids = [0, 1, 2, self.vocab_size - 1, *_pytree.tree_leaves([getattr(config, name, None) for name in SPECIAL])]
-        valid_ids = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
-        special = self.replace_padding(torch.tensor(valid_ids, device=text.device)).unique()
+        ids = [value for value in ids if isinstance(value, int) and 0 <= value < self.vocab_size]
+        special = self.replace_padding(torch.tensor(ids, device=text.device)).unique()
         positions = torch.arange(self.length, device=text.device)
-        mixed = torch.where(positions % 2 == 0, special[positions // 2 % len(special)], text)
-        texts = [mixed, text[positions // 3], text[positions % 2], text[positions * 0]]
-        texts += [torch.cat((first[None], self.ids[1, 1:])) for first in special]
+        mixed = text.clone()
+        mixed[::2] = special[positions % len(special)][: len(mixed[::2])]
+        beginnings = self.ids[1].repeat(len(special), 1)
+        beginnings[:, 0] = special
+        texts = (mixed, text[positions // 3], text[positions % 2], text[positions * 0], *beginnings)
         return replace(self, texts=torch.stack(texts))
 
     def with_length(self, length: int) -> Subject:
-        """Return the subject with its texts cut to their first `length` tokens."""
-        return replace(self, length=length)
+        """Return the subject with its texts, and sources of ours, cut to their first `length` tokens."""
+        fixed = self.fixed
+        if not self.has_example:  # sources
+            fixed = {name: value[:, :length] for name, value in fixed.items()}
+        return replace(self, length=length, fixed=fixed)
 
     @functools.cached_property
     def ids(self) -> Tensor:
@@ -232,7 +225,7 @@ class Subject:
     @property
     def has_modes(self) -> bool:
         """True for a model that can be put into training; a function in which no module was found cannot."""
-        return not isinstance(self.model, AsModule) or any(True for _ in self.model.children())
+        return not isinstance(self.original, AsModule) or any(True for _ in self.original.children())
 
     @property
     def has_state(self) -> bool:
@@ -280,7 +273,7 @@ class Subject:
     @property
     def without_mask(self) -> str:
         """The reason why no mask of padding can be given."""
-        arguments = read_arguments(self.model)
+        arguments = read_arguments(self.original)
         if self.mask_name not in arguments:
             others = [name for name in arguments if "mask" in name]
             advice = f"; check a function that takes {' or '.join(others)} by that name" if others else ""
@@ -309,21 +302,6 @@ def fit_rows(value: Any, count: int, dtype: torch.dtype) -> Any:
     if value.dim() and len(value) == ROWS != count:
         value = value[torch.arange(count, device=value.device) % ROWS]
     return value.to(dtype) if value.is_floating_point() else value
-
-
-def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
-    """Draw random token ids.
-
-    Args:
-        rows: number of texts.
-        length: tokens of a text.
-        vocab_size: ids are below it.
-        seed: of the draws.
-
-    Returns:
-        Ids (rows, length), on the CPU.
-    """
-    return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def text_config(model: Any) -> Any:
@@ -357,23 +335,27 @@ def open_subject(
     if not callable(model):
         raise InputError(f"model: a torch module or a function of token ids, given {type(model).__name__}")
     model = model if isinstance(model, nn.Module) else AsModule(model)
-    if any(tensor.is_meta for tensor in list_tensors(model)):
+    device = next((tensor.device for tensor in list_tensors(model)), torch.device("cpu"))
+    if device.type == "meta":
         raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
     if inputs is not None and length is not None:
         raise InputError(f"length: {length}, but the example inputs have a length of their own; give one of the two")
-    device = next((tensor.device for tensor in list_tensors(model)), torch.device("cpu"))
     texts = torch.zeros(ROWS, 0, dtype=torch.int64, device=device)
     subject = Subject(model, model, vocab_size or find_vocab_size(model), texts, step=step)
     if inputs is None:
-        subject = add_texts(subject, sequence, choose_length(subject, length))
+        subject = _add_texts(subject, sequence, _choose_length(subject, length))
         subject = prepare(subject, () if length else _SHORTER)
     else:
-        subject = prepare(add_example(subject, inputs, sequence))
+        subject = prepare(_add_example(subject, inputs, sequence))
     with torch.no_grad(), mode(subject.model, training=False):
         if subject.kind == "module":
             refuse_time_first(subject)
         if len(subject.words) < subject.vocab_size:
-            subject = select_words(subject, can_cut=length is None and inputs is None)
+            selecting = replace(subject, selects=True)
+            if equals(lambda: selecting.logits(subject.ids), subject.logits(subject.ids)):
+                subject = selecting
+            elif length is None and inputs is None:  # shorter texts take less time, too
+                subject = subject.with_length(_choose_length(subject, None, SHORT - 4))
         subject = replace(subject, mask_form=find_mask_form(subject))
         subject = replace(subject, first_position=find_first_position(subject))
         if subject.texts.is_cuda or not equals(lambda: subject.logits(subject.texts)):
@@ -388,18 +370,10 @@ def find_vocab_size(model: nn.Module) -> int:
     return size if isinstance(size, int) else next(tables, 0)
 
 
-def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
+def _choose_length(subject: Subject, length: int | None, most: int = 10**9) -> int:
     """Choose how many tokens a text has.
 
     By default this is a prime that no size of the model equals, so that positions are recognised by it.
-
-    Args:
-        subject: the model under test.
-        length: the user's choice; None: ours.
-        most: the longest that may be chosen by default.
-
-    Raises:
-        InputError: there are fewer than 3 tokens, or more than the model reads.
     """
     model: Any = subject.original
     longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
@@ -414,49 +388,30 @@ def choose_length(subject: Subject, length: int | None, most: int = 10**9) -> in
     return length
 
 
-def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
-    """Give the subject random texts, longer than are read; a model of two sequences gets random sources, too.
-
-    Args:
-        subject: the model under test.
-        sequence: the argument that takes the texts; None: the first, or decoder_input_ids.
-        length: tokens that are read.
-
-    Raises:
-        InputError: the vocabulary size is not known.
-    """
-    model = subject.original
+def _add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
+    """Give the subject random texts, longer than are read; a model of two sequences gets random sources, too."""
+    model: Any = subject.original
+    name = type(model).__name__
     if subject.vocab_size < 2:
-        name = type(model).__name__
         raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
     subject = replace(subject, length=length, sequence=sequence or "")
     texts = subject.draw_tokens(2 * subject.even + 3, SEED)
     if subject.kind == "module":  # which may take token 0 for padding
         texts[-1, length - max(1, length // 4) : length] = 0
-    if subject.kind != "translator" and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return replace(subject, texts=texts)
     count = max(1, length - 2)
     words = subject.vocab_size
     if subject.kind == "translator":
         count = min(count, model.max_source_length or length)
         words = model.encoder.config.vocab_size
-    sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(texts.device))
-    fixed = {"input_ids": sources}
-    name = sequence or "decoder_input_ids"
-    return replace(subject, texts=texts[:, :length], fixed=fixed, sequence=name)
+    elif not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return replace(subject, texts=texts)
+    sources = torch.randint(words, (ROWS, count), generator=torch.Generator().manual_seed(15)).to(texts.device)
+    fixed = {"input_ids": subject.replace_padding(sources)}
+    return replace(subject, texts=texts[:, :length], fixed=fixed, sequence=sequence or "decoder_input_ids")
 
 
-def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
-    """Give the subject the example inputs of a user.
-
-    Args:
-        subject: the model under test.
-        inputs: a dict of tensors by argument, a tuple of them, or a tensor.
-        sequence: the argument along which the check looks; None: one of the usual names, or the first tensor.
-
-    Raises:
-        InputError: there is no such tensor, it is too short, or the vocabulary size is not known.
-    """
+def _add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
+    """Give the subject the example inputs of a user."""
     names = list(read_arguments(subject.original))
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
     example = dict(inputs if isinstance(inputs, Mapping) else zip(names, values, strict=False))
@@ -488,22 +443,20 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
     Raises InputError where the model can be run in no such way, or gives no logits (B, N, V).
     """
     original = subject.original
-    name = type(subject.original).__name__
+    name = type(original).__name__
     error: Exception | None = None
-    can_be_double = subject.parameters <= DOUBLE_UP_TO
+    precisions = (True, False) if subject.parameters <= DOUBLE_UP_TO else (False,)
     lengths = [subject.length, *(length for length in shorter if length < subject.length)]
-    for length, is_double in itertools.product(lengths, (True, False) if can_be_double else (False,)):
-        tried = subject.with_length(length)
-        model = move_copy(original)
-        if not subject.has_example:  # sources, which may be too long, too
-            tried = replace(tried, fixed={name: value[:, :length] for name, value in subject.fixed.items()})
+    for length, is_double in itertools.product(lengths, precisions):
+        tried = replace(subject.with_length(length), model=move_copy(original))
+        model = tried.model
         try:
             if is_double:
                 if hasattr(model, "set_experts_implementation"):  # some lack double precision
                     model.set_experts_implementation("eager")
-                model = model.double()
+                model.double()
             with torch.no_grad(), mode(model, training=False):
-                logits = tried.all_logits(tried.ids, model=model)
+                logits = logits_in(tried.call(tried.ids))
         except Exception as reason:
             error = error or reason
             continue
@@ -512,9 +465,8 @@ def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
         if logits.dim() != 3 or logits.shape[:2] != tried.ids.shape[:2]:
             shape = (*tried.ids.shape[:2], "V")
             raise InputError(f"{name}: logits must be (B, N, V) = {shape}, given {tuple(logits.shape)}")
-        dtype = find_dtype(original)
-        is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
-        return replace(tried, model=model, dtype=logits.dtype if is_wide else dtype)
+        dtype = min(logits.dtype, find_dtype(model), key=lambda dtype: dtype.itemsize)
+        return replace(tried, dtype=dtype)
     raise InputError(
         f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error or Exception())}; "
         "a model that needs other inputs is checked with inputs={...}, examples by argument; length= gives other texts"
@@ -532,29 +484,17 @@ def equals(read: Callable[[], Tensor], expected: Tensor | None = None) -> bool:
 
 def agree(logits: Tensor, expected: Tensor) -> bool:
     """Return whether logits are equal up to rounding in any type."""
-    return logits.shape == expected.shape and bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
-
-
-def select_words(subject: Subject, can_cut: bool) -> Subject:
-    """Make the subject compute logits of some words only, which is faster, where they are the same.
-
-    Else its texts become shorter, if they can be cut.
-    """
-    selecting = replace(subject, selects=True)
-    if equals(lambda: selecting.logits(subject.ids), subject.logits(subject.ids)):
-        return selecting
-    return subject.with_length(choose_length(subject, None, SHORT - 4)) if can_cut else subject
+    return logits.shape == expected.shape and torch.allclose(logits, expected, 1e-4, 1e-4, equal_nan=True)
 
 
 def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
     ids = subject.ids
-    in_row, in_place = torch.zeros(2, *ids.shape[:2], dtype=torch.bool, device=ids.device)
-    in_row[0] = True
-    in_place[:, 0] = True
-    texts = (ids, subject.change(ids, in_row), subject.change(ids, in_place))
+    changed = subject.change(ids)
+    in_row = torch.cat((changed[:1], ids[1:]))
+    in_place = torch.cat((changed[:, :1], ids[:, 1:]), 1)
     try:
-        logits, by_row, by_place = map(subject.logits, texts)
+        logits, by_row, by_place = map(subject.logits, (ids, in_row, in_place))
     except Exception:  # a check says why
         return
     if largest(by_row[1:], logits[1:]) > 1e-4 and not largest(by_place[:, 1:], logits[:, 1:]) > 1e-7:
@@ -570,21 +510,20 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
     later ones; else the first one that the model takes. None where it refuses all.
     """
-    if subject.mask_name not in read_arguments(subject.model):
+    if subject.mask_name not in read_arguments(subject.original):
         return None
     if subject.kind != "module":
         return MASKS[0]
     example = subject.fixed.get(subject.mask_name)
     ids = subject.ids
-    ones = subject.masks()["ones"]
     if isinstance(example, Tensor) and example.shape[:2] != ids.shape[:2]:
         return None  # a square one
+    ones = subject.masks()["ones"]
     hidden = ones.clone()
-    other = ids.clone()
-    logits = subject.logits(ids)
     hidden[:, 0] = 0
-    other[:, 0] = ids.roll(1, 0)[:, 0]
-    accepted_forms = list[MaskForm]()
+    other = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
+    logits = subject.logits(ids)
+    accepted_forms = []
     for form in MASKS:
         tried = replace(subject, mask_form=form)
         with contextlib.suppress(Exception):
@@ -598,7 +537,7 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
 
 def find_first_position(subject: Subject) -> int | None:
     """Find the position id of the first token, with which given positions change nothing; None: they cannot be given."""
-    if subject.sequence.startswith("decoder_") or "position_ids" not in read_arguments(subject.model):
+    if subject.sequence.startswith("decoder_") or "position_ids" not in read_arguments(subject.original):
         return None
     logits = subject.logits(subject.ids)
     for first in range(4):  # RoBERTa counts from padding on
