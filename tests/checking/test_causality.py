@@ -9,6 +9,7 @@ from torch import nn
 import fullrank as fr
 from fullrank.checking.calls import PLAIN, Call
 from fullrank.checking.causality import check_on_random_tokens, search_by_gradient, search_by_perturbation
+from fullrank.checking.report import largest
 from fullrank.checking.subject import open_subject
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
@@ -108,6 +109,7 @@ def test_one_token_ahead_at_any_position():
 def test_a_model_that_ignores_its_input_cannot_be_judged():
     outcome, _ = verdicts(leaky.Constant())
     assert set(outcome.values()) == {"not applicable"}
+    assert largest(torch.tensor([1.0, torch.inf]), torch.zeros(2)) == torch.inf
 
 
 def test_passes_that_differ_by_themselves_fail():

@@ -32,9 +32,8 @@ _MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
 
 def spread(length: int, most: int) -> list[int]:
     """List positions from 1 on, all of them or `most` that are spread evenly, the first and the last among them."""
-    if length - 1 <= most:
-        return list(range(1, length))
-    return sorted({1 + round(i * (length - 2) / (most - 1)) for i in range(most)})
+    positions: list[int] = torch.linspace(1, length - 1, min(most, length - 1)).round().int().tolist()
+    return positions
 
 
 def _choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
@@ -47,8 +46,6 @@ def search_by_perturbation(run: Run) -> Finding:
     """Change every token from a cut on: no logits before the cut may change."""
     subject = run.subject
     call = run.call
-    if call.scaled and False in subject.leaking:
-        return inapplicable("later tokens are seen with the parameters as they are")
     if not call.gradients:
         most = max(call.most_cuts, len(subject.ids))  # each text has a cut of its own
         return find_leak(run, _choose_cuts(subject, most, 6 if call.is_plain else 3))
@@ -140,7 +137,7 @@ def _find_text_that_sees_its_end(run: Run, worst: Comparison, least: float) -> C
     cuts = [first, *(cut for cut in spread(length, 6) if cut > run.past)]
     for cut, row in itertools.product(cuts, range(len(texts))):
         *_, comparison = _compare_cuts(run, texts, base, [length] * row + [cut])
-        if measure_one(comparison.reading, comparison.expected) > least:
+        if measure([comparison])[comparison] > least:
             return comparison
     return None
 
