@@ -34,7 +34,7 @@ def test_dotted_overrides():
         "normalize": "sigsoftmax",
     }
     config = build(changed)
-    assert config.train.betas == (0.5, 0.6)
+    assert config.train.betas == [0.5, 0.6]
     assert config.train.steps == 5
     assert config.data.lowercase is True
     assert config.data.dir == "a=b"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
-from fullrank.config.run import RunConfig, Schedule, TrainConfig, TrainingConfig, read_table
+from fullrank.config.run import Betas, RunConfig, Schedule, TrainConfig, TrainingConfig, read_table
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import (
@@ -163,10 +163,9 @@ class TaskDataConfig(Section):
         return self.name.removeprefix("glue/")
 
     def _resolve(self) -> None:
-        usual = {"max_length": 384, "doc_stride": 128, "max_query_length": 64} if self.answers else {"max_length": 128}
-        for name, value in usual.items():
-            if getattr(self, name) is None:
-                self._set(name, value)
+        if self.answers:
+            self._fill(max_length=384, doc_stride=128, max_query_length=64)
+        self._fill(max_length=128)
 
     def _faults(self) -> Iterator[str]:
         if self.name not in TASKS:
@@ -179,7 +178,7 @@ class PretrainedTraining(TrainingConfig):
 
     learning_rate: Positive = key(2e-5, "learning rate after the warm-up")
     mixing_learning_rate: Positive | None = key(None, "learning rate of mixing parameters; null: learning_rate")
-    betas: tuple[Share, Share] = key((0.9, 0.999), "decay of the means of adam and adamw")
+    betas: Betas = key([0.9, 0.999], "decay of the means of adam and adamw")
     weight_decay: PositiveOrZero = key(0.01, "weight decay")
     max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
     keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
@@ -204,8 +203,8 @@ class FinetuneTrainConfig(PretrainedTraining):
     group_by_length: bool = key(True, "examples of like length go into one batch, in an order that is still random")
 
     def _resolve(self) -> None:
-        if self.epochs is None and self.steps is None:
-            self._set("epochs", 3.0)
+        if self.steps is None:
+            self._fill(epochs=3.0)
 
     def _faults(self) -> Iterator[str]:
         if self.optimizer == "nag":

@@ -54,6 +54,7 @@ Device = Annotated[
     str, Allowed("auto, cpu, cuda or cuda:0", lambda name: bool(re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", name)))
 ]
 _STREAMS = "order=contiguous, task=language_model"  # what is of text that is read in streams
+Betas = Annotated[list[Share], Allowed("a list of 2, each at least 0 and below 1", lambda betas: len(betas) == 2)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
 
@@ -168,7 +169,7 @@ class TrainConfig(TrainingConfig):
     embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
     mixing_rate: Positive = key(1.0, "factor on every learning rate of what mixes heads")
     rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
-    betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam, adamw and muon")
+    betas: Betas = key([0.9, 0.98], "decay of the means of adam, adamw and muon")
     momentum: Share = key(0.0, "momentum of sgd and nag; of muon, where 0 is 0.95")
     weight_decay: PositiveOrZero = key(
         0.0,
@@ -218,8 +219,7 @@ class TrainConfig(TrainingConfig):
     def _resolve(self) -> None:
         if not self._ends() and not self._has_limits():
             self._set("epochs", 1.0)
-        if self.order is None:
-            self._set("order", "shuffled" if self.objective == "masked" else "contiguous")
+        self._fill(order="shuffled" if self.objective == "masked" else "contiguous")
 
     def _faults(self) -> Iterator[str]:
         ends = self._ends()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from fullrank.config.finetune import TASKS, FinetuneConfig, TextFinetuneConfig
 from fullrank.config.run import RunConfig
 from fullrank.core import registry
-from fullrank.core.section import ByKind, Section, Slot, keys_of, section_in
+from fullrank.core.section import ByKind, Section, Slot, default_of, keys_of, section_in
 
 _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", types.NoneType: "null"}
 
@@ -47,7 +47,7 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
     properties = {}
     for name, hint in keys_of(cls).items():
         field = fields[name]
-        default = field.default
+        default = default_of(field)
         content = _value(hint, definitions)
         if name not in own_keys:  # null where the kind has no such key
             content = {"anyOf": [*content.get("anyOf", [content]), {"type": "null"}]}
@@ -55,8 +55,8 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
             content["enum"] = registry.names(cls.SLOT)
         if section_in(hint) is None:
             content["title"] = name.replace("_", " ").title()
-        if default is not dataclasses.MISSING and not isinstance(default, Section | list):
-            content["default"] = list(default) if isinstance(default, tuple) else default
+        if not isinstance(default, Section):
+            content["default"] = default
         properties[name] = content | {"description": _describe(field)}
     return {
         "type": "object", "title": cls.__name__, "description": inspect.getdoc(cls), "properties": properties,
@@ -90,9 +90,6 @@ def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"enum": list(args)}
     if origin is list:
         return {"items": _value(args[0], definitions), "type": "array"}
-    if origin is tuple:
-        items = [_value(item, definitions) for item in args]
-        return {"maxItems": len(args), "minItems": len(args), "prefixItems": items, "type": "array"}
     if origin is dict:
         return {"additionalProperties": True, "type": "object"}
     if issubclass(hint, Section):

@@ -167,14 +167,13 @@ class ModelConfig(Section):
 
     def _resolve(self) -> None:
         divides = self.hidden_size % self.num_attention_heads == 0
-        if self.head_dim is None and (divides or isinstance(self.attention, MultiLinearConfig)):
-            self._set("head_dim", max(1, self.hidden_size // self.num_attention_heads))
-        if self.position is None:
-            self._set("position", "rotary" if self._rotates() else "sinusoidal")
-        if self.intermediate_size is None:
-            self._set("intermediate_size", 4 * self.hidden_size)
-        if self.final_norm is None:
-            self._set("final_norm", self.norm == "pre")
+        if divides or isinstance(self.attention, MultiLinearConfig):
+            self._fill(head_dim=max(1, self.hidden_size // self.num_attention_heads))
+        self._fill(
+            position="rotary" if self._rotates() else "sinusoidal",
+            intermediate_size=4 * self.hidden_size,
+            final_norm=self.norm == "pre",
+        )
         if isinstance(self.output, AdaptiveConfig):  # clusters left open are the input's
             cutoffs = self.output.cutoffs
             div_val = self.output.div_val

@@ -198,8 +198,6 @@ def words(hint: Any) -> str:
         return " or ".join(words(choice) for choice in args if choice is not types.NoneType)
     if origin is Literal:
         return " or ".join(map(repr, args))
-    if origin is tuple:
-        return f"a list of {len(args)}, each {words(args[0])}"
     if origin is list:
         return f"a list, each {words(args[0])}"
     if origin is dict:
@@ -244,10 +242,9 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         for choice in args:
             with contextlib.suppress(_Unfit):
                 return _convert(choice, value, key)
-    elif origin in (list, tuple):
-        if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
-            item_types = args if origin is tuple else args * len(value)
-            return origin(_convert(item_type, item, key) for item_type, item in zip(item_types, value, strict=True))
+    elif origin is list:
+        if isinstance(value, list | tuple):
+            return [_convert(args[0], item, key) for item in value]
     elif origin is dict:
         if isinstance(value, Mapping):
             return {
@@ -256,8 +253,6 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             }
     elif origin is None and section_in(hint):
         return value if isinstance(value, hint) else hint.from_dict(value, key)
-    elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _convert_record(hint, value, key)
     elif hint in _WORDS:
         return _convert_scalar(hint, value)
     raise _Unfit
@@ -280,23 +275,6 @@ def _convert_scalar(hint: type, value: Any) -> Any:
     return number
 
 
-@functools.cache
-def _types_of(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
-
-
-def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
-    """Convert a mapping to a plain dataclass, and leave keys out that it lacks; raise ConfigError for the first fault."""
-    values: dict[str, Any] = {}
-    for name, allowed in _types_of(hint).items():
-        if name in value:
-            where = _join(key, name)
-            values[name] = read_value(allowed, value[name], where)
-            if isinstance(values[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
-                raise ConfigError(f"{where}: {words(allowed)}, given {value[name]!r}")
-    return hint(**values)
-
-
 def section_in(hint: Any) -> type[Section] | None:
     """Find the class of the section that a field holds, also where it may be null; None if it holds a value."""
     if get_origin(hint) in _UNIONS:
@@ -307,7 +285,8 @@ def section_in(hint: Any) -> type[Section] | None:
 @functools.cache
 def hints_of(cls: type[Section]) -> dict[str, Any]:
     """Return the type of each key of a section, by name."""
-    return {option.name: _types_of(cls)[option.name] for option in fields(cls)}
+    types_by_name = typing.get_type_hints(cls, include_extras=True)
+    return {option.name: types_by_name[option.name] for option in fields(cls)}
 
 
 class _Sections(type):
@@ -347,7 +326,7 @@ class Section(metaclass=_Sections):
             except ConfigError as error:
                 lines += error.problems
                 faulty.append(prefix + name + ("." if section_in(hint) else ""))
-                value = _default(option)
+                value = default_of(option)
             object.__setattr__(self, name, value)
         self._resolve()
         # a faulty value was replaced by its default: what is said of that means nothing
@@ -363,6 +342,12 @@ class Section(metaclass=_Sections):
     def _set(self, name: str, value: Any) -> None:
         """Resolve a field; only while the section is made."""
         object.__setattr__(self, name, value)
+
+    def _fill(self, **values: Any) -> None:
+        """Resolve those fields that are None."""
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                self._set(name, value)
 
     def _resolve(self) -> None:
         """Set what is left at None from other fields."""
@@ -419,7 +404,7 @@ class Section(metaclass=_Sections):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all keys as plain values, mappings and lists, from which `from_dict` builds the section again."""
-        return {option.name: _to_plain(getattr(self, option.name)) for option in fields(self)}
+        return dataclasses.asdict(self)
 
 
 _SECTIONS: list[type[Section]] = []  # those with a place of their own, whose keys an unknown key may mean
@@ -428,7 +413,8 @@ _MOST_LISTED = 12  # keys of a section
 _ROOTS = ("model.", "data.", "train.", "eval.")
 
 
-def _default(option: dataclasses.Field[Any]) -> Any:
+def default_of(option: dataclasses.Field[Any]) -> Any:
+    """Return the value of a key that is not given."""
     return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
 
 
@@ -437,7 +423,7 @@ def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
         value = getattr(section, option.name)
         path = prefix + option.name
         for need in option.metadata.get("needs", ()):
-            is_given = value is not None and value != _default(option)
+            is_given = value is not None and value != default_of(option)
             if need.only == _word(value) if need.only else is_given:
                 yield path, value, need
         if isinstance(value, Section):
@@ -454,16 +440,6 @@ def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by:
         return f"{need.describe(target)}, given {shown}; set {target}"
     name = target if decided_by is None else target.rpartition(".")[2].replace("_", " ")
     return f"{need.describe(name)}, given {shown} with '{_word(other)}'; leave it out or change {decided_by or target}"
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Section):
-        return value.to_dict()
-    if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _to_plain(item) for name, item in value.items()}
-    return value
 
 
 def _join(section: str, name: str) -> str:
@@ -542,7 +518,7 @@ class ByKind(Section):
         """Return whether the key is null, or one of other kinds that is off or has its default."""
         if value is None:
             return True
-        defaults = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
+        defaults = {option.name: default_of(option) for kind in cls.MEMBERS for option in fields(kind)}
         is_foreign = name in defaults and name not in hints_of(cls)
         return is_foreign and value in (False, [], defaults[name])
 

@@ -38,7 +38,6 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError, one_line
-from fullrank.core.section import read_value
 from fullrank.files import no_room, sync
 from fullrank.forward import load_tensors
 from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, write_record
@@ -254,7 +253,8 @@ class TrainingState:
             parts[kind][entry_name] = take_rows(tensor) if kind == "carry" else self._distribute(entry_name, tensor)
         device = self.running.device
         try:
-            counters = self.counters = read_value(Counters, snapshot.state, "state")
+            timed = {name: TimedSteps(**steps) for name, steps in snapshot.state["timed"].items()}
+            counters = self.counters = Counters(**{**snapshot.state, "timed": timed})
             self.running.tokens = counters.window_tokens
             self.average.restore(counters.averaged, parts["own"])
             parameters = dict(self.model.named_parameters())

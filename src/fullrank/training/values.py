@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
-from fullrank.core.section import CountOrZero
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -161,8 +160,8 @@ class Counters:
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
     engines: list[str] = field(default_factory=list)  # kernels that computed attention in updates
-    window_tokens: CountOrZero = 0  # since the last line of metrics
-    averaged: CountOrZero = 0  # updates in the average of the weights
+    window_tokens: int = 0  # since the last line of metrics
+    averaged: int = 0  # updates in the average of the weights
     schedule: dict[str, Any] = field(default_factory=dict)  # state of a learning rate that follows the validation
 
     @property
