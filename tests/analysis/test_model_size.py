@@ -198,7 +198,7 @@ def test_states_of_optimizers(options):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     groups = parameter_groups(model, weight_decay=0.1, muon=config.optimizer == "muon")
-    optimizer = make_optimizer(config.optimizer, groups, config)
+    optimizer = make_optimizer(groups, config)
     optimizer.step()
     buffers = [state for states in optimizer.state.values() for state in states.values() if state is not None]
     elements = sum(state.numel() for state in buffers if state.ndim)

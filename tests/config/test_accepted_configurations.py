@@ -33,7 +33,7 @@ def attempt(settings, out):
     torch.manual_seed(0)
     parts = task.parts(out, torch.device("cpu"))
     options = parts.options
-    make_optimizer(options.optimizer, parts.groups(), options)
+    make_optimizer(parts.groups(), options)
     plan = make_plan(options, parts.eval_options, parts.batches)
     make_schedule(options, plan.total_steps).scale_rate(1)
     for phase in options.phases:

@@ -14,6 +14,7 @@ import fullrank as fr
 from closeness import all_close
 from combinations import LENGTH, WIDTH
 from fullrank.core.attention import Block
+from fullrank.core.model import find_blocks
 from moving import moved, seed
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
@@ -105,7 +106,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score):
     torch._dynamo.reset()
     combination = find_mixed(score)
     eager, compiled = combination.moved(), combination.moved()
-    for block in compiled.compile_targets():
+    for block in find_blocks(compiled):
         block.compile(backend="aot_eager")
     assert compiled.state_dict().keys() == eager.state_dict().keys()
     losses = [model.loss(combinations.tokens(), combinations.tokens(seed=6)) for model in (eager, compiled)]
@@ -136,7 +137,7 @@ def test_how_many_graphs_a_training_has(attend, score, most):
     matching = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
     combination = find_mixed(score) if attend == "weighted" else next(matching)
     model = combination.moved(memory_length=5, max_position_embeddings=128)
-    for block in model.compile_targets():
+    for block in find_blocks(model):
         block.compile(fullgraph=True, backend="eager")  # graphs are counted, not differentiated
     draw = random.Random(0)
     graphs = []

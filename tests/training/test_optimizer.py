@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -63,16 +64,8 @@ EQUATIONS = {"sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
-class Layers(nn.Module):
-    """Layers as the blocks of a model."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-
 def groups_for(name, *layers):
-    return parameter_groups(Layers(*layers), DECAY, muon=name == "muon")
+    return parameter_groups(nn.ModuleList(layers), DECAY, muon=name == "muon")
 
 
 def follow(layer, optimizer, equation):
@@ -92,7 +85,7 @@ def follow(layer, optimizer, equation):
 def test_every_optimizer_follows_its_equation(name):
     layer = nn.Linear(2, 5, bias=False, dtype=torch.float64)
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, groups_for(name, layer), options)
+    optimizer = make_optimizer(groups_for(name, layer), options)
     for expected in follow(layer, optimizer, EQUATIONS[name]):
         torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
 
@@ -110,7 +103,7 @@ def test_a_parameter_without_gradient_at_the_first_step_follows_later(name):
     """A layer that is skipped at the first step has no gradient then; its updates count from the second step on."""
     skipped, updated = (nn.Linear(2, 5, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, groups_for(name, skipped, updated), options)
+    optimizer = make_optimizer(groups_for(name, skipped, updated), options)
     expected = skipped.weight.detach().clone()
     state = {key: torch.zeros_like(expected) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES[:1] + RATES[:-1], strict=True)):
@@ -129,9 +122,9 @@ def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest():
     sizes = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = fr.LanguageModel(fr.ModelConfig(**sizes, position="relative", attention=attention))
     options = TrainConfig(steps=1, optimizer="muon", betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer("muon", parameter_groups(model, DECAY, muon=True), options)
+    optimizer = make_optimizer(parameter_groups(model, DECAY, muon=True), options)
     twin = copy.deepcopy(model)
-    adamw = make_optimizer("adamw", parameter_groups(twin, DECAY), options)
+    adamw = make_optimizer(parameter_groups(twin, DECAY), replace(options, optimizer="adamw"))
     for parameter, same in zip(model.parameters(), twin.parameters(), strict=True):
         parameter.grad = torch.randn_like(parameter)
         same.grad = parameter.grad.clone()
@@ -157,7 +150,7 @@ def test_muon_is_that_of_torch(shape, device):
     options = TrainConfig(steps=1, optimizer="muon", momentum=MU, weight_decay=DECAY, learning_rate=0.1)
     how = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
     pairs = (
-        (ours, make_optimizer("muon", parameter_groups(Layers(ours), DECAY, muon=True), options)),
+        (ours, make_optimizer(parameter_groups(nn.ModuleList([ours]), DECAY, muon=True), options)),
         (theirs, torch.optim.Muon(theirs.parameters(), lr=0.1, **how)),
     )
     for seed in range(5):
@@ -207,7 +200,7 @@ def test_adamw_is_what_fairseq_calls_adam():
         layer = nn.Linear(2, 5, bias=False, dtype=torch.float64)
         nn.init.constant_(layer.weight, 0.5)
         options = TrainConfig(steps=1, optimizer=name, betas=BETAS, eps=1e-12, weight_decay=DECAY)
-        optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
+        optimizer = make_optimizer(parameter_groups(layer, DECAY), options)
         *_, expected = follow(layer, optimizer, partial(fairseq_adam, eps=1e-12))
         weights[name] = layer.weight.detach()
     torch.testing.assert_close(weights["adamw"], expected, rtol=1e-10, atol=1e-10)

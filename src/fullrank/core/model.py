@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -97,11 +96,6 @@ class Model(nn.Module):
         """
         return self.loss_parts(*arguments, **options).loss
 
-    def compile_targets(self) -> list[nn.Module]:
-        """Return the modules that `torch.compile` should compile one by one: all blocks."""
-        lists = [module.children() for name, module in self.named_modules() if name.endswith("blocks")]
-        return [*chain.from_iterable(lists)]
-
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.yaml` into `folder`."""
         engine.load_storage().save(self, self.config, Path(folder))
@@ -114,6 +108,13 @@ class Model(nn.Module):
         """
         model: Self = engine.load_storage().load(cls, Path(path), checkpoint)
         return model
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Find the blocks of a model, of ours or of another library: the members of its outermost lists of modules."""
+    if isinstance(model, nn.ModuleList):
+        return [*model]
+    return [block for child in model.children() for block in find_blocks(child)]
 
 
 class Layers(Model):

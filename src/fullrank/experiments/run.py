@@ -218,7 +218,7 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
             objective=parts.objective,
             batches=parts.batches,
             evaluate=parts.evaluate,
-            optimizer=make_optimizer(options.optimizer, parts.groups(), options),
+            optimizer=make_optimizer(parts.groups(), options),
             options=options,
             eval_options=parts.eval_options,
             folder=folder,
@@ -571,7 +571,7 @@ def measure_speed(parts: Parts, spend: float = 1.0) -> tuple[float, float]:
     Afterwards the weights are worth nothing.
     """
     groups = parts.groups()
-    optimizer = make_optimizer(parts.options.optimizer, groups, parts.options)
+    optimizer = make_optimizer(groups, parts.options)
     parameters = [p for group in groups for p in group["params"]]
     carry: dict[str, torch.Tensor] = {}
     times: list[float] = []

@@ -164,11 +164,6 @@ class CausalModel(nn.Module):
             raise InputError(f"memory_length: for models of ours, given {memory_length} for a pretrained one")
         return self
 
-    def compile_targets(self) -> list[nn.Module]:
-        """Return the blocks: the longest list of modules."""
-        lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
-        return list(max(lists, key=len, default=()))
-
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 

@@ -25,7 +25,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, Interrupted, RunError, one_line
+from fullrank.core.model import find_blocks
 from fullrank.files import is_distributed, out_of_memory, python_command, read_variable, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
@@ -110,18 +111,14 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile a model by `torch.compile` in place, names of parameters unchanged.
-
-    A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
-    compiled whole, which reaches calls of `model(...)` only.
-    """
-    for module in model.compile_targets() if isinstance(model, HasBlocks) else [model]:
-        module.compile()
+    """Compile the blocks of a model in place, names of parameters unchanged; one compilation serves them all."""
+    for block in find_blocks(model):
+        block.compile()
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
     """Keep the inputs of each block alone (`train.activation_checkpointing`): the backward pass computes the rest again."""
-    for block in blocks_of(model):
+    for block in find_blocks(model):
         block.forward = partial(draws.checkpoint_function, block.forward)
 
 
@@ -425,24 +422,6 @@ def take_rows(tensor: Tensor) -> Tensor:
 # -- the model -------------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class HasBlocks(Protocol):
-    """A model that names its blocks (`core.model.Model`)."""
-
-    def compile_targets(self) -> list[nn.Module]: ...
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """List the blocks of a model; of a pretrained one the members of its longest lists of layers."""
-    if isinstance(model, HasBlocks):
-        return list(model.compile_targets())
-    blocks: list[nn.Module] = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and ".layer" in f".{name}":
-            blocks += module
-    return blocks
-
-
 def shard(model: nn.Module, options: TrainingConfig) -> None:
     """Leave a part of each parameter in each process (FSDP2), before an optimizer is made; a block is gathered at a time.
 
@@ -455,10 +434,10 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
     reshards = not (options.orthogonality or options.overlap)
-    for block in blocks_of(model):
+    for block in find_blocks(model):
         fully_shard(block, mp_policy=policy, reshard_after_forward=reshards)
     fully_shard(model, mp_policy=policy)
-    if isinstance(model, HasBlocks):
+    if hasattr(model, "loss_parts"):
         register_fsdp_forward_method(model, "loss_parts")
 
 

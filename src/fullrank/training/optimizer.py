@@ -32,8 +32,9 @@ from torch.optim import Optimizer
 
 from fullrank.config import register
 from fullrank.config.run import TrainConfig
+from fullrank.core.model import find_blocks
 from fullrank.core.registry import lookup
-from fullrank.training.device import blocks_of, is_sharded
+from fullrank.training.device import is_sharded
 
 Groups = list[dict[str, Any]]
 
@@ -64,7 +65,7 @@ def parameter_groups(
     for module in model.modules():
         if getattr(module, "no_weight_decay", False):
             exempt |= {id(p) for p in module.parameters()}
-    blocks = blocks_of(model) if muon else []
+    blocks = find_blocks(model) if muon else []
     matrices = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - exempt
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for p in model.parameters():
@@ -80,18 +81,9 @@ def parameter_groups(
     return [groups[key] for key in sorted(groups)]
 
 
-def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
-    """Make the optimizer registered as `name`.
-
-    Args:
-        name: `train.optimizer`.
-        groups: parameter groups (see `parameter_groups`).
-        options: section `train` of the configuration.
-
-    Returns:
-        The optimizer.
-    """
-    build: Callable[[Groups, TrainConfig], Optimizer] = lookup("optimizer", name, "train.optimizer")
+def make_optimizer(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Make the optimizer `options.optimizer` of parameter groups (see `parameter_groups`)."""
+    build: Callable[[Groups, TrainConfig], Optimizer] = lookup("optimizer", options.optimizer, "train.optimizer")
     return build(groups, options)
 
 
