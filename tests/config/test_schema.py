@@ -124,8 +124,6 @@ def test_built_in_stages_are_those_that_are_registered():
     names = {"score", "normalize", "mix", "position", "activation", "initializer", "schedule"}
     assert {slot.name for slot in slots} >= names
     for slot in slots:
-        if not slot.name:
-            continue
         assert slot.built_in.keys() <= set(registry.names(slot.name))
         for name, options in slot.built_in.items():
             assert getattr(registry.lookup(slot.name, name), "Config", None) is options

@@ -82,7 +82,7 @@ def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         content = _value(args[0], definitions)
         for choice in content.get("anyOf", [content]):
             if slots and choice.get("type") == "string":
-                choice["enum"] = slots[0].names()
+                choice["enum"] = registry.names(slots[0].name)
         return content
     if origin in (types.UnionType, Union):
         return {"anyOf": [_value(other, definitions) for other in args]}

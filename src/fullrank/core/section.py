@@ -18,6 +18,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import operator
 import os
 import re
 import types
@@ -80,16 +81,12 @@ class Slot:
 
     Built-in names, and the dataclasses of the options of those that have some, are known without importing torch. Other
     names are looked up in the slot of the registry, and have the options of the nested `Config` of what is registered
-    there; without a slot there are no others.
+    there.
     """
 
     def __init__(self, name: str, *plain: str, **with_options: type) -> None:
         self.name = name
         self.built_in: dict[str, type | None] = {**dict.fromkeys(plain), **with_options}
-
-    def names(self) -> list[str]:
-        """Return the names of all stages in alphabetical order, registered ones included."""
-        return registry.names(self.name) if self.name else sorted(self.built_in)
 
     def read(self, stage: Stage, key: str) -> Stage:
         """Read a stage and convert its options; raise ConfigError for a stage or an option that does not exist."""
@@ -97,11 +94,9 @@ class Slot:
         options = stage_options(stage)
         if name in self.built_in:
             config = self.built_in[name]
-        elif self.name:
+        else:
             stage_class = registry.lookup(self.name, name, key, self.built_in)
             config = getattr(stage_class, "Config", None)
-        else:
-            raise ConfigError(f"{key}: {' or '.join(self.built_in)}, given '{name}'")
         if not options:
             return stage
         if config is None:
@@ -369,7 +364,7 @@ class Section(metaclass=_Sections):
             if is_inside or path in faulty or not target.startswith(prefix):
                 continue
             try:
-                other_value = functools.reduce(getattr, name.split("."), self)
+                other_value = operator.attrgetter(name)(self)
             except AttributeError:  # a section of another task, which has no such key
                 continue
             if not need.holds(other_value):
