@@ -218,7 +218,7 @@ class TrainingState:
     carry: Carry = field(default_factory=dict)
 
     def capture(self) -> Snapshot:
-        """Take a snapshot of everything as it is now; tensors are not copied."""
+        """Take a snapshot of everything as it is now; tensors are not copied, and the model holds the averages (`apply`)."""
         average = self.average
         weights = dict(self.model.state_dict())
         training = {"window.nll": self.running.nll}
@@ -230,12 +230,7 @@ class TrainingState:
             training[f"carry.{name}"] = gather_rows(tensor)
         for name, parameter in average.parameters.items():
             if average.count or name not in weights:
-                training[f"own.{name}"] = parameter
-        if average.count:
-            means = {id(parameter): average.averages[name] for name, parameter in average.parameters.items()}
-            for alias, parameter in self.model.named_parameters(remove_duplicate=False):
-                if alias in weights:
-                    weights[alias] = means[id(parameter)]
+                training[f"own.{name}"] = average.averages.get(name, parameter)  # exchanged while they apply
         counters = self.counters
         counters.window_tokens = self.running.tokens
         counters.averaged = average.count

@@ -20,7 +20,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fullrank.config.run import TrainConfig, TrainingConfig
+from fullrank.config.run import Device, TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, Interrupted, RunError, one_line
 from fullrank.core.model import find_blocks
+from fullrank.core.section import read_value
 from fullrank.files import is_distributed, out_of_memory, python_command, read_variable, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
@@ -47,12 +48,11 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
 
     Of several processes that train together each takes the GPU of its number.
     """
+    name = read_value(Device, name, key)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and is_distributed():
         name = f"cuda:{read_variable('LOCAL_RANK', 0)}"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise InputError(f"{key}: auto, cpu, cuda or cuda:0, given '{name}'")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"{key}: '{name}' is given, but this machine has {torch.cuda.device_count()} CUDA devices")
@@ -456,8 +456,7 @@ class Step(nn.Module):
             value = value + 0 * next(self.model.parameters()).sum()
         # the graph of the value alone says which parameters are reached
         carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
-        nll = loss.nll.detach() if isinstance(loss.nll, Tensor) else loss.nll
-        return Loss(value, nll, loss.tokens, carry, loss.read)
+        return replace(loss, value=value, nll=torch.as_tensor(loss.nll).detach(), carry=carry)
 
 
 class Engine:

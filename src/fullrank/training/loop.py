@@ -51,7 +51,7 @@ from fullrank.training.device import (
     seed_everything,
     world_size,
 )
-from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
+from fullrank.training.observers import JsonLines, metrics_line, perplexity
 from fullrank.training.optimizer import make_schedule
 from fullrank.training.values import (
     Batches,
@@ -267,7 +267,12 @@ class Training:
             self.write(split="train", nll=state.running.take_mean(), lr=state.schedule.scale_rate(counters.step))
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
-        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
+        line = {
+            "step": counters.step,
+            "seconds": round(counters.seconds, 3),
+            "tokens_per_second": round(speed, 1),
+            "peak_memory_mib": round(counters.peak_memory_mib, 1),
+        }
         self.record(line, self.timing)
 
     def evaluate_model(self) -> tuple[bool, bool]:
@@ -319,8 +324,9 @@ class Training:
             raise self.explain_divergence("a parameter", counters.step)
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
-        snapshot = replace(self.state.capture(), run=self.seal)
-        save_checkpoint(self.folder / "checkpoints", snapshot, keep)
+        with self.state.average.apply():
+            snapshot = replace(self.state.capture(), run=self.seal)
+            save_checkpoint(self.folder / "checkpoints", snapshot, keep)
         self.saved_at = time.monotonic()
         self.clock.resume()
 

@@ -28,7 +28,8 @@ from fullrank.files import write_text
 from fullrank.training.values import Observer
 
 _LINE_SECONDS = 30.0  # between lines where there is no terminal
-_FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
+_LABELS = ("step", "split", "tokens", "phase", "objective")
+_FIXED = (*_LABELS, "nll", "ppl", "lr")
 
 
 def metrics_line(
@@ -57,26 +58,6 @@ def metrics_line(
         if value is not None:
             line[name] = float(f"{value:.9g}") if isinstance(value, float) else value
     return line
-
-
-def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
-    """Make a line of timing.jsonl.
-
-    Args:
-        step: updates made.
-        seconds: since the start of training, summed over the parts of a resumed run.
-        tokens_per_second: tokens trained on per second.
-        peak_memory_mib: peak memory in MiB.
-
-    Returns:
-        The line, rounded.
-    """
-    return {
-        "step": step,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens_per_second, 1),
-        "peak_memory_mib": round(peak_memory_mib, 1),
-    }
 
 
 def perplexity(nll: float) -> float:
@@ -168,7 +149,7 @@ class Progress(Observer):
         width = max(self.console.width // 3, 1)
         place = Column(no_wrap=True, overflow="ellipsis", max_width=width)
         name = TextColumn("{task.description}", markup=False, table_column=place)
-        words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        words = TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
         self.bar = Bar(
             name, BarColumn(bar_width=12), words, console=self.console, refresh_per_second=4, transient=True,
             disable=not self.console.is_terminal, speed_estimate_period=3600,
@@ -249,8 +230,7 @@ def _list_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     prefix = line.get("split", "timing")
     objective = line.get("objective")
     names = {"ppl": f"{objective}_ppl"} if objective else {}
-    other = ("step", "split", "tokens", "phase", "objective")
-    return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
+    return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in _LABELS}
 
 
 class TensorBoard(Observer):

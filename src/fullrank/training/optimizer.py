@@ -87,11 +87,7 @@ def make_optimizer(groups: Groups, options: TrainConfig) -> Optimizer:
     return build(groups, options)
 
 
-def _make_shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]:
-    """Choose the learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
-    parameters = (parameter for group in groups for parameter in group["params"])
-    fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
-    return {"lr": options.learning_rate, "fused": fused}
+# `fused`, torch's one-pass kernels: the fastest, adding in a fixed order
 
 
 @register("optimizer", "sgd")
@@ -108,10 +104,11 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
     Returns:
         The optimizer.
     """
-    shared = _make_shared_options(groups, options)
-    if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
-        shared["fused"] = False  # torch has no such step for parameters in parts
-    optimizer = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **shared)
+    # torch has no fused step for parameters in parts
+    fused = not any(is_sharded(parameter) for group in groups for parameter in group["params"])
+    optimizer = torch.optim.SGD(
+        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=nesterov, fused=fused
+    )
     if options.momentum:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -125,16 +122,20 @@ def nag(groups: Groups, options: TrainConfig) -> Optimizer:
     return sgd(groups, options, nesterov=True)
 
 
+def _make_adam(make: Callable[..., Optimizer], groups: Groups, options: TrainConfig) -> Optimizer:
+    return make(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=True)
+
+
 @register("optimizer", "adam")
 def adam(groups: Groups, options: TrainConfig) -> Optimizer:
     """Make Adam; weight decay is added to the gradient."""
-    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
+    return _make_adam(torch.optim.Adam, groups, options)
 
 
 @register("optimizer", "adamw")
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
     """Make Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
+    return _make_adam(torch.optim.AdamW, groups, options)
 
 
 @register("optimizer", "muon")
