@@ -54,7 +54,7 @@ def train(vocab_size=23, hidden_size=24, scaled=False, **options):
     ],
 )
 def test_tensor_train(options, shapes):
-    """Entry by entry a product of matrices of numbers, with the gradients of every core; and the table at once."""
+    """Entry by entry a product of matrices of numbers, with the gradients of every core."""
     layer = train(scaled=True, **options).double()
     assert [tuple(core.shape) for core in layer.cores] == shapes
     words, widths = [shape[1] for shape in shapes], [shape[2] for shape in shapes]
@@ -70,8 +70,6 @@ def test_tensor_train(options, shapes):
     expected = torch.stack([entry(word, d) for word in ids.flatten().tolist() for d in range(24)])
     leaves = dict(layer.named_parameters())
     equations.compare(layer(ids), expected.view(2, 3, 24), leaves, leaves, torch.randn(2, 3, 24, dtype=DOUBLE))
-    assert layer.table().shape == (23, 24)
-    torch.testing.assert_close(layer.table()[ids] * 24**0.5, layer(ids), rtol=1e-12, atol=1e-12)
 
 
 def test_factors_are_nearly_equal():
@@ -97,7 +95,7 @@ def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer, v
     for seed in range(30):
         torch.manual_seed(seed)
         registry.lookup("initializer", initializer)(layer)
-        ratios.append(float(layer.table().detach().square().mean()) / variance)
+        ratios.append(float(layer(torch.arange(900)[None]).detach().square().mean()) / variance)
     mean, error = np.mean(ratios), np.std(ratios) / 30**0.5
     assert error < 0.06
     assert abs(mean - 1) < 4 * error

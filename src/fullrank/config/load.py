@@ -404,7 +404,7 @@ def finetunes(raw: Mapping[str, Any]) -> bool:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; InputError for a file that holds none, or cannot be read."""
     raw = parse_yaml(read_text(path), str(path))
-    if raw is None or raw == {}:
+    if not raw:
         raise InputError(f"{path} is empty: it states no key, such as data.train or train.steps")
     if not isinstance(raw, dict):
         raise InputError(

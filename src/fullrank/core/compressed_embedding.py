@@ -88,11 +88,9 @@ class AdaptiveInput(Input):
     Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
-    def __init__(
-        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig | InputConfig, **sizes: int) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, vocab_size, hidden_size)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, **sizes)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         widths = self.clusters.widths
@@ -188,14 +186,6 @@ class TensorTrainInput(Input):
         of_core = (std * paths**-0.5) ** (1 / len(self.cores))
         for core in self.cores:
             start_normal(core, of_core)
-
-    def table(self) -> Tensor:
-        """Compute X (V, E), the definition: slow, and as large as a plain table."""
-        table = self.cores[0].new_ones(1, 1, 1)
-        for core in self.cores:
-            longer = torch.einsum("ijr,rves->ivjes", table, core)
-            table = longer.flatten(2, 3).flatten(0, 1)
-        return table[: self.vocab_size, :, 0]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")

@@ -175,12 +175,9 @@ class ModelConfig(Section):
             final_norm=self.norm == "pre",
         )
         if isinstance(self.output, AdaptiveConfig):  # clusters left open are the input's
-            cutoffs = self.output.cutoffs
-            div_val = self.output.div_val
-            if isinstance(self.input, AdaptiveInputConfig):
-                cutoffs = self.input.cutoffs if cutoffs is None else cutoffs
-                div_val = self.input.div_val if div_val is None else div_val
-            div_val = 1 if div_val is None else div_val
+            usual = self.input if isinstance(self.input, AdaptiveInputConfig) else self.output
+            cutoffs = self.output.cutoffs or usual.cutoffs
+            div_val = self.output.div_val or usual.div_val or 1
             self._set("output", replace(self.output, cutoffs=cutoffs, div_val=div_val))
 
     def _rotates(self) -> bool:
@@ -188,13 +185,11 @@ class ModelConfig(Section):
 
         Relative scores count as dot products: no other position suits them either.
         """
-        parts = [*self.attentions, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
-        return (
-            self.head_dim is not None
-            and self.head_dim % 2 == 0
-            and not any(
-                isinstance(part, MultiLinearConfig) or stage_name(part.score) in SYNTHESIZERS for part in parts if part
-            )
+        if self.head_dim is None or self.head_dim % 2:
+            return False
+        return not any(
+            isinstance(attention, MultiLinearConfig) or stage_name(attention.score) in SYNTHESIZERS
+            for _, attention in self._attentions_by_key()
         )
 
     def _faults(self) -> Iterator[str]:
@@ -225,10 +220,9 @@ class ModelConfig(Section):
         embedding = self.input
         output = self.output
         fits = not isinstance(embedding, AdaptiveInputConfig | TensorTrainConfig)
-        if isinstance(output, AdaptiveConfig) and isinstance(embedding, AdaptiveInputConfig):
-            fits = (embedding.cutoffs, embedding.div_val) == (output.cutoffs, output.div_val)
-        elif isinstance(output, AdaptiveConfig):
-            fits = False
+        if isinstance(output, AdaptiveConfig):
+            clusters = (output.cutoffs, output.div_val)
+            fits = isinstance(embedding, AdaptiveInputConfig) and clusters == (embedding.cutoffs, embedding.div_val)
         if output.tied and not fits:
             yield (
                 "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters, another output to "
@@ -317,18 +311,13 @@ class ModelConfig(Section):
         return any(isinstance(attention, WeightedConfig) for attention in (*self.attentions, *parts))
 
     @property
-    def own_attentions(self) -> list[AttentionConfig | None]:
-        """Attention that `layers` gives each layer, the first layer first; None: that of the model."""
-        by_layer = dict.fromkeys(range(self.num_hidden_layers))
-        for index, entry in enumerate(self.layers):
-            layers = [index] if entry.at is None else entry.at
-            by_layer |= {layer % len(by_layer): entry.attention for layer in layers}
-        return [*by_layer.values()]
-
-    @property
     def attentions(self) -> list[AttentionConfig]:
         """Attention of each layer, the first layer first."""
-        return [attention or self.attention for attention in self.own_attentions]
+        attentions = [self.attention] * self.num_hidden_layers
+        for index, entry in enumerate(self.layers):
+            for layer in [index] if entry.at is None else entry.at:
+                attentions[layer % len(attentions)] = entry.attention or self.attention
+        return attentions
 
     @property
     def most_tokens(self) -> int | None:
@@ -480,13 +469,9 @@ def with_memory(
     Raises:
         ConfigError: the model cannot have these values.
     """
-    changes: dict[str, Any] = {}
-    if memory_length is not None:
-        changes["memory_length"] = memory_length
-        if memory_length == 0:
-            changes |= {"same_length": False, "memory_start": "empty"}
-    if same_length is not None:
-        changes["same_length"] = same_length
+    given = {"memory_length": memory_length, "same_length": same_length}
+    changes: dict[str, Any] = {"same_length": False, "memory_start": "empty"} if memory_length == 0 else {}
+    changes |= {name: value for name, value in given.items() if value is not None}
     if clamp_length is not None:
         if config.position != "relative" or isinstance(config.attention, MultiLinearConfig):
             raise ConfigError(

@@ -256,8 +256,7 @@ class Rotary(nn.Module):
 
 def list_distances(spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """List all distances (T,) within `spans`, the smallest first."""
-    pieces = [torch.arange(low, high + 1, device=device) for low, high in spans]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return torch.cat([torch.arange(low, high + 1, device=device) for low, high in spans])
 
 
 def encode_distances(
@@ -285,20 +284,18 @@ def encode_distances(
     return sines_then_cosines(distances, width, like)
 
 
-def encode_positions(longest: int, count: int, width: int, like: Tensor) -> Tensor:
-    """Compute the position term of multi-linear attention, sinusoids PE(longest - 1 - j) for j < count.
+def encode_positions(longest: int, width: int, like: Tensor) -> Tensor:
+    """Compute the position term of multi-linear attention, sinusoids PE(P - 1 - j) for j < P.
 
     Args:
         longest: greatest number of tokens P.
-        count: number of positions.
         width: E.
         like: tensor whose dtype and device the result has.
 
     Returns:
-        Sinusoids (count, E).
+        Sinusoids (P, E).
     """
-    last = longest - 1
-    positions = torch.arange(last, last - count, -1, device=like.device)
+    positions = torch.arange(longest - 1, -1, -1, device=like.device)
     return sines_then_cosines(positions, width, like)
 
 
@@ -481,7 +478,7 @@ class Relative(Position):
             layout = released.FromLast(**vars(layout))
         encodings = None
         if self.num_positions is not None:
-            encodings = encode_positions(self.num_positions, self.num_positions, self.size, like)
+            encodings = encode_positions(self.num_positions, self.size, like)
         elif not serves(distance_keys, layout):
             rows = None
             if cached and layout.from_zero:
@@ -585,7 +582,7 @@ class T5Bias(DistanceBias):
         buckets = config.relative_attention_num_buckets
         self.longest = config.relative_attention_max_distance
         self.relative_attention_bias = nn.Parameter(torch.empty(buckets, config.num_attention_heads))
-        nn.init.normal_(self.relative_attention_bias, std=config.hidden_size**-0.5)
+        start_normal(self.relative_attention_bias, config.hidden_size**-0.5)
 
     def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
         rows = bucket_distances(distances, len(self.relative_attention_bias), self.longest, causal)

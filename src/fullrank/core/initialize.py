@@ -60,15 +60,15 @@ def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
         start(module.weight.view(-1, module.weight.shape[2]))
 
 
-def _tables(module: nn.Module, std: float) -> None:
-    """Start embeddings, learned positions and an untied vocabulary matrix from N(0, std^2).
+def _tables(module: nn.Module, std: float | None = None) -> None:
+    """Start embeddings, learned positions and an untied vocabulary matrix from N(0, std^2), by default N(0, 1/E).
 
     Entries of a tensor train have that variance. A vocabulary bias stays 0.
     """
     if isinstance(module, TensorTrainInput):
-        module.start(std)
+        module.start(std or module.hidden_size**-0.5)
     elif isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
-        nn.init.normal_(module.weight, std=std)
+        nn.init.normal_(module.weight, std=std or module.weight.shape[1] ** -0.5)
 
 
 @register("initializer", "fairseq")
@@ -79,12 +79,8 @@ def fairseq(module: nn.Module) -> None:
     in `nn.Linear`. Merge is Xavier-uniform with bias 0. Feed-forward is as in `nn.Linear`. In relative attention keys of
     distances start as keys, u and v Xavier-uniform. Synthesizers and adaptive layers start as their classes say.
     """
-    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
-        width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
-        _tables(module, width**-0.5)
-    elif isinstance(module, TensorTrainInput):
-        _tables(module, module.hidden_size**-0.5)
-    elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+    _tables(module)
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         module.reset_parameters()
     elif isinstance(module, Attention):
         _start_projections(module, lambda layer: nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2)))
@@ -134,9 +130,11 @@ def pytorch(module: nn.Module) -> None:
     Embeddings and positions are N(0, 1). Query, key and value are Xavier-uniform as one packed matrix. Attention biases are 0,
     and so are u and v. Everything else is as in `nn.Linear`.
     """
-    if isinstance(module, TokenEmbedding | Learned | TensorTrainInput):
+    if isinstance(module, SoftmaxOutput):
+        _uniform(module.matrix.shape[1], module.weight, module.bias)
+    else:
         _tables(module, 1.0)
-    elif isinstance(module, AdaptiveInput):
+    if isinstance(module, AdaptiveInput):
         for weight in module.weights:
             nn.init.normal_(weight)
         for projection in module.projections:
@@ -147,8 +145,6 @@ def pytorch(module: nn.Module) -> None:
         for i, width in enumerate(widths):
             _uniform(width, *(tensors[i] for tensors in (module.weights, module.biases) if len(tensors)))
         _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
-    elif isinstance(module, SoftmaxOutput):
-        _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()
         rows = (module.project.groups + 2) * layers[-1].out_features  # the last one makes the values

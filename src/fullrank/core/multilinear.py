@@ -261,7 +261,7 @@ class MultiLinear(Attend):
         if self.score is not None:
             encodings = layout.encodings
             if encodings is None:
-                encodings = encode_positions(self.size.max_length, length, self.size.hidden_size, keys)
+                encodings = encode_positions(self.size.max_length, self.size.hidden_size, keys)
             query, keys, values, core = self.score.factors(query, keys, values, core, encodings)
         if mask is not None:
             keys = _hide(keys, mask)

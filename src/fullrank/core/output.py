@@ -193,7 +193,7 @@ def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tens
     Raises:
         InputError: weights are not of the shape of targets, or take gradients.
     """
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
     if weights is not None and weights.shape != counts.shape:
         raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
     if weights is not None and weights.requires_grad:
@@ -235,9 +235,6 @@ class Tempered(Output):
             clusters.append(replace(cluster, bias=bias))
         return replace(plain, states=plain.states * scale, clusters=tuple(clusters))
 
-    def flops_per_token(self) -> float:
-        return self.layer.flops_per_token()
-
 
 @register("output", "softmax")
 class SoftmaxOutput(Output):
@@ -250,16 +247,9 @@ class SoftmaxOutput(Output):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, OutputConfig, vocab_size, hidden_size)
+        config, options, vocab_size = with_sizes(self, config, OutputConfig, **sizes)
         hidden_size = config.hidden_size
         self._tied: TokenEmbedding | None = None
         if options.tied:
@@ -332,7 +322,7 @@ class Latents(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens = hidden.shape[:-1].numel()
         width = hidden.shape[-1]
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
         latent = torch.tanh(self.latent(hidden))
         states = self.dropout(latent).reshape(tokens, self.mixtures, width)
         if self.residual:
@@ -351,16 +341,9 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     Computed with logarithms throughout: an improbable word keeps its gradient.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
-    ) -> None:
-        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
-        config, options, _ = with_sizes(self, config, MixtureConfig, vocab_size, hidden_size)
+    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
+        super().__init__(config, embedding, **sizes)
+        config, options, _ = with_sizes(self, config, MixtureConfig, **sizes)
         self.mixture = Latents(options, config.hidden_size)
         if self.weight is not None:
             start_normal(self.weight, config.hidden_size**-0.5)
@@ -394,16 +377,9 @@ class AdaptiveSoftmax(Output):
     Differs from Transformer-XL's code: classes are not stored in reverse. From fairseq's: no square projections.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, vocab_size, hidden_size)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, **sizes)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
@@ -415,7 +391,6 @@ class AdaptiveSoftmax(Output):
                     "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters"
                 )
             vars(self)["_tied"] = embedding  # no submodule, so that its tensors are saved once
-        self._tied_projections = bool(options.tied_projections)
         entries = self.clusters.sizes
         widths = self.clusters.widths
         tails = range(1, len(entries))
@@ -423,7 +398,7 @@ class AdaptiveSoftmax(Output):
         self.weights = nn.ParameterList(map(torch.empty, shapes))
         self.biases = nn.ParameterList(torch.empty(size) for size in entries if options.bias)
         projected = [0] if options.form == "transformer_xl" else []
-        projected += [] if self._tied_projections else list(tails)
+        projected += [] if options.tied_projections else list(tails)
         self.projections = nn.ParameterDict(
             {str(i): nn.Parameter(torch.empty(hidden_size, widths[i])) for i in projected if self.clusters.projected}
         )
@@ -453,26 +428,22 @@ class AdaptiveSoftmax(Output):
         projections: dict[int, Tensor] = {int(i): projection for i, projection in self.projections.items()}
         if self._tied is None:
             return [*self.weights], projections
-        if self._tied_projections:
-            shared = enumerate(self._tied.projections)
-            projections |= {i: projection for i, projection in shared if i > 0}
-        return [*self._tied.weights], projections
+        shared: dict[int, Tensor] = {i: projection for i, projection in enumerate(self._tied.projections) if i > 0}
+        return [*self._tied.weights], shared | projections
 
-    def _clusters(self) -> tuple[Cluster, ...]:
+    def components(self, hidden: Tensor) -> Components:
+        states = _flatten_hidden(hidden, self.class_weight.shape[1])
         weights, projections = self._find_matrices()
         biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
         weights[0] = torch.cat((weights[0], self.class_weight))
         if self.class_bias is not None:
             biases[0] = torch.cat((self.biases[0], self.class_bias))
         dropout = self.tail_dropout if self.training else 0.0
-        return tuple(
+        clusters = tuple(
             Cluster(weight, bias, projections.get(i), dropout if i > 0 else 0.0)
             for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
         )
-
-    def components(self, hidden: Tensor) -> Components:
-        states = _flatten_hidden(hidden, self.class_weight.shape[1])
-        return Components(states, None, self._clusters(), self.normalize)
+        return Components(states, None, clusters, self.normalize)
 
     def flops_per_token(self) -> float:
         """Count operations per token of a text that follows Zipf's law."""

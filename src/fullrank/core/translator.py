@@ -96,12 +96,6 @@ class Translator(Model):
         """Return the model that `sample` and `beam_search` call to write translations of `source` token by token."""
         return Translating(self, source)
 
-    def decoder_while_decoding(self) -> LanguageModel:
-        """Return the decoder, without mixing where `released_decoding` is set."""
-        section = self.config.decoder
-        is_released = section is not None and section.released_decoding
-        return released.remove_mixing(self.decoder) if is_released else self.decoder
-
     @property
     def max_length(self) -> int | None:
         return self.decoder.max_length
@@ -172,7 +166,10 @@ class Translating:
     def __init__(self, model: Translator, source: Source) -> None:
         self.model = model
         self.source = source
-        self.decoder = model.decoder_while_decoding()
+        self.decoder = model.decoder
+        section = model.config.decoder
+        if section is not None and section.released_decoding:
+            self.decoder = released.remove_mixing(model.decoder)
 
     @property
     def max_length(self) -> int | None:
@@ -210,11 +207,9 @@ class Translating:
                 f"input_ids have {len(input_ids)} rows, the source {'of the cache ' if cache else ''}is read by {rows}; "
                 "see cache.reorder"
             )
-        if cache is None:
-            decoder = self.model.decoder
-            read = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
-            return ModelOutput(decoder.output(read.hidden))
-        decoder = self.decoder
-        read = decoder.hidden(input_ids, cache=cache.written, attention_mask=attention_mask, source=cache)
-        assert read.cache is not None
-        return ModelOutput(decoder.output(read.hidden), cache=replace(cache, written=read.cache))
+        decoder = self.decoder if cache else self.model.decoder
+        written = cache.written if cache else None
+        source = cache or self.source
+        read = decoder.hidden(input_ids, cache=written, attention_mask=attention_mask, source=source)
+        after = replace(cache, written=read.cache) if cache and read.cache else None
+        return ModelOutput(decoder.output(read.hidden), cache=after)

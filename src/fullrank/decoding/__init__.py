@@ -74,9 +74,9 @@ def generate(
     model: LanguageModel,
     input_ids: Tensor,
     *,
-    beams: int | None,
-    length_penalty: float,
-    window: int | None,
+    beams: int | None = None,
+    length_penalty: float = 1.0,
+    window: int | None = None,
     **options: Any,
 ) -> Tensor:
     """Continue prompts as `LanguageModel.generate` does.
@@ -101,7 +101,7 @@ def generate(
     if beams is None:
         new = sample(reader, input_ids, window=window, **options).ids
     else:
-        if {name: options.pop(name) for name in _DRAWING} != _DRAWING:
+        if {name: options.pop(name, usual) for name, usual in _DRAWING.items()} != _DRAWING:
             raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_DRAWING)}")
         hypotheses = beam_search(
             reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **options
