@@ -205,17 +205,16 @@ class Clock:
         return (self.last_lap.tokens - before.tokens) / seconds if seconds > 0 else 0.0
 
 
-@dataclass
 class TrainingState:
-    """Everything that changes while training."""
+    """Everything that changes while training: the base of `Training`, which makes it."""
 
     model: nn.Module
     optimizer: Optimizer
     schedule: Schedule
     average: WeightAverage
     running: RunningLoss
-    counters: Counters = field(default_factory=Counters)
-    carry: Carry = field(default_factory=dict)
+    counters: Counters
+    carry: Carry
 
     def capture(self) -> Snapshot:
         """Take a snapshot of everything as it is now; tensors are not copied, and the model holds the averages (`apply`)."""
@@ -245,8 +244,8 @@ class TrainingState:
         parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in snapshot.training.items():
             kind, _, entry_name = name.partition(".")
-            parts[kind][entry_name] = take_rows(tensor) if kind == "carry" else self._distribute(entry_name, tensor)
-        device = self.running.device
+            part = take_rows(tensor) if kind == "carry" else self._distribute(entry_name, tensor)
+            parts[kind][entry_name] = part.to(self.running.device)
         try:
             timed = {name: TimedSteps(**steps) for name, steps in snapshot.state["timed"].items()}
             counters = self.counters = Counters(**{**snapshot.state, "timed": timed})
@@ -255,10 +254,10 @@ class TrainingState:
             parameters = dict(self.model.named_parameters())
             for key, tensor in parts["optimizer"].items():
                 name, _, entry = key.rpartition("|")
-                self.optimizer.state[parameters[name]][entry] = tensor.to(parameters[name].device)
+                self.optimizer.state[parameters[name]][entry] = tensor
             self.schedule.restore(counters.schedule)
-            self.carry = {name: tensor.to(device) for name, tensor in parts["carry"].items()}
-            self.running.nll = parts["window"]["nll"].to(device).reshape(())
+            self.carry = parts["carry"]
+            self.running.nll = parts["window"]["nll"].reshape(())
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise InputError(
                 f"{path} does not fit the train section of config.yaml: {one_line(error)}; set it back or start again "

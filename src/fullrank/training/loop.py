@@ -70,7 +70,7 @@ SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_eve
 
 
 @dataclass(kw_only=True)
-class Training:
+class Training(TrainingState):
     """Training of `model` in the run folder `folder`, from its last checkpoint if it has one.
 
     The caller holds the lock of the folder. seal: what checkpoints state of the run (`seal.seal_run`).
@@ -101,9 +101,11 @@ class Training:
             compile_blocks(model)
         self.device = device_of(model)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        average = WeightAverage(model, options, self.plan.total_steps)
-        schedule = make_schedule(options, self.plan.total_steps)
-        self.state = TrainingState(model, self.optimizer, schedule, average, RunningLoss(self.device))
+        self.average = WeightAverage(model, options, self.plan.total_steps)
+        self.schedule = make_schedule(options, self.plan.total_steps)
+        self.running = RunningLoss(self.device)
+        self.counters = Counters()
+        self.carry = {}
         self.engine = Engine(model, self.objective)
         self.metrics: JsonLines | None = None  # of the process that writes
         self.timing: JsonLines | None = None
@@ -124,7 +126,7 @@ class Training:
         """
         with ExitStack() as stack:
             self.resume(stack)
-            counters = self.state.counters
+            counters = self.counters
             if not counters.finished:
                 for observer in self.observers:
                     stack.callback(observer.finish)
@@ -132,26 +134,25 @@ class Training:
                 stack.enter_context(explain_failures(self.options))
                 stack.callback(end_draws)
                 self.run(stack.enter_context(catch_signals()), math.inf if until is None else until)
-            self.state.average.swap()
+            self.average.swap()
         return counters
 
     def resume(self, stack: ExitStack) -> None:
         """Restore the last checkpoint, or start anew; then open metrics.jsonl, cut to what it says, and timing.jsonl."""
-        state = self.state
         last = self.folder / "checkpoints" / "last"
         snapshot = load_checkpoint(last.parent, self.notice)
         if snapshot is None:
             seed_everything(self.options.seed)
-            self.plan.begin_phase(state.counters)
+            self.plan.begin_phase(self.counters)
         else:
-            state.restore(snapshot, last)
-            state.counters.finished = state.counters.stopped_early or self.plan.is_finished(state.counters)
+            self.restore(snapshot, last)
+            self.counters.finished = self.counters.stopped_early or self.plan.is_finished(self.counters)
         if rank() == 0:
-            self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
+            self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=self.counters.metrics_bytes)
             stack.callback(self.metrics.close)
-            if self.metrics.sync() < state.counters.metrics_bytes:
+            if self.metrics.sync() < self.counters.metrics_bytes:
                 self.notice(
-                    f"{self.metrics.path} was cut or deleted: its lines before step {state.counters.step} are lost"
+                    f"{self.metrics.path} was cut or deleted: its lines before step {self.counters.step} are lost"
                 )
             self.timing = JsonLines(self.folder / "timing.jsonl")
             stack.callback(self.timing.close)
@@ -159,7 +160,7 @@ class Training:
     def run(self, signals: Signals, until: float) -> None:
         """Make step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
         plan = self.plan
-        counters = self.state.counters
+        counters = self.counters
         self.model.train()
         self.clock = Clock(self.device, counters)
         self.saved_at = time.monotonic()
@@ -191,8 +192,7 @@ class Training:
 
         A request to end and the clock of one process are those of all: they are exchanged with the loss.
         """
-        state = self.state
-        counters = self.state.counters
+        counters = self.counters
         step = counters.step + 1
         loss, nll, tokens, seen = self.gradient(step)
         self.is_ending = signals.signal is not None
@@ -206,16 +206,16 @@ class Training:
         if self.options.max_grad_norm is not None:
             norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
-        state.running.add(step, loss, nll, tokens)
+        self.running.add(step, loss, nll, tokens)
         if self.device.type == "cpu":  # on a GPU that is found out later, for no step waits
             self.check_loss()
         scale = seen / self.plan.tokens_per_step if self.options.rate_by_length else 1.0
-        for group in state.optimizer.param_groups:
-            rate = state.schedule.scale_rate(step, group.get("peak", 1.0))
+        for group in self.optimizer.param_groups:
+            rate = self.schedule.scale_rate(step, group.get("peak", 1.0))
             group["lr"] = rate * scale * group.get("scale", 1.0)
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
-        state.average.update(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.average.update(step)
         counters.step = step
         counters.tokens += seen
         self.clock.step(seen)
@@ -226,13 +226,12 @@ class Training:
         The number of tokens is known after the last batch only, so each batch counts relative to the first,
         and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
         """
-        state = self.state
         total = 0
         first = 0
         seen = 0
         loss = torch.zeros((), device=self.device)
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
-        phase = self.plan.phase(state.counters)
+        phase = self.plan.phase(self.counters)
         indices = self.plan.batches_of(step)
         for number, (epoch, index) in enumerate(indices):
             position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
@@ -242,8 +241,8 @@ class Training:
             begin_draws(self.options.seed, position.number)
             with self.engine.gradients(last=number == len(indices) - 1):
                 with autocast(self.options.precision, self.device):
-                    part = self.engine(batch, state.carry if index else {}, position)
-                state.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
+                    part = self.engine(batch, self.carry if index else {}, position)
+                self.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
                 seen += part.seen
                 if part.tokens == 0 and not part.value.requires_grad:
                     continue
@@ -260,11 +259,10 @@ class Training:
 
     def log(self) -> None:
         """Write the lines about training since the last ones."""
-        state = self.state
-        counters = self.state.counters
+        counters = self.counters
         self.check_loss()
-        if state.running.tokens:  # a masked model may have met no masked token since the last line
-            self.write(split="train", nll=state.running.take_mean(), lr=state.schedule.scale_rate(counters.step))
+        if self.running.tokens:  # a masked model may have met no masked token since the last line
+            self.write(split="train", nll=self.running.take_mean(), lr=self.schedule.scale_rate(counters.step))
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = {
@@ -280,13 +278,13 @@ class Training:
 
         May end training (`train.patience`, which is about all phases together).
         """
-        counters = self.state.counters
+        counters = self.counters
         self.check_loss()
         self.clock.pause()
         model = self.model
         metric = self.eval_options.metric
         precision = autocast(self.options.precision, self.device)
-        with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
+        with self.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
@@ -294,7 +292,7 @@ class Training:
         value = {"loss": nll, **result.scores}[metric]
         is_best = counters.note_evaluation(nll, metric, value)
         self.write(split="valid", nll=nll, scores=result.scores)
-        self.state.schedule.observe(cost(metric, value))
+        self.schedule.observe(cost(metric, value))
         on_plateau = self.plan.note_perplexity(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
@@ -304,8 +302,8 @@ class Training:
 
     def begin_next_phase(self) -> None:
         """End the phase with this step: log its last lines, then begin the next one, or end training."""
-        counters = self.state.counters
-        if self.state.running.tokens:
+        counters = self.counters
+        if self.running.tokens:
             self.log()
         if not self.plan.is_in_last_phase(counters):
             self.clock.begin_phase()
@@ -315,7 +313,7 @@ class Training:
 
     def save(self, keep: int | None) -> None:
         """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
-        counters = self.state.counters
+        counters = self.counters
         self.clock.pause()
         self.check_loss()
         tensors: list[Any] = [p.detach() for p in self.parameters]
@@ -324,15 +322,15 @@ class Training:
             raise self.explain_divergence("a parameter", counters.step)
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
-        with self.state.average.apply():
-            snapshot = replace(self.state.capture(), run=self.seal)
+        with self.average.apply():
+            snapshot = replace(self.capture(), run=self.seal)
             save_checkpoint(self.folder / "checkpoints", snapshot, keep)
         self.saved_at = time.monotonic()
         self.clock.resume()
 
     def write(self, **figures: Any) -> None:
         """Write a line of metrics about this step; figures: `split`, `nll` and others of `metrics_line`."""
-        counters = self.state.counters
+        counters = self.counters
         objective = self.options.objective
         line = metrics_line(counters.step, counters.tokens, counters.phase, objective=objective, **figures)
         self.record(line, self.metrics)
@@ -351,7 +349,7 @@ class Training:
             logger.warning(text)
 
     def check_loss(self) -> None:
-        step = self.state.running.bad_step()
+        step = self.running.bad_step()
         if step is not None:
             raise self.explain_divergence("the loss", step)
 
