@@ -132,7 +132,7 @@ def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
     """Change the attention of every place in a configuration."""
 
     def change(part: Any) -> Any:
-        return part and part.with_known(**changes)
+        return part and replace(part, **changes)
 
     encoder = config.encoder
     decoder = config.decoder
@@ -154,7 +154,8 @@ def list_attentions(config: ModelConfig, *, translates: bool) -> list[AttentionC
 def build_without_chance(model: Any) -> Any:
     """Copy a model of ours without dropout and permutations: different kernels draw different random numbers."""
     config = change_attention(model.config, cross_head=0.0)
-    output = config.output.with_known(latent_dropout=0.0, tail_dropout=0.0)
+    output: Any = config.output
+    output = replace(output, latent_dropout=0.0, tail_dropout=0.0)
     return rebuild(model, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
 
 

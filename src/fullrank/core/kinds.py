@@ -246,8 +246,8 @@ class WeightedConfig(AttentionConfig, built_in=True):
         return {slot: name for slot, name in chosen.items() if name in readers}
 
     def across(self) -> AttentionConfig:
-        plain = dict.fromkeys(self.same_text_stages, "none")
-        return super().across().with_known(pattern="full", stride=None, **plain)
+        plain: dict[str, Any] = dict.fromkeys(self.same_text_stages, "none")
+        return replace(self, score=super().across().score, pattern="full", stride=None, **plain)
 
 
 @dataclass(frozen=True, kw_only=True)

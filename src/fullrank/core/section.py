@@ -392,11 +392,6 @@ class Section(metaclass=_Sections):
             raise ConfigError(*dict.fromkeys(lines))
         return section
 
-    def with_known(self, **changes: Any) -> Self:
-        """Return a copy with those of `changes` that this section has keys for."""
-        keys = hints_of(type(self))
-        return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in keys})
-
     def to_dict(self) -> dict[str, Any]:
         """Return all keys as plain values, mappings and lists, from which `from_dict` builds the section again."""
         return dataclasses.asdict(self)
