@@ -85,6 +85,7 @@ def test_as_published_is_asked_of_the_decoder():
         ({"encoder": {}, "decoder": {"cross": PAIRS}}, "rotary"),
         ({"head_dim": 5}, "sinusoidal"),
         ({"attention": PAIRS}, "sinusoidal"),
+        ({"attention": PAIRS, "layers": [{"at": [0, 1], "attention": {}}], "num_hidden_layers": 2}, "sinusoidal"),
         ({"attention": {"score": "dense_synthesizer"}}, "sinusoidal"),
         ({"decoder": {"attention": {"score": "random_synthesizer"}}}, "sinusoidal"),
     ],

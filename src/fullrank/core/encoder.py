@@ -164,16 +164,15 @@ class MaskedLanguageModel(Model):
         """
         if at is None:
             check_targets(input_ids, targets)
-            at = torch.arange(targets.numel(), device=targets.device)
-            if weights is not None:
-                if weights.shape != targets.shape:
-                    raise InputError(
-                        f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
-                    )
-                at = weights.flatten().nonzero()[:, 0]
-                if at.numel() == 0:
-                    raise InputError("a loss of no tokens: every weight is 0")
-                weights = weights.flatten()[at]
+            weights = torch.ones_like(targets) if weights is None else weights
+            if weights.shape != targets.shape:
+                raise InputError(
+                    f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
+                )
+            at = weights.flatten().nonzero()[:, 0]
+            if at.numel() == 0:
+                raise InputError("a loss of no tokens: every weight is 0")
+            weights = weights.flatten()[at]
             targets = targets.flatten()[at]
         elif at.dim() != 1:
             raise InputError(f"at: positions (T,) in the flattened input_ids, given {tuple(at.shape)}")

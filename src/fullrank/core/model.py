@@ -273,9 +273,8 @@ def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", f
     """
     if targets.numel() == 0:
         raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
-    are_matrices = targets.dim() == 2 and input_ids.dim() == 2
-    if fewer and are_matrices and targets.shape[1] <= input_ids.shape[1]:
-        input_ids = input_ids[:, -targets.shape[1] :]
+    if fewer and targets.dim() == 2:
+        input_ids = input_ids[..., -targets.shape[1] :]
     if targets.shape != input_ids.shape:
         raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")
 

@@ -434,7 +434,7 @@ class AdaptiveSoftmax(Output):
     def components(self, hidden: Tensor) -> Components:
         states = _flatten_hidden(hidden, self.class_weight.shape[1])
         weights, projections = self._find_matrices()
-        biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
+        biases: list[Tensor | None] = [*self.biases] or [None] * len(weights)
         weights[0] = torch.cat((weights[0], self.class_weight))
         if self.class_bias is not None:
             biases[0] = torch.cat((self.biases[0], self.class_bias))
