@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from fullrank.config.finetune import TASKS, FinetuneConfig, TextFinetuneConfig
 from fullrank.config.run import RunConfig
 from fullrank.core import registry
-from fullrank.core.section import ByKind, Section, Slot, default_of, keys_of, section_in
+from fullrank.core.section import ByKind, Section, Slot, default_of, hints_of, keys_of, section_in
 
 _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", types.NoneType: "null"}
 
@@ -41,15 +41,13 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
 
     A section that `kind` decides about has the keys of all kinds.
     """
-    kinds: list[type[Section]] = [*cls.MEMBERS, cls] if issubclass(cls, ByKind) else [cls]
-    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
-    own_keys = {field.name for field in dataclasses.fields(cls)}
+    fields = {field.name: field for kind in (*cls.MEMBERS, cls) for field in dataclasses.fields(kind)}
     properties = {}
     for name, hint in keys_of(cls).items():
         field = fields[name]
         default = default_of(field)
         content = _value(hint, definitions)
-        if name not in own_keys:  # null where the kind has no such key
+        if name not in hints_of(cls):  # null where the kind has no such key
             content = {"anyOf": [*content.get("anyOf", [content]), {"type": "null"}]}
         if issubclass(cls, ByKind) and name == "kind":
             content["enum"] = registry.names(cls.SLOT)

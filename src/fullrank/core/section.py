@@ -287,11 +287,10 @@ def hints_of(cls: type[Section]) -> dict[str, Any]:
 class _Sections(type):
     """Metaclass of sections: a call names the keys that the section lacks, and `kind` chooses the member that it makes."""
 
-    def __call__(cls, *values: Any, **keys: Any) -> Any:
+    def __call__(cls: Any, *values: Any, **keys: Any) -> Any:
         if values:
             raise TypeError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
-        section = cast(type[Section], cls)
-        return section.from_dict(keys, section.KEY)
+        return cls.from_dict(keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +302,7 @@ class Section(metaclass=_Sections):
     """
 
     KEY: ClassVar[str] = ""
+    MEMBERS: ClassVar[list[Any]] = []  # the built-in kinds of a section whose type `kind` decides
     DECIDED_BY: ClassVar[Mapping[str, str]] = {}  # properties that keys need -> the keys that decide them
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -383,9 +383,8 @@ class Section(metaclass=_Sections):
             raw = {name: value for name, value in raw.items() if not member.says_nothing(name, value)}
         values = {name: value for name, value in raw.items() if name in hints_of(member)}
         lines = [_describe_unknown(member, key, name, value) for name, value in raw.items() if name not in values]
-        section = object.__new__(member)
         try:
-            section.__init__(**values)  # type: ignore[misc]
+            section: Self = type.__call__(member, **values)
         except ConfigError as error:
             lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
         if lines:
@@ -439,7 +438,7 @@ def _join(section: str, name: str) -> str:
 def keys_of(cls: type[Section]) -> dict[str, Any]:
     """Return every key of a section, of all its kinds, with its type."""
     keys: dict[str, Any] = {}
-    for kind in [cls, *cls.MEMBERS] if issubclass(cls, ByKind) else [cls]:
+    for kind in (cls, *cls.MEMBERS):
         keys = hints_of(kind) | keys
     return keys
 
@@ -452,16 +451,14 @@ def iterate_keys(cls: type[Section], section: str = "") -> Iterator[str]:
             yield from iterate_keys(inner, _join(section, name))
 
 
-def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> str:
+def _describe_unknown(cls: Any, key: str, name: Any, value: Any) -> str:
     """Describe a key that a section at `key` lacks: name the kinds that have it, or the nearest key, here or elsewhere."""
     path = _join(key, str(name))
     if not isinstance(name, str):
         return f"{path}: keys should be strings, given {name!r}"
-    if issubclass(cls, ByKind):
-        kinds = [f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)]
-        if kinds:
-            shown = f"given {value!r} with '{cls.kind}'"
-            return f"{path}: goes with {' or '.join(sorted(kinds))}, {shown}; leave it out or change {key}.kind"
+    if kinds := [f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)]:
+        shown = f"given {value!r} with '{cls.kind}'"
+        return f"{path}: goes with {' or '.join(sorted(kinds))}, {shown}; leave it out or change {key}.kind"
     if any(section.KEY == cls.KEY and name in hints_of(section) for section in _SECTIONS):
         return f"{path}: a key of another task, given {value!r}; leave it out"
     keys = [*iterate_keys(cls, key)]
@@ -493,7 +490,6 @@ class ByKind(Section):
     """
 
     SLOT: ClassVar[str]
-    MEMBERS: ClassVar[list[type[ByKind]]]  # of the built-in kinds
     kind: str = ""
 
     def __init_subclass__(cls, built_in: bool = False) -> None:
