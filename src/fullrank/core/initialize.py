@@ -92,8 +92,8 @@ def fairseq(module: nn.Module) -> None:
     elif isinstance(module, MultiLinear):
         _pairs(module, nn.init.xavier_uniform_)
     elif isinstance(module, RelativeBiases):
-        nn.init.xavier_uniform_(module.content_bias)
-        nn.init.xavier_uniform_(module.position_bias)
+        for bias in module.parameters():
+            nn.init.xavier_uniform_(bias)
 
 
 @register("initializer", "transformer_xl")
@@ -167,12 +167,11 @@ def skip_cross_head(module: nn.Module) -> None:
         return
     pytorch(module)
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
-        for name, parameter in module.named_parameters():
-            if name.startswith("projections."):
-                nn.init.normal_(parameter)
+        for projection in module.projections.parameters():
+            nn.init.normal_(projection)
     elif isinstance(module, RelativeBiases):
-        nn.init.normal_(module.content_bias)
-        nn.init.normal_(module.position_bias)
+        for bias in module.parameters():
+            nn.init.normal_(bias)
 
 
 @register("initializer", "xavier_uniform")
