@@ -48,8 +48,8 @@ class Parts:
     """
 
     model: nn.Module
-    objective: Objective[Any]
-    batches: Batches[Any]
+    objective: Objective
+    batches: Batches
     evaluate: Evaluate
     options: TrainConfig
     eval_options: EvalConfig | EvaluationOptions
@@ -61,8 +61,8 @@ class Parts:
 class Connections(NamedTuple):
     """The parts of a training. evaluation: entries of result.json about `evaluate`, its protocol among them."""
 
-    objective: Objective[Any]
-    batches: Batches[Any]
+    objective: Objective
+    batches: Batches
     evaluate: Evaluate
     evaluation: Mapping[str, Any]
 

@@ -38,7 +38,7 @@ from fullrank.core.errors import InputError, Interrupted, RunError, one_line
 from fullrank.core.model import find_blocks
 from fullrank.core.section import read_value
 from fullrank.files import is_distributed, out_of_memory, python_command, read_variable, usable_cores
-from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
+from fullrank.training.values import Carry, Loss, Objective, TrainingPosition
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
 class Step(nn.Module):
     """A training pass as a module, which DistributedDataParallel can wrap: the loss of a batch."""
 
-    def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -465,7 +465,7 @@ class Engine:
     A skipped layer has no gradient, nor a tail of the vocabulary that no token of this process is in.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.model = model
         self.objective = objective
         self.sharded = any(is_sharded(p) for p in model.parameters())
@@ -481,7 +481,7 @@ class Engine:
                 )
 
     def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
-        compute: Objective[Any] = self.wrapped or self.objective
+        compute: Objective = self.wrapped or self.objective
         return compute(batch, carry, position)
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:

@@ -80,8 +80,8 @@ class Training(TrainingState):
     """
 
     model: nn.Module
-    objective: Objective[Any]
-    batches: Batches[Any]
+    objective: Objective
+    batches: Batches
     evaluate: Evaluate
     optimizer: Optimizer
     options: TrainConfig

@@ -72,7 +72,7 @@ def parameter_groups(
         if p.requires_grad:
             is_matrix = id(p) in matrices
             is_exempt = id(p) in exempt
-            rate = {} if rates is None else rates.get(p, {})
+            rate = (rates or {}).get(p, {})
             key = is_matrix, is_exempt, *rate.items()
             group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay, **rate})
             group["params"].append(p)

@@ -11,14 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
-
-Batch = TypeVar("Batch")
-Batch_co = TypeVar("Batch_co", covariant=True)
 
 # What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
 Carry = Mapping[str, Tensor]
@@ -66,7 +63,7 @@ class EvaluationResult:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Batches(Protocol[Batch_co]):
+class Batches(Protocol):
     """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
 
     Token counts are those of `Loss.seen`, of the rows of all processes. Where several train, a batch has `share(rank, count)`,
@@ -79,7 +76,7 @@ class Batches(Protocol[Batch_co]):
     def tokens_of_batches(self, epoch: int) -> Sequence[int]:
         """Count the tokens of each batch of an epoch; every epoch has as many batches."""
 
-    def batch(self, epoch: int, index: int) -> Batch_co: ...
+    def batch(self, epoch: int, index: int) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class TrainingPosition:
         return (self.step - 1) * self.accumulation + self.part + 1
 
 
-Objective = Callable[[Batch, Carry, TrainingPosition], Loss]
+Objective = Callable[[Any, Carry, TrainingPosition], Loss]
 Evaluate = Callable[[nn.Module], EvaluationResult]
 
 
@@ -333,7 +330,7 @@ def _count_multiples(step: int, every: float) -> int:
     return math.floor(step / every * (1 + 1e-12))
 
 
-def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches[object]) -> Plan:
+def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches) -> Plan:
     """Make the plan of a training.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
@@ -367,7 +364,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
     return Plan(options, total, steps_per_epoch, per_epoch, evaluate_every, phases)
 
 
-def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
+def _count_steps(tokens: int, accumulation: int, batches: Batches) -> int:
     """Count the updates that read `tokens` tokens."""
     epochs, remainder = divmod(tokens, sum(batches.tokens_of_batches(0)))
     before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
