@@ -91,51 +91,32 @@ def make_optimizer(groups: Groups, options: TrainConfig) -> Optimizer:
 
 
 @register("optimizer", "sgd")
-def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Optimizer:
-    """Make stochastic gradient descent, with `momentum` if any.
+@register("optimizer", "nag")
+def sgd(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Make stochastic gradient descent, with `momentum` if any, which is Nesterov's by the name of `nag`.
 
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
-
-    Args:
-        groups: parameter groups (see `parameter_groups`).
-        options: section `train` of the configuration.
-        nesterov: use Nesterov's momentum.
-
-    Returns:
-        The optimizer.
     """
-    # torch has no fused step for parameters in parts
-    fused = not any(is_sharded(parameter) for group in groups for parameter in group["params"])
+    parameters = [parameter for group in groups for parameter in group["params"]]
     optimizer = torch.optim.SGD(
-        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=nesterov, fused=fused
+        groups,
+        lr=options.learning_rate,
+        momentum=options.momentum,
+        nesterov=options.optimizer == "nag",
+        fused=not any(map(is_sharded, parameters)),  # torch has no such step for parameters in parts
     )
     if options.momentum:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for parameter in parameters:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
-@register("optimizer", "nag")
-def nag(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Make Nesterov's accelerated gradient."""
-    return sgd(groups, options, nesterov=True)
-
-
-def _make_adam(make: Callable[..., Optimizer], groups: Groups, options: TrainConfig) -> Optimizer:
-    return make(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=True)
-
-
 @register("optimizer", "adam")
-def adam(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Make Adam; weight decay is added to the gradient."""
-    return _make_adam(torch.optim.Adam, groups, options)
-
-
 @register("optimizer", "adamw")
-def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Make Adam with decoupled weight decay."""
-    return _make_adam(torch.optim.AdamW, groups, options)
+def adam(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Make Adam with decoupled weight decay, which by the name of `adam` is added to the gradient."""
+    make: Callable[..., Optimizer] = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW
+    return make(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=True)
 
 
 @register("optimizer", "muon")
@@ -150,7 +131,7 @@ class MuonWithAdamW(Optimizer):
 
     def __init__(self, groups: Groups, options: TrainConfig) -> None:
         others = [group for group in groups if "muon" not in group]
-        self.rest = adamw(others, options) if others else None
+        self.rest = adam(others, options) if others else None
         super().__init__(groups, {"lr": options.learning_rate, "momentum": options.momentum or 0.95})
 
     @torch.no_grad()

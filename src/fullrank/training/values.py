@@ -177,7 +177,6 @@ class Counters:
         total = TimedSteps()
         for phase in self.timed.values():
             total.seconds += phase.seconds
-            total.steps += phase.steps
             total.tokens += phase.tokens
         return total
 
