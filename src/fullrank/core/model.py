@@ -313,4 +313,4 @@ def check_state(model: Layers, memory: Memory | None, cache: Cache | None, skip:
 
 def longest(*limits: int | None) -> int | None:
     """Return the longest length that all limits allow, the smallest of them; None stands for no limit."""
-    return min((limit for limit in limits if limit is not None), default=None)
+    return min(filter(None, limits), default=None)

@@ -77,10 +77,11 @@ def unregister(slot: str, name: str) -> None:
     _registered.pop((slot, name), None)
 
 
-def names(slot: str) -> list[str]:
-    """List all names registered in `slot`, built-in ones included, in alphabetical order."""
-    importlib.import_module(_HOMES[slot])
-    return sorted(name for other, name in _registered if other == slot)
+def names(slot: str, built_in: Iterable[str] = ()) -> list[str]:
+    """List all names of `slot` in alphabetical order; the module of its built-in ones is imported unless they are given."""
+    if not built_in:
+        importlib.import_module(_HOMES[slot])
+    return sorted({*built_in, *(name for other, name in _registered if other == slot)})
 
 
 def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str] = ()) -> Any:
@@ -95,8 +96,7 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
     Raises:
         ConfigError: nothing is registered as `name`.
     """
-    registered = [name for other, name in _registered if other == slot]
-    available = sorted({*built_in, *registered}) if built_in else names(slot)
+    available = names(slot, built_in)
     if name not in available:
         near = suggest(name, available, list_all=True)
         if near.startswith("known"):
