@@ -14,7 +14,7 @@ import fullrank as fr
 from closeness import all_close
 from combinations import LENGTH, WIDTH
 from fullrank.core.attention import Block
-from fullrank.core.model import find_blocks
+from fullrank.training.device import find_blocks
 from moving import moved, seed
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.

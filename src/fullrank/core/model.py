@@ -110,13 +110,6 @@ class Model(nn.Module):
         return model
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Find the blocks of a model, of ours or of another library: the members of its outermost lists of modules."""
-    if isinstance(model, nn.ModuleList):
-        return [*model]
-    return [block for child in model.children() for block in find_blocks(child)]
-
-
 class Layers(Model):
     """Base of LanguageModel and Encoder: positions, blocks and the norm after the last one."""
 

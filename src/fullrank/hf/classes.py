@@ -17,13 +17,14 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
+from fullrank.core.attention import Block
 from fullrank.core.cache import Cache
 from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.core.model import Model, find_blocks
+from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
 from fullrank.core.registry import with_parts
 from fullrank.core.trace import Trace
@@ -250,7 +251,8 @@ class FullRankPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Let every `every_n_layers`-th block of `model` keep its inputs only and run again in the backward pass."""
         self.gradient_checkpointing = enable
-        for i, block in enumerate(find_blocks(self.model)):
+        blocks: list[Any] = [module for module in self.model.modules() if isinstance(module, Block)]
+        for i, block in enumerate(blocks):
             block.__dict__.pop("forward", None)
             if enable and i % every_n_layers == 0:
                 block.forward = partial(_run_checkpointed, gradient_checkpointing_func, block)

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from fullrank.config.run import Device, TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, Interrupted, RunError, one_line
-from fullrank.core.model import find_blocks
 from fullrank.core.section import read_value
 from fullrank.files import is_distributed, out_of_memory, python_command, read_variable, usable_cores
 from fullrank.training.values import Carry, Loss, Objective, TrainingPosition
@@ -420,6 +419,13 @@ def take_rows(tensor: Tensor) -> Tensor:
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Find the blocks of a model, of ours or of another library: the members of its outermost lists of modules."""
+    if isinstance(model, nn.ModuleList):
+        return [*model]
+    return [block for child in model.children() for block in find_blocks(child)]
 
 
 def shard(model: nn.Module, options: TrainingConfig) -> None:

@@ -32,9 +32,8 @@ from torch.optim import Optimizer
 
 from fullrank.config import register
 from fullrank.config.run import TrainConfig
-from fullrank.core.model import find_blocks
 from fullrank.core.registry import lookup
-from fullrank.training.device import is_sharded
+from fullrank.training.device import find_blocks, is_sharded
 
 Groups = list[dict[str, Any]]
 
