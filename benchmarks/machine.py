@@ -1,6 +1,5 @@
 """The machine a benchmark runs on: its description, its free memory, the memory a run takes; JSON of what it measured."""
 
-import json
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 
 import fullrank
+from fullrank import files
+from fullrank.experiments.run import read_cpuinfo
 
 _STATUS = Path("/proc/self/status")
 _MARK = Path("/proc/self/clear_refs")
@@ -34,11 +35,8 @@ def describe_machine(device: torch.device | None = None) -> dict[str, Any]:
 
 def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
     """Write what a script measured, and on which machine, to `path`, if given."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report = {**content, "environment": describe_machine()}
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if path is not None:
+        files.write_json(path, {**content, "environment": describe_machine()})
 
 
 def round_numbers(value: Any) -> Any:
@@ -54,18 +52,11 @@ def round_numbers(value: Any) -> Any:
 
 def _describe_processor() -> str:
     """Describe the processor by name, family and model; a virtual machine may hide the name."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
+    name = read_cpuinfo("model name")
+    if not name:
         return platform.processor() or "unknown"
-    facts = {}
-    for line in text.split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        facts[key.strip()] = value.strip()
-    flags = facts.get("flags", "").split()
-    words = [facts.get("model name", "unknown"), f"family {facts.get('cpu family')} model {facts.get('model')}"]
-    words += [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
-    return ", ".join(words)
+    flags = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in read_cpuinfo("flags").split()]
+    return ", ".join([name, f"family {read_cpuinfo('cpu family')} model {read_cpuinfo('model')}", *flags])
 
 
 def read_free_bytes(device: torch.device) -> int | None:
