@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,9 @@ import typer
 from candidates import BOTH, DTYPES, Settings, Suite
 from fullrank.cli.app import print_json
 from fullrank.core.errors import InputError, suggest
+from fullrank.records import Lines, Record
 from fullrank.render.blocks import Cell
+from fullrank.render.figures import save_plots
 from fullrank.training.device import choose_device
 from machine import describe_machine, round_numbers
 from measure import MEMORY_PROTOCOL, Outcome, measure
@@ -56,7 +58,9 @@ def bench(
     minutes: Annotated[
         float, typer.Option(min=0, help="No size of a benchmark begins later; what is left out is named.")
     ] = math.inf,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Draw time and memory against length.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")] = False,
 ) -> None:
     """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory.
@@ -67,8 +71,6 @@ def bench(
     Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
     """
     chosen_lengths = None if lengths is None else _read_lengths(lengths)
-    if plot is not None:
-        _check_plot(plot)
     dtypes = list(dict.fromkeys(dtype.split(",")))
     for word in dtypes:
         if word not in DTYPES:
@@ -109,20 +111,18 @@ def bench(
                 _print(outcomes[-1], threads)
     finally:
         torch.set_num_threads(before)
-    if plot is not None:
-        from drawing import write_figure
-
-        write_figure(outcomes, plot)
+    files = [] if plot is None else save_plots(PLOTS, _list_records(outcomes), plot, name or "bench")
     if json:
         content = {
             "benchmarks": [outcome.as_dict() for outcome in outcomes],
             "protocol": f"{PROTOCOL}; {MEMORY_PROTOCOL}",
             "environment": {**describe_machine(where), "threads": threads},
-            "files": [] if plot is None else [str(plot)],
+            "files": list(map(str, files)),
         }
         print_json(round_numbers(content))
-    elif plot is not None:
-        print(plot)
+    else:
+        for file in files:
+            print(file)
 
 
 def _read_lengths(text: str) -> list[int]:
@@ -132,16 +132,6 @@ def _read_lengths(text: str) -> list[int]:
             f"--lengths: '{text}' is not a list of lengths; give whole numbers from 2 to {_MAX_LENGTH:,}, such as 512,1024"
         )
     return sorted({int(word) for word in words})
-
-
-def _check_plot(plot: Path) -> None:
-    """Refuse a path that cannot be written, before anything is measured."""
-    if plot.suffix.lower() != ".png" or plot.is_dir():
-        raise InputError(f"--plot {plot}: give the name of a file that ends in .png")
-    try:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--plot {plot}: its folder cannot be made ({error.strerror})") from error
 
 
 def _refuse_without_effect(name: str | None, suite: Suite, options: Mapping[str, Any]) -> None:
@@ -170,7 +160,25 @@ def _list(json: bool) -> None:
         print(f"{suite.name:<15} {suite.about}\n{'':<15} {f'lengths {lengths}' if lengths else 'sizes of its own'}")
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- plots and tables --------------------------------------------------------------------------------------------------
+
+PLOTS = [Lines("length", measure, y_scale="log") for measure in ("ms", "MiB")]
+
+
+def _list_records(outcomes: Sequence[Outcome]) -> list[Record]:
+    records = []
+    for outcome in outcomes:
+        for row in outcome.rows:
+            for figure in row.figures:
+                labels = {
+                    "benchmark": outcome.suite.name,
+                    "candidate": figure.name,
+                    "pass": row.what,
+                    "length": row.length,
+                }
+                records.append(Record(labels, "ms", 1000 * figure.seconds))
+                records.append(Record(labels, "MiB", figure.memory_mib))
+    return records
 
 
 def _print(outcome: Outcome, threads: int) -> None:
@@ -187,8 +195,6 @@ def _print(outcome: Outcome, threads: int) -> None:
         "ratios are ours / peer; bold where the quartiles lie below 1"
     )
     _print_ratios(outcome)
-    if outcome.suite.each_length:
-        _print_costs(outcome)
     if outcome.list_growth():
         _print_growth(outcome)
     for name, reason in outcome.skipped.items():
@@ -219,21 +225,14 @@ def _print_ratios(outcome: Outcome) -> None:
     rows = []
     for row in outcome.rows:
         figures = {figure.name: figure for figure in row.figures}
-        last = ""
         for against in row.against:
             figure = figures[against.mechanism]
-            about = [""] * 4
-            costs = [""] * 4
-            if against.mechanism != last:
-                about = [against.mechanism, ", ".join(figure.kernels), row.shape, row.what]
-                share = "" if figure.share_of_peak is None else f"{figure.share_of_peak:.2f}"
-                speed = _format(figure.tokens_per_second or figure.gflop_per_second)
-                costs = [_format(1000 * figure.seconds), _format(figure.memory_mib), speed, share]
-            last = against.mechanism
+            about = [against.mechanism, ", ".join(figure.kernels), row.shape, row.what, against.peer]
             time = Cell(f"{against.time.middle:.2f}", strong=against.time.high < 1)
             quartiles = f"{against.time.low:.2f}-{against.time.high:.2f}"
-            memory = "" if against.memory is None else f"{against.memory:.2f}"
-            rows.append([*about, against.peer, time, quartiles, memory, *costs])
+            speed = figure.tokens_per_second or figure.gflop_per_second
+            others = [against.memory, 1000 * figure.seconds, figure.memory_mib, speed, figure.share_of_peak]
+            rows.append([*about, time, quartiles, *map(_format, others)])
     numbers = ["time", "quartiles", "memory", "ms", "MiB", "tokens or GFLOP / s", "share of peak"]
     print_table(["mechanism", "kernel", "shape", "pass", "against"], numbers, rows)
 
@@ -241,20 +240,9 @@ def _print_ratios(outcome: Outcome) -> None:
 def _print_growth(outcome: Outcome) -> None:
     rows = []
     for growth in outcome.list_growth():
-        powers = ["" if power is None else f"{power:.2f}" for power in (growth.time, growth.memory)]
-        rows.append([growth.name, growth.what, f"{growth.lengths[0]:,} - {growth.lengths[-1]:,}", *powers])
+        lengths = f"{growth.lengths[0]:,} - {growth.lengths[-1]:,}"
+        rows.append([growth.name, growth.what, lengths, _format(growth.time), _format(growth.memory)])
     print_table(["growth with n", "pass"], ["lengths", "time ~ n^", "memory ~ n^"], rows)
-
-
-def _print_costs(outcome: Outcome) -> None:
-    rows = []
-    for line in outcome.list_lines():
-        for length, figure in line.points:
-            time = f"{1e9 * figure.seconds / length**2:,.1f}"
-            mib = figure.memory_mib
-            memory = "" if mib is None else f"{1024 * mib / length:,.2f}"
-            rows.append([line.name, line.what, f"{length:,}", time, memory])
-    print_table(["cost by length", "pass"], ["n", "ns / n²", "KiB / n"], rows)
 
 
 def _format(number: float | None) -> str:
