@@ -4,7 +4,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,7 @@ class Settings:
 
     def autocast(self) -> torch.autocast:
         """Make a context in which products of fp32 parameters have the dtype of the settings."""
-        narrow = self.dtype != "fp32"
-        dtype = self.torch_dtype if narrow else torch.bfloat16
-        return torch.autocast(self.torch_device.type, dtype, enabled=narrow)
+        return torch.autocast(self.torch_device.type, self.torch_dtype, enabled=self.dtype != "fp32")
 
     def randn(self, *dims: int, seed: int = 0) -> Tensor:
         """Draw normal random numbers in fp32, the same on every device."""
@@ -63,18 +61,6 @@ class Shape:
 
     def __str__(self) -> str:
         return f"B {self.batch}, H {self.heads}, N {self.tokens:,}, D {self.size}"
-
-
-class Measured(Protocol):
-    """A computation that can be timed (a call), cleared of its gradients, and compared with others (values)."""
-
-    def __call__(self) -> object: ...
-
-    def clear(self) -> None:
-        """Free the gradients."""
-
-    def values(self) -> dict[str, Tensor]:
-        """Compute the output and the gradients of one call, by name."""
 
 
 class Pass:
@@ -161,8 +147,9 @@ class TrainingStep:
 class Candidate:
     """One way to compute something.
 
-    make: makes it of the settings, with or without a backward pass, and a size. It is given to other processes, so it is a
-    function of a module, or a partial of one.
+    make: makes it of the settings, with or without a backward pass, and a size. What it makes is timed (a call), freed of its
+    gradients (`clear`), and compared with others (`values`: output and gradients of one call, by name). It is given to other
+    processes, so it is a function of a module, or a partial of one.
     computes: candidates with the same word give the same values, and are compared before they are timed.
     against: the names of the peers it is measured against; empty for a peer.
     absent: why it cannot run here; empty if it can.
@@ -173,7 +160,7 @@ class Candidate:
     """
 
     name: str
-    make: Callable[[Settings, bool, Any], Measured]
+    make: Callable[[Settings, bool, Any], Any]
     computes: str
     against: tuple[str, ...] = ()
     absent: str = ""
@@ -186,7 +173,7 @@ class Candidate:
     def ours(self) -> bool:
         return bool(self.against)
 
-    def make_pass(self, what: str, size: Any) -> Measured:
+    def make_pass(self, what: str, size: Any) -> Any:
         return self.make(self.settings, what == BOTH, size)
 
 
@@ -215,7 +202,6 @@ class Suite:
     lengths: measured when the benchmark is named.   quick: measured in the quick set of all benchmarks.
     rounds: the default.   shortest: seconds; a shorter candidate runs several times in a row.
     takes: which of the options heads, head_dim and batch have an effect.
-    each_length: show cost per n^2 and memory per n for every length.
     """
 
     name: str
@@ -226,7 +212,6 @@ class Suite:
     rounds: int = 9
     shortest: float = 0.01
     takes: frozenset[str] = frozenset({"heads", "head_dim", "batch"})
-    each_length: bool = False
 
 
 def explain_missing(module: str) -> str:

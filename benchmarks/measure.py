@@ -9,14 +9,14 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from candidates import DTYPES, Candidate, Comparison, Measured, Settings, Suite
+from candidates import DTYPES, Candidate, Comparison, Settings, Suite
 from fullrank.core.errors import InputError, RunError
 from fullrank.kernels import chosen
 from machine import counts_resident_memory, measure_cuda_growth_mib, measure_growth_mib, read_free_bytes
@@ -75,16 +75,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
-    """Figures of one candidate and pass, by length."""
-
-    name: str
-    ours: bool
-    what: str
-    points: tuple[tuple[int, Figure], ...]
-
-
-@dataclass(frozen=True)
 class Growth:
     """Exponents of time and memory of one candidate over length; None where there are too few figures."""
 
@@ -107,24 +97,20 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def list_lines(self) -> list[Line]:
-        """List a line for each candidate and pass; none for a benchmark that has sizes of its own."""
-        points: dict[tuple[str, bool, str], dict[int, Figure]] = {}
+    def list_growth(self) -> list[Growth]:
+        """List the growth of every candidate and pass that was measured at three lengths or more."""
+        lines: dict[tuple[str, bool, str], dict[int, Figure]] = {}
         for row in self.rows if self.suite.lengths else ():
             for figure in row.figures:
                 # the same peer may stand in several shapes of a length: the first counts
-                points.setdefault((figure.name, figure.ours, row.what), {}).setdefault(row.length, figure)
-        return [Line(*key, tuple(by_length.items())) for key, by_length in points.items()]
-
-    def list_growth(self) -> list[Growth]:
-        """List the growth of every candidate that was measured at three lengths or more."""
+                lines.setdefault((figure.name, figure.ours, row.what), {}).setdefault(row.length, figure)
         growths = []
-        for line in self.list_lines():
-            if len(line.points) >= MIN_LENGTHS:
-                lengths = tuple(length for length, _ in line.points)
-                time = exponent(lengths, [figure.seconds for _, figure in line.points])
-                memory = exponent(lengths, [figure.memory_mib for _, figure in line.points])
-                growths.append(Growth(line.name, line.ours, line.what, lengths, time, memory))
+        for line, figures in lines.items():
+            if len(figures) >= MIN_LENGTHS:
+                lengths = tuple(figures)
+                time = exponent(lengths, [figure.seconds for figure in figures.values()])
+                memory = exponent(lengths, [figure.memory_mib for figure in figures.values()])
+                growths.append(Growth(*line, lengths, time, memory))
         return growths
 
     def as_dict(self) -> dict[str, Any]:
@@ -267,12 +253,12 @@ def _divide(ours: float | None, peers: float | None) -> float | None:
 
 def make_and_compare(
     comparison: Comparison, what: str, skipped: dict[str, str]
-) -> tuple[dict[str, Measured], dict[str, tuple[str, ...]]]:
+) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
     """Make the candidates that can run, call each once, and compare those that compute the same.
 
     The reasons of those that cannot run are added to `skipped`. Returns the calls, and the kernels that each took, by name.
     """
-    made: dict[str, Measured] = {}
+    made: dict[str, Any] = {}
     kernels: dict[str, tuple[str, ...]] = {}
     first: dict[str, tuple[str, dict[str, Tensor]]] = {}
     for candidate in comparison.candidates:
@@ -324,7 +310,7 @@ def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Ten
 # -- peak memory of a candidate: each in a process of its own, so that nothing is left over from another ----------------
 
 
-def measure_memory(candidate: Candidate, comparison: Comparison, what: str, made: Measured) -> float | None:
+def measure_memory(candidate: Candidate, comparison: Comparison, what: str, made: Any) -> float | None:
     """Measure the peak memory of one call, in MiB; on a GPU, of `made` itself.
 
     Returns None where the system does not say, or the process was killed.
@@ -335,29 +321,22 @@ def measure_memory(candidate: Candidate, comparison: Comparison, what: str, made
         return measure_cuda_growth_mib(made, device)
     if not counts_resident_memory():
         return None
-    context: Any = multiprocessing.get_context("forkserver")  # imports are made once
+    context = multiprocessing.get_context("forkserver")  # imports are made once
     context.set_forkserver_preload(_PRELOADED)
-    receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, candidate, what, comparison.size, comparison.tiny, torch.get_num_threads())
-    process = context.Process(target=_send_memory, args=arguments, daemon=False)
-    process.start()
-    sender.close()
-    try:
-        mib: float | None = receiver.recv()
-    except EOFError:
-        mib = None
-    process.join()
-    receiver.close()
-    return mib
+    with ProcessPoolExecutor(1, context) as pool:
+        running = pool.submit(_measure_here, candidate, comparison, what, torch.get_num_threads())
+        try:
+            return running.result()
+        except (RuntimeError, MemoryError):  # a process that was killed is a RuntimeError, too
+            return None
 
 
-def _send_memory(sender: Connection, candidate: Candidate, what: str, size: Any, tiny: Any, threads: int) -> None:
-    """Send the MiB of one call; runs in a fresh process."""
+def _measure_here(candidate: Candidate, comparison: Comparison, what: str, threads: int) -> float:
+    """Measure the MiB of one call; runs in a fresh process."""
     torch.set_num_threads(threads)
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LIMIT)
-    first = candidate.make_pass(what, size if candidate.compiled else tiny)
+    first = candidate.make_pass(what, comparison.size if candidate.compiled else comparison.tiny)
     first()
     first.clear()
-    made = first if candidate.compiled else candidate.make_pass(what, size)
-    sender.send(measure_growth_mib(made))
-    sender.close()
+    made = first if candidate.compiled else candidate.make_pass(what, comparison.size)
+    return measure_growth_mib(made)

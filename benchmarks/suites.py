@@ -31,12 +31,11 @@ SUITES = {
         ),
         Suite(
             "growth",
-            "Mixhead A and B and plain SDPA from short to long: time per n^2, memory per n, exponents",
+            "Mixhead A and B and plain SDPA from short to long: exponents of time and memory",
             lengths=(256, 512, 1024, 2048, 4096, 8192, 16384),
             quick=(128, 256, 512, 1024),
             comparisons=mixing.compare_growth,
             rounds=3,
-            each_length=True,
         ),
         Suite(
             "mixers",

@@ -131,10 +131,8 @@ def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float | N
 
     It is the least-squares slope of log cost over log length. Overheads are small in the upper half. The middle one of an odd
     number of lengths counts among it.
-    None for fewer than three lengths, and where a cost of the upper half is missing or not positive.
+    None where a cost of the upper half is missing or not positive.
     """
-    if len(lengths) < MIN_LENGTHS:
-        return None
     points = sorted(zip(lengths, costs, strict=True), key=lambda point: point[0])[len(lengths) // 2 :]
     logarithms = [(math.log(length), math.log(cost)) for length, cost in points if cost is not None and cost > 0]
     if len(logarithms) < len(points):

@@ -277,7 +277,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; 
 
 @verb(
     "fullrank bench --help",
-    "fullrank bench mixing --plot mixing.png",
+    "fullrank bench mixing --plot figures",
     "fullrank bench relative --lengths 128,512 --json",
     passes_options=True,
 )

@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -68,13 +68,6 @@ def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, n
             paths.append(folder / f"{stem}.{kind}")
             write_bytes(paths[-1], draw_bytes(plot, records, kind))
     return paths
-
-
-def write_png(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a figure drawn by `draw`, in the style of all others."""
-    with _style():
-        content = _to_bytes(draw(), "png")
-    write_bytes(path, content)
 
 
 def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> bytes:
