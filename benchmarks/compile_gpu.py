@@ -20,7 +20,6 @@ Real kernels stay above such bounds: those of flash attention's forward pass are
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import re
 import subprocess
@@ -37,7 +36,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fullrank.kernels.triton import launch
-from fullrank.kernels.triton.launch import KERNELS, Choice, list_choices
+from fullrank.kernels.triton.launch import KERNELS, list_choices
 from machine import round_numbers, write_json
 from tables import print_table
 
@@ -97,25 +96,18 @@ class Call:
         extras = ", sigsoftmax, padding and dropout" if self.extras else ""
         return f"{self.heads} heads of {self.size}, {self.dtype}, {mixing}{extras}"
 
-    @property
-    def element_size(self) -> int:
-        return 2 if self.dtype == "bf16" else 4
 
-    @property
-    def precision(self) -> str:
-        return "ieee" if self.dtype == "bf16" else "tf32x3"
-
-
+PRECISIONS = {"bf16": "ieee", "fp32": "tf32x3"}
 CALLS = (Call(), Call(heads=16), Call(mixing=2), Call(size=128), Call(extras=True), Call(dtype="fp32"))
 
 
-def compile_kernel(name: str, call: Call, capability: int, choice: Choice) -> Any:
+def compile_kernel(name: str, call: Call, capability: int, choice: triton.Config) -> Any:
     """Compile one kernel with these block sizes."""
     program, over_keys = KERNELS[name]
     constants = {
         "H": call.heads, "D": call.size, "BD": call.size, "MIX": call.mixing, "SIGMOID": call.extras,
-        "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": call.precision, "KEYS": over_keys,
-        **choice.sizes,
+        "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": PRECISIONS[call.dtype], "KEYS": over_keys,
+        **choice.kwargs,
     }  # fmt: skip
     rows = (f"*{call.dtype}", "i64", "i64", "i64")
     types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
@@ -133,24 +125,15 @@ def compile_kernel(name: str, call: Call, capability: int, choice: Choice) -> An
     return triton.compile(
         ASTSource(program, signature, values, aligned),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": choice.warps, "num_stages": choice.stages, "enable_fp_fusion": True},
+        options={"num_warps": choice.num_warps, "num_stages": choice.num_stages, "enable_fp_fusion": True},
     )
 
 
 # -- machine code ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Loop:
-    """Instructions from `first` to `last`; inner: the loops inside it."""
-
-    first: int
-    last: int
-    inner: list[Loop] = dataclasses.field(default_factory=list)
-
-
-def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
-    """Read the instructions in order, the outer loops, and the registers and spilled bytes of a thread."""
+def read_machine_code(cubin: bytes) -> tuple[list[str], list[tuple[int, int]], int, int]:
+    """Read the instructions in order, first and last of each loop, and the registers and spilled bytes of a thread."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
@@ -169,37 +152,30 @@ def read_machine_code(cubin: bytes) -> tuple[list[str], list[Loop], int, int]:
         if target and labels[target[1]] < at:  # a branch backwards; to itself: the end of the program
             ends[labels[target[1]]] = at
     registers, stack = (int(re.search(rf"{word}:(\d+)", used)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-    return instructions, _nest(ends), registers, stack
-
-
-def _nest(ends: dict[int, int]) -> list[Loop]:
-    outer: list[Loop] = []
-    for first in sorted(ends):
-        loop = Loop(first, ends[first])
-        among = outer
-        while among and among[-1].last >= loop.last:
-            among = among[-1].inner
-        among.append(loop)
-    return outer
+    return instructions, list(ends.items()), registers, stack
 
 
 def _run(tool: str, *words: object) -> str:
     return subprocess.run([TOOLS / tool, *map(str, words)], capture_output=True, text=True, check=True).stdout
 
 
-def run_through(loop: Loop, instructions: list[str], trips: int) -> Iterator[tuple[str, int]]:
-    """Yield each instruction of a loop, and how often one round runs it.
+def list_rounds(instructions: list[str], loops: list[tuple[int, int]], trips: int) -> Iterator[tuple[str, int]]:
+    """Yield each instruction of the loop that multiplies most, and how often one round of it runs the instruction.
 
-    An inner loop that multiplies runs `trips` times.
+    A loop inside it that multiplies runs `trips` times.
     """
-    at = loop.first
-    for inner in loop.inner:
-        yield from ((instruction, 1) for instruction in instructions[at : inner.first])
-        times = trips if any(map(is_product, instructions[inner.first : inner.last])) else 1
-        for instruction, count in run_through(inner, instructions, 1):
-            yield instruction, count * times
-        at = inner.last + 1
-    yield from ((instruction, 1) for instruction in instructions[at : loop.last + 1])
+
+    def count_products(loop: tuple[int, int]) -> int:
+        return sum(map(is_product, instructions[slice(*loop)]))
+
+    multiplying = [loop for loop in loops if count_products(loop)]
+    # without a loop: unrolled, or a form of branch that is not known
+    whole = (0, len(instructions) - 1)
+    main = max(multiplying, default=whole, key=lambda loop: (count_products(loop), loop[1] - loop[0]))
+    multiplying = [loop for loop in multiplying if loop != main]
+    for at in range(main[0], main[1] + 1):
+        is_repeated = any(first <= at <= last for first, last in multiplying)
+        yield instructions[at], trips if is_repeated else 1
 
 
 def is_product(instruction: str) -> bool:
@@ -216,23 +192,20 @@ def count_loaded_bytes(instruction: str) -> int:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str, Any]:
+def describe(name: str, call: Call, capability: int, choice: triton.Config) -> dict[str, Any]:
     """Compile a kernel and describe it: a row of the table."""
-    sizes, warps, _ = choice
+    sizes = choice.kwargs
     card = CARDS[capability]
     compiled = compile_kernel(name, call, capability, choice)
     instructions, loops, registers, spilled = read_machine_code(compiled.asm["cubin"])
     shared = compiled.metadata.shared
-    threads = 32 * warps
+    threads = 32 * choice.num_warps
     by_registers = 65_536 // (8 * triton.cdiv(registers, 8) * threads)
     blocks = min(by_registers, card.bytes // (shared + 1024), card.threads // threads)
     groups = launch.count_groups(call.heads, sizes)
     # of a thread in one round, as if nothing were done twice
     scores = call.heads * sizes["BM"] * sizes["BN"] / threads / groups
-    # without a loop: unrolled, or a form of branch that is not known
-    loops = loops or [Loop(0, len(instructions) - 1)]
-    main = max(loops, key=lambda loop: sum(map(is_product, instructions[loop.first : loop.last])))
-    ran = list(run_through(main, instructions, call.heads))
+    ran = list(list_rounds(instructions, loops, call.heads))
 
     def sum_over_score(cost: Callable[[str], float]) -> float:
         return sum(count * cost(instruction) for instruction, count in ran) / scores
@@ -241,7 +214,7 @@ def describe(name: str, call: Call, capability: int, choice: Choice) -> dict[str
         "card": card.name,
         "call": str(call),
         "kernel": name,
-        "sizes": " ".join(f"{key} {size}" for key, size in sizes.items()) + f", {warps} warps",
+        "sizes": " ".join(f"{key} {size}" for key, size in sizes.items()) + f", {choice.num_warps} warps",
         "registers": registers,
         "spilled": spilled,
         "shared": shared,
@@ -281,33 +254,24 @@ def estimate(row: dict[str, Any], multiplications: float) -> float:
 def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each kernel and each of its first `most` choices of block sizes."""
     for name in kernels:
-        shape = call.heads, call.size, call.element_size, call.precision
-        for choice in list_choices(name, launch.Call(*shape, capability // 10, CARDS[capability].block_bytes))[:most]:
+        numbers = (2 if call.dtype == "bf16" else 4, PRECISIONS[call.dtype])
+        card = (capability // 10, CARDS[capability].block_bytes)
+        for choice in list_choices(launch.Call(name, call.heads, call.size, *numbers, *card))[:most]:
             yield describe(name, call, capability, choice)
 
 
 TEXTS = ("kernel", "sizes")
-FIGURES = {  # and how they are written
-    "registers": "",
-    "spilled": "",
-    "shared": "",
-    "blocks": "",
-    "tensor": "",
-    "instructions": ".1f",
-    "exponentials": ".2f",
-    "products": ".1f",
-    "bytes": ".1f",
-    "picoseconds": ".2f",
-}
+COUNTS = ("registers", "spilled", "shared", "blocks", "tensor")
+MEANS = ("instructions", "exponentials", "products", "bytes", "picoseconds")  # of a score
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table."""
     lines = []
     for row in rows:
-        texts = [row[name] for name in TEXTS]
-        lines.append(texts + [format(row[name], form) for name, form in FIGURES.items()])
-    print_table(TEXTS, list(FIGURES), lines)
+        words = [str(row[name]) for name in TEXTS + COUNTS]
+        lines.append(words + [f"{row[name]:.2f}" for name in MEANS])
+    print_table(TEXTS, COUNTS + MEANS, lines)
 
 
 def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -162,12 +162,12 @@ def test_block_sizes_for_every_number_and_size_of_heads():
         KERNELS, (1, 2, 3, 7, 8, 10, 12, 16, 31, 32), (16, 32, 64, 128), sizes_and_precisions, cards
     )
     for name, heads, width, (size, precision), (capability, shared) in shapes:
-        call = Call(heads, width, size, precision, capability, shared)
-        tried = list_choices(name, call)
-        assert 1 <= len(tried) <= 3, (name, call)
-        for sizes, warps, _ in tried:
-            assert warps in (4, 8)
-            for group in (sizes.get("G", 1), sizes.get("GJ", 1)):
+        call = Call(name, heads, width, size, precision, capability, shared)
+        tried = list_choices(call)
+        assert 1 <= len(tried) <= 3, call
+        for choice in tried:
+            assert choice.num_warps in (4, 8)
+            for group in (choice.kwargs.get("G", 1), choice.kwargs.get("GJ", 1)):
                 assert 1 <= group <= heads
                 assert (-(-heads // group) - 1) * group < heads
 

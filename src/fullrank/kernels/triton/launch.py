@@ -47,37 +47,30 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
-    stages: int
+    stages: int = 2
 
 
 _TILES = {
-    "totals": (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(32, 32, 4, 2)),
-    "mixing_gradient": (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 2)),
+    "totals": (Tile(128, 128, 8), Tile(128, 64, 8), Tile(64, 64, 4), Tile(32, 32, 4)),
+    "mixing_gradient": (Tile(128, 32, 8), Tile(64, 32, 4), Tile(64, 32, 4, 1), Tile(32, 32, 4)),
 }
-_TILES_OF_GROUPS = (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 1))
+_TILES_OF_GROUPS = (Tile(128, 32, 8), Tile(64, 32, 4), Tile(32, 32, 4), Tile(32, 32, 4, 1))
 
 
 class Call(NamedTuple):
     """A kind of call, by which block sizes are chosen.
 
-    heads, their padded size, bytes of a number, the precision of products; and the card: the major number of its compute
-    capability, and bytes of shared memory of a block.
+    The kernel, heads, their padded size, bytes of a number, the precision of products; and the card: the major number of its
+    compute capability, and bytes of shared memory of a block.
     """
 
+    kernel: str
     heads: int
     width: int
     size: int
     precision: str
     capability: int
     shared: int
-
-
-class Choice(NamedTuple):
-    """Block sizes of a program, warps and stages."""
-
-    sizes: dict[str, int]
-    warps: int
-    stages: int
 
 
 def launch(name: str, shared: dict[str, Any], **tensors: Any) -> None:
@@ -122,47 +115,46 @@ def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, de
     utilities = triton.runtime.driver.active.utils
     shared = utilities.get_device_properties(device)["max_shared_mem"]
     capability = triton.runtime.driver.active.get_current_target().arch // 10
-    tried = list_choices(name, Call(heads, width, size, precision, capability, shared))
-    configs = [triton.Config(choice.sizes, num_warps=choice.warps, num_stages=choice.stages) for choice in tried]
+    tried = list_choices(Call(name, heads, width, size, precision, capability, shared))
     program, _ = KERNELS[name]
     kind = [key for key in ("H", "BD", "PRECISION", "KEYS", "SIGMOID", "DROP") if key in program.arg_names]
-    return triton.autotune(configs, key=kind, cache_results=True)(program)
+    return triton.autotune(tried, key=kind, cache_results=True)(program)
 
 
-def list_choices(name: str, call: Call) -> list[Choice]:
+def list_choices(call: Call) -> list[triton.Config]:
     """List the choices that are tried, one for each tile, the two that load least.
 
     Each tile has the groups of heads that load least. Where neither registers nor memory suffice, the smallest choice is tried.
     """
-    tiles: tuple[Tile, ...] = _TILES.get(name, _TILES_OF_GROUPS)
-    if call.capability == _BLACKWELL and name not in _TILES:
+    tiles: tuple[Tile, ...] = _TILES.get(call.kernel, _TILES_OF_GROUPS)
+    if call.capability == _BLACKWELL and call.kernel not in _TILES:
         tiles = tuple(tile for tile in tiles if tile.rows < _ROWS_LOST)
-    count_loads = functools.partial(_count_loads, name, call)
+    count_loads = functools.partial(_count_loads, call)
     tried = []
     for tile in tiles:
-        choices = _list_groups(name, call, tile)
-        fitting = [choice for choice in choices if _fits(name, call, choice)]
+        choices = _list_groups(call, tile)
+        fitting = [choice for choice in choices if _fits(call, choice)]
         if fitting:
             tried.append(min(fitting, key=count_loads))
     return sorted(tried, key=count_loads)[:_MOST_TRIED] or [choices[-1]]
 
 
-def _list_groups(name: str, call: Call, tile: Tile) -> list[Choice]:
+def _list_groups(call: Call, tile: Tile) -> list[triton.Config]:
     """List the choices with a tile, from the largest groups to the smallest; with rows in shared memory first."""
     groups: list[dict[str, int]] = [{}]
-    if name == "mixing_gradient":
+    if call.kernel == "mixing_gradient":
         groups = [
             {"G": _split_evenly(call.heads, heads), "GJ": _split_evenly(call.heads, sources)}
             for sources, heads in _PAIRS
         ]
-    elif name != "totals":
+    elif call.kernel != "totals":
         sizes = {_split_evenly(call.heads, group) for group in range(1, call.heads + 1)}
         largest_first = sorted(sizes, reverse=True)
         groups = []
         for in_shared_memory in (call.heads <= _MOST_HELD, False):
             groups += [{"G": size, "HELD": in_shared_memory} for size in largest_first]
     of_tile = {"BM": tile.rows, "BN": tile.columns}
-    return [Choice(of_tile | group, tile.warps, tile.stages) for group in groups]
+    return [triton.Config(of_tile | group, num_warps=tile.warps, num_stages=tile.stages) for group in groups]
 
 
 def _split_evenly(heads: int, group: int) -> int:
@@ -177,28 +169,28 @@ def _count_columns(call: Call, sizes: dict[str, int]) -> int:
     return sizes["G"] + sizes.get("GJ", call.heads)
 
 
-def _count_loads(name: str, call: Call, choice: Choice) -> float:
+def _count_loads(call: Call, choice: triton.Config) -> float:
     """Count the rows that are loaded for a position of queries and one of keys, in all programs together."""
-    sizes = choice.sizes
+    sizes = choice.kwargs
     loads = _count_columns(call, sizes) / sizes["BM"]
     if not sizes.get("HELD", True):
         loads += call.heads / sizes["BN"]
     return count_groups(call.heads, sizes) * loads
 
 
-def _fits(name: str, call: Call, choice: Choice) -> bool:
+def _fits(call: Call, choice: triton.Config) -> bool:
     bounds = _REGISTERS_ASYNCHRONOUS if _is_asynchronous(call, choice) else _REGISTERS
     most = bounds[call.precision if call.size == 4 else "ieee"]
-    return _count_registers(call, choice) <= most and _count_shared_bytes(name, call, choice) <= call.shared
+    return _count_registers(call, choice) <= most and _count_shared_bytes(call, choice) <= call.shared
 
 
-def _is_asynchronous(call: Call, choice: Choice) -> bool:
-    return call.capability in _ASYNCHRONOUS and choice.sizes["BM"] >= _ROWS_ASYNCHRONOUS
+def _is_asynchronous(call: Call, choice: triton.Config) -> bool:
+    return call.capability in _ASYNCHRONOUS and choice.kwargs["BM"] >= _ROWS_ASYNCHRONOUS
 
 
-def _count_registers(call: Call, choice: Choice) -> float:
+def _count_registers(call: Call, choice: triton.Config) -> float:
     """Count the numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
-    sizes = choice.sizes
+    sizes = choice.kwargs
     group = sizes.get("G", 0)
     if "GJ" in sizes:
         tiles = sizes["GJ"]
@@ -207,19 +199,19 @@ def _count_registers(call: Call, choice: Choice) -> float:
         tiles = group
         columns_of_sums = group * call.width
     numbers = (2 + tiles) * sizes["BM"] * sizes["BN"] + columns_of_sums * sizes["BM"]
-    return numbers / (32 * choice.warps)
+    return numbers / (32 * choice.num_warps)
 
 
-def _count_shared_bytes(name: str, call: Call, choice: Choice) -> int:
+def _count_shared_bytes(call: Call, choice: triton.Config) -> int:
     """Count the bytes of shared memory: rows that stay there during the loop, and loads under way."""
-    sizes = choice.sizes
+    sizes = choice.kwargs
     columns = _count_columns(call, sizes)
-    buffers = choice.stages if _is_asynchronous(call, choice) else choice.stages - 1
+    buffers = choice.num_stages if _is_asynchronous(call, choice) else choice.num_stages - 1
     if not sizes.get("HELD", True):
         rows = max(buffers, 1) * (sizes["BM"] + sizes["BN"])
     else:
         resident = call.heads if "HELD" in sizes else columns
         rows = resident * sizes["BM"] + max(columns * buffers, 1) * sizes["BN"]
-    if name in ("query_gradient", "key_gradient"):
+    if call.kernel in ("query_gradient", "key_gradient"):
         rows += sizes["G"] * sizes["BM"]
     return rows * call.width * call.size
