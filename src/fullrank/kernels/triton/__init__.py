@@ -100,38 +100,69 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-class Kind(NamedTuple):
-    """The choices for which kernels are compiled. size: numbers of a head. mixing: dimensions of the matrix."""
-
-    device: torch.device
-    dtype: torch.dtype
-    heads: int
-    size: int
-    mixing: int | None
-    sigmoid: bool = False
-    padded: bool = False
-    packed: bool = False
-    drop: bool = False
-
-
 @mark_constant
 def find_failure(*kind: Any) -> str | None:
-    """Find why calls of a kind (the fields of `Kind`) cannot run on this machine; None: they can."""
-    return try_out(Kind(*kind))  # of a cached function a compiler would trace the inside
+    """Find why calls of a kind (the arguments of `try_out`) cannot run on this machine; None: they can."""
+    return try_out(*kind)  # of a cached function a compiler would trace the inside
 
 
 @functools.cache
-def try_out(kind: Kind) -> str | None:
-    """Try all kernels of a kind, on texts of zeros, and return why they fail, with a warning; None: they run.
+def try_out(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    size: int,
+    mixing: int | None,
+    sigmoid: bool = False,
+    padded: bool = False,
+    packed: bool = False,
+    drop: bool = False,
+) -> str | None:
+    """Try all kernels of a kind, on texts of zeros.
 
     The first call of a kind compiles the kernels and chooses their block sizes.
+
+    Args:
+        device: the GPU.
+        dtype: of the heads.
+        heads: number of heads.
+        size: numbers of a head.
+        mixing: dimensions of the matrix; None without.
+        sigmoid: whether weights are those of sigsoftmax.
+        padded: whether some keys are padding.
+        packed: whether texts hold documents.
+        drop: whether weights are dropped.
+
+    Returns:
+        Why they fail, with a warning; None: they run.
     """
-    arguments = _make_trial(kind)
+    batch, length = _TRIAL
+    if mixing is None:
+        batch *= heads
+        heads = 1
+    shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
+    with torch.device(device):
+        rows = torch.zeros(batch, length, heads, size, dtype=dtype).transpose(1, 2)
+        arguments = Arguments(
+            rows,
+            rows,
+            rows,
+            mixing=None if mixing is None else torch.zeros(shapes[mixing]),
+            key_mask=torch.ones(batch, length, dtype=torch.bool) if padded else None,
+            documents=torch.zeros(batch, length, dtype=torch.int64) if packed else None,
+            seed=torch.ones(2, dtype=torch.int64) if drop else None,
+            causal=True,
+            runs=[],
+            window=0,
+            scale=1.0,
+            sigmoid=sigmoid,
+            dropout=0.5 if drop else 0.0,
+        )
     try:
         out, total = _compute(arguments)
-        _differentiate(arguments, out, total, (True, True, True, arguments.mixing is not None))
-        if kind.device.type == "cuda":
-            torch.cuda.synchronize(kind.device)
+        _differentiate(arguments, out, total, (True, True, True, mixing is not None))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     except Exception as failure:  # the compiler, the driver and the card each have errors of their own
         said = str(failure).partition("\n")[0]
         reason = f"its kernels fail on this machine: {type(failure).__name__}: {said}"
@@ -140,33 +171,6 @@ def try_out(kind: Kind) -> str | None:
         )
         return reason
     return None
-
-
-def _make_trial(kind: Kind) -> Arguments:
-    """Make a call of a kind, on zeros."""
-    batch, length = _TRIAL
-    heads = kind.heads
-    if kind.mixing is None:
-        batch *= heads
-        heads = 1
-    shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
-    with torch.device(kind.device):
-        rows = torch.zeros(batch, length, heads, kind.size, dtype=kind.dtype).transpose(1, 2)
-        return Arguments(
-            rows,
-            rows,
-            rows,
-            mixing=None if kind.mixing is None else torch.zeros(shapes[kind.mixing]),
-            key_mask=torch.ones(batch, length, dtype=torch.bool) if kind.padded else None,
-            documents=torch.zeros(batch, length, dtype=torch.int64) if kind.packed else None,
-            seed=torch.ones(2, dtype=torch.int64) if kind.drop else None,
-            causal=True,
-            runs=[],
-            window=0,
-            scale=1.0,
-            sigmoid=kind.sigmoid,
-            dropout=0.5 if kind.drop else 0.0,
-        )
 
 
 @mark_constant
@@ -394,7 +398,6 @@ def _intervals(
         visible = find_visible_keys(Layout.from_runs(queries, pairs, window=window))
     else:
         visible = find_visible_keys(Layout.of(queries, keys, causal=causal))
-    assert visible is not None
     at = torch.arange(keys, dtype=torch.int32, device="cpu")
     looks = torch.searchsorted(visible.end, at, right=True).to(torch.int32)  # queries before it end too early
     looked = torch.searchsorted(visible.first, at, right=True).to(torch.int32)  # queries from it on begin too late
