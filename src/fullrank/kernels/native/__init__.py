@@ -22,7 +22,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -32,7 +31,6 @@ from torch.nn import functional as F
 from fullrank.core import draws
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout, list_positions
-from fullrank.kernels import vocabulary
 from fullrank.kernels.native.build import library
 from fullrank.kernels.vocabulary import define_operator, mark_constant
 
@@ -107,67 +105,43 @@ def needs_grad(problem: Problem) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
 
 
-@dataclass(frozen=True)
-class VisibleKeys:
+class VisibleKeys(NamedTuple):
     """The keys that each query sees, as numbers that a kernel can compare.
 
-    Query n sees the keys first[n] <= k < end[n] that are tokens, and key own_key[n] whether it is one or not.
+    Query n sees the keys first[n] <= k < end[n] that are tokens (`Layout.tokens`), and key own_key[n] whether it is one or not.
     first, end, own_key (N,) int32, on the CPU; own_key[n] is -1 where a query has no such key. Where texts have documents,
     first is (B, N) on their device.
-    tokens (B, M) boolean, None where every key is a token: see `Layout.tokens`.
     """
 
     first: Tensor
     end: Tensor
     own_key: Tensor
-    tokens: Tensor | None
 
 
-def find_visible_keys(layout: Layout) -> VisibleKeys | None:
-    """Find the keys that each query sees, `layout.visible()`, as intervals.
-
-    Returns None where the visible keys are no interval: at a stride, or in a window over rows that differ or without order.
-    """
-    if layout.strided:
-        return None
+def find_visible_keys(layout: Layout) -> VisibleKeys:
+    """Find the keys that each query sees, `layout.visible()`, as intervals; of a layout in which `find_obstacle` finds none."""
     queries, keys = layout.shape
     cpu = torch.device("cpu")  # wherever tensors are made by default
     own_key = torch.arange(keys - queries, keys, dtype=torch.int32, device=cpu)
-    if not layout.causal:
-        if layout.narrow:
-            return None
-        zeros = torch.zeros_like(own_key)
-        return VisibleKeys(zeros, zeros + keys, zeros - 1, layout.tokens)
     first = torch.zeros_like(own_key)
+    if not layout.causal:
+        return VisibleKeys(first, first + keys, first - 1)
     if layout.narrow:
-        if layout.runs is None or layout.window is None:
-            return None
+        assert layout.runs is not None
+        assert layout.window is not None
         positions = list_positions(layout.runs, cpu)
         oldest = positions[keys - queries :] - layout.window
         first = torch.searchsorted(positions, oldest, right=True).to(torch.int32)
     if layout.documents is not None:
         begins = find_beginnings(layout.documents, queries)
         first = torch.maximum(first.to(begins.device), begins)
-    return VisibleKeys(first, own_key + 1, own_key, layout.tokens)
+    return VisibleKeys(first, own_key + 1, own_key)
 
 
 def find_beginnings(documents: Tensor, queries: int) -> Tensor:
     """Find the first key of the document of each query, (B, N) int32; documents (B, M) ascend."""
     of_queries = documents[:, documents.shape[1] - queries :]
     return torch.searchsorted(documents, of_queries.contiguous(), out_int32=True)
-
-
-def table_row(layout: Layout, distance: int) -> int:
-    """Return the row of `distance` in the table of distances, the nearest first.
-
-    It is the distance itself if no query sees a key so far away.
-    """
-    before = 0
-    for low, high in layout.spans:
-        if low <= distance <= high:
-            return before + distance - low
-        before += high - low + 1
-    return distance
 
 
 # -- the kernel in C++ -------------------------------------------------------------------------------------------------
@@ -244,19 +218,21 @@ def attend(problem: Problem) -> Tensor:
         keys = _ready(keys)
         values = _ready(values)
     visible = find_visible_keys(layout)
-    assert visible is not None
-    tokens = visible.tokens
+    tokens = layout.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
+    wide = torch.promote_types(dtype, torch.float32)
+    matrices = [None if matrix is None else matrix.to(wide).contiguous() for matrix in get_mixers(problem)]
+    mixing, scoring, key_mixing, key_scoring, convolution = matrices
     arguments = Arguments(
         query=_ready_rows(query),
         keys=keys,
         values=values,
-        mixing=_widen_matrix(problem.mixing, dtype),
-        scoring=_widen_matrix(problem.scoring, dtype),
-        key_mixing=_widen_matrix(problem.key_mixing, dtype),
-        key_scoring=_widen_matrix(problem.key_scoring, dtype),
-        convolution=_widen_matrix(problem.convolution, dtype),
+        mixing=mixing,
+        scoring=scoring,
+        key_mixing=key_mixing,
+        key_scoring=key_scoring,
+        convolution=convolution,
         position=position,
         table=table,
         first=visible.first.contiguous(),
@@ -287,10 +263,6 @@ def _count_idle(heads: Tensor) -> int:
     """Count the numbers that a head of (..., D) lacks to be whole vectors."""
     vector = 8 if heads.dtype == torch.float64 else 16
     return -heads.shape[-1] % vector
-
-
-def _widen_matrix(matrix: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if matrix is None else matrix.to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
 def _find_room(heads: Tensor, width: int) -> int | None:
@@ -329,14 +301,10 @@ def _table_rows(layout: Layout) -> Tensor:
     It is some number for keys that no query sees.
     """
     assert layout.runs is not None
-    last_start, last_size = layout.runs[-1]
-    first_query = last_start + last_size - layout.shape[0]
-    rows = []
-    for start, size in layout.runs:
-        nearest = max(first_query - (start + size - 1), 0)
-        newest = first_query - start + table_row(layout, nearest) - nearest
-        rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32, device="cpu"))
-    return torch.cat(rows)
+    positions = list_positions(layout.runs, torch.device("cpu"))
+    distances = positions[len(positions) - layout.shape[0]] - positions  # from the first query
+    nearest = distances.clamp_min(0)  # from a query that sees the key
+    return (layout.distance_rows(nearest) - nearest + distances).int()
 
 
 # -- the call of the library ---------------------------------------------------------------------------------------------
@@ -487,11 +455,9 @@ def _differentiate(arguments: Arguments, cotangent: Tensor, lse: Tensor, wanted:
 
 def _widen(arguments: Arguments) -> Arguments:
     """Widen operands to fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
-    operands = zip(arguments._fields, arguments[:_OPERANDS], strict=False)
-    wide: dict[str, Any] = {
-        name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in operands if x is not None
-    }
-    return arguments._replace(**wide)
+    operands: Any = arguments[:_OPERANDS]
+    wide = [None if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in operands]
+    return Arguments._make((*wide, *arguments[_OPERANDS:]))
 
 
 def _make_fake(arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -520,6 +486,3 @@ def transpose(matrix: Tensor) -> Tensor:
     threads = max(1, min(torch.get_num_threads(), matrix.numel() // _LEAST_MOVED))
     kernels.fullrank_transpose(matrix.data_ptr(), matrix.stride(0), turned.data_ptr(), rows, columns, threads)
     return turned
-
-
-vocabulary.transpose = transpose
