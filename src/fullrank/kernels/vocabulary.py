@@ -228,13 +228,6 @@ def prefers_onednn() -> bool:
     return "GenuineIntel" not in processor and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _transpose_by_torch(matrix: Tensor) -> Tensor:
-    return matrix.t().contiguous()
-
-
-transpose: Callable[[Tensor], Tensor] = _transpose_by_torch  # `native` sets a faster one
-
-
 class OneDnnProduct(torch.autograd.Function):
     """x W' + b by oneDNN. Its gradients are such products themselves, so that there are gradients of every order."""
 
@@ -242,6 +235,8 @@ class OneDnnProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1:
+            from fullrank.kernels.native import transpose  # which is built on this module
+
             x = transpose(x.t())  # oneDNN would have it copied by one thread
         return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
@@ -341,10 +336,14 @@ class _Block(NamedTuple):
     share: Tensor | None = None
 
 
+# hidden (T K, E), log_prior (T, K) or None, weight (V, E), bias (V,) or None
+_Operands = Sequence[Tensor | None]
+
+
 class _Pass:
     """One pass over all tokens, a chunk of logits at a time, with or without the gradients of a weighted sum.
 
-    hidden (T K, E), log_prior (T, K) or None, weight (V, E), bias (V,) or None; the K rows of a token are never parted.
+    The K rows of a token are never parted.
     dtype: of the products, under autocast narrower than `wide`, which softmax, nll and the sums over chunks have.
     Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on
     a GPU always 256 MiB, counted in fp32), and never less than 64 rows. With oneDNN dW is made piece by piece.
@@ -355,15 +354,11 @@ class _Pass:
     """
 
     def __init__(
-        self,
-        hidden: Tensor,
-        log_prior: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        normalize: str,
-        dtype: torch.dtype,
-        needs: tuple[bool, ...] = (False,) * 4,
+        self, operands: _Operands, normalize: str, dtype: torch.dtype, needs: Sequence[bool] = (False,) * 4
     ) -> None:
+        hidden, log_prior, weight, bias = operands
+        assert hidden is not None
+        assert weight is not None
         self.wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.hidden = hidden.to(dtype)
         self.weight = weight.to(dtype)
@@ -383,8 +378,11 @@ class _Pass:
         """Compute loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
         loss = torch.empty(ids.shape, dtype=self.wide, device=self.hidden.device)
         nll = torch.empty_like(loss) if smoothing else loss
-        for chunk in self._chunks():
-            self._compute_chunk(chunk, ids, smoothing, scale, loss, nll)  # whose logits are gone before the next ones
+        with torch.autocast(device_kind(loss), enabled=False):
+            for chunk in self._chunks():
+                self._compute_chunk(
+                    chunk, ids, smoothing, scale, loss, nll
+                )  # whose logits are gone before the next ones
         return loss, nll
 
     def _compute_chunk(
@@ -396,11 +394,15 @@ class _Pass:
         for piece, scores in self._blocks(logits):
             tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
             rows = self._rows(piece)
-            z, slope = _normalize(scores, self.normalize, any(self.needs))
+            slope = None  # d z / d s, where it is not one
+            if self.normalize == "sigsoftmax":
+                if any(self.needs):
+                    slope = torch.sigmoid(-scores).add_(1)
+                scores.add_(F.logsigmoid(scores))
             if self.log_prior is None:
-                block = _compute_softmax(z, ids[tokens], smoothing)
+                block = _compute_softmax(scores, ids[tokens], smoothing)
             else:
-                block = _compute_mixture(z, ids[tokens], self.log_prior[tokens])
+                block = _compute_mixture(scores, ids[tokens], self.log_prior[tokens])
             loss[tokens] = block.loss
             nll[tokens] = block.nll
             if not any(self.needs):
@@ -488,14 +490,6 @@ def _pieces(total: int, longest: int) -> Iterator[slice]:
     return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
 
 
-def _normalize(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
-    if normalize == "softmax":
-        return scores, None
-    steep = torch.sigmoid(-scores).add_(1) if slope else None
-    return scores.add_(F.logsigmoid(scores)), steep
-
-
 def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute softmax (R, V), nll (R,) and logsumexp (R,) of z (R, V), from one pass of exponentials.
 
@@ -545,31 +539,20 @@ class _Recomputed(torch.autograd.Function):
     """nll of each token (T,); the backward pass computes the logits again."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        log_prior: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        ids: Tensor,
-        normalize: str,
-    ) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, normalize: str, dtype: torch.dtype, *operands: Tensor | None) -> Tensor:
         ctx.normalize = normalize
-        ctx.dtype = product_dtype(hidden, weight)
-        ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
-        with torch.autocast(device_kind(hidden), enabled=False):
-            run = _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype)
-            _, nll = run.losses(ids, 0.0)
+        ctx.dtype = dtype
+        ctx.save_for_backward(ids, *operands)
+        _, nll = _Pass(operands, normalize, dtype).losses(ids, 0.0)
         return nll
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order("nll and loss")
-        hidden, log_prior, weight, bias, ids = ctx.saved_tensors
-        with torch.autocast(device_kind(hidden), enabled=False):
-            run = _Pass(hidden, log_prior, weight, bias, ctx.normalize, ctx.dtype, ctx.needs_input_grad[:4])
-            run.losses(ids, 0.0, cotangent)
-        return *run.gradients(), None, None
+        ids, *operands = ctx.saved_tensors
+        run = _Pass(operands, ctx.normalize, ctx.dtype, ctx.needs_input_grad[3:])
+        run.losses(ids, 0.0, cotangent)
+        return None, None, None, *run.gradients()
 
 
 class _WeightedLoss(torch.autograd.Function):
@@ -581,19 +564,15 @@ class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        log_prior: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        scale: Tensor,
         ids: Tensor,
-        smoothing: float,
         normalize: str,
+        dtype: torch.dtype,
+        scale: Tensor,
+        smoothing: float,
+        *operands: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        dtype = product_dtype(hidden, weight)
-        with torch.autocast(device_kind(hidden), enabled=False):
-            run = _Pass(hidden, log_prior, weight, bias, normalize, dtype, ctx.needs_input_grad[:4])
-            loss, nll = run.losses(ids, smoothing, scale)
+        run = _Pass(operands, normalize, dtype, ctx.needs_input_grad[5:])
+        loss, nll = run.losses(ids, smoothing, scale)
         # saved, so that they go with the graph: a loss that is kept after its backward pass keeps no gradients
         ctx.save_for_backward(*run.gradients())
         total = (loss * scale).sum()
@@ -608,7 +587,7 @@ class _WeightedLoss(torch.autograd.Function):
         # mostly it is one; asking a GPU would wait for it
         if cotangent.device.type != "cpu" or float(cotangent) != 1.0:
             gradients = [None if g is None else g.to(cotangent.dtype) * cotangent for g in gradients]
-        return *gradients, None, None, None, None
+        return None, None, None, None, None, *gradients
 
 
 class _Part(NamedTuple):
@@ -647,38 +626,25 @@ def _split_by_cluster(components: Components, ids: Tensor) -> tuple[_Part, list[
     return _Part(head, components.states, classes), list(zip(positions, parts, strict=True))
 
 
-def _compute_nll(components: Components, part: _Part) -> Tensor:
-    """Compute nll (T,) by the softmax of one cluster."""
+def _apply(function: type[torch.autograd.Function], components: Components, part: _Part, *choices: Any) -> Any:
+    """Apply a function to the softmax of one cluster."""
     cluster = part.cluster
     hidden = project_states(cluster, part.states).flatten(0, 1)
-    operands = (hidden, components.log_prior, cluster.weight, cluster.bias)
-    nll: Tensor = _Recomputed.apply(*operands, part.targets, components.normalize)
-    return nll
-
-
-def _compute_loss(components: Components, part: _Part, scale: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Compute sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster."""
-    cluster = part.cluster
-    hidden = project_states(cluster, part.states).flatten(0, 1)
-    operands: tuple[Tensor | None, ...] = (hidden, components.log_prior, cluster.weight, cluster.bias)
+    operands: _Operands = (hidden, components.log_prior, cluster.weight, cluster.bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
-        operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
-    loss, nll = _WeightedLoss.apply(*operands, scale, part.targets, smoothing, components.normalize)
-    return loss, nll
+        operands = [None if tensor is None else tensor.detach() for tensor in operands]
+    dtype = product_dtype(hidden, cluster.weight)
+    return function.apply(part.targets, components.normalize, dtype, *choices, *operands)
 
 
-def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
+def vocabulary_nll(components: Components, ids: Tensor) -> Tensor:
     """Compute nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
     head, tails = _split_by_cluster(components, ids)
-    nll = _compute_nll(components, head)
-    if not tails:
-        return nll
-    inside = []
+    nll: Tensor = _apply(_Recomputed, components, head)
     for positions, tail in tails:
         with draws.select_tokens(positions, len(ids)):
-            inside.append(_compute_nll(components, tail))
-    in_tails = torch.cat([positions for positions, _ in tails])
-    return nll.index_add(0, in_tails, torch.cat(inside))
+            nll = nll.index_add(0, positions, _apply(_Recomputed, components, tail))
+    return nll
 
 
 def vocabulary_loss(
@@ -698,10 +664,10 @@ def vocabulary_loss(
     if label_smoothing and (len(components.clusters) > 1 or components.log_prior is not None):
         return None
     head, tails = _split_by_cluster(components, ids)
-    loss, nll = _compute_loss(components, head, scale, label_smoothing)
+    loss, nll = _apply(_WeightedLoss, components, head, scale, label_smoothing)
     for positions, tail in tails:
         with draws.select_tokens(positions, len(ids)):
-            loss_inside, nll_inside = _compute_loss(components, tail, scale[positions], 0.0)
+            loss_inside, nll_inside = _apply(_WeightedLoss, components, tail, scale[positions], 0.0)
         loss = loss + loss_inside
         nll = nll + nll_inside
     return loss, nll
