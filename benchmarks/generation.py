@@ -30,18 +30,16 @@ class Call:
         how = "greedy" if self.top_k is None else f"top-k {self.top_k}"
         return f"{how}, texts {self.model.batch}, {self.prompt} + {self.new} tokens"
 
-    def draw_prompts(self) -> Tensor:
-        generator = torch.Generator().manual_seed(1)
-        return torch.randint(self.model.vocabulary, (self.model.batch, self.prompt), generator=generator)
+    def draw_prompts(self, settings: Settings) -> Tensor:
+        prompts, _ = self.model.draw(settings, self.prompt, torch.Generator().manual_seed(1))
+        return prompts
 
 
 def _make_ours(mix: str, settings: Settings, backward: bool, call: Call) -> Pass:
     torch.manual_seed(0)
     model = make_model(call.model, mix, **GPT2).eval().to(settings.torch_device)
-    prompts = call.draw_prompts().to(settings.torch_device)
-    options: dict[str, Any] = {"temperature": 0.0}
-    if call.top_k is not None:
-        options = {"top_k": call.top_k, "seed": 1}
+    prompts = call.draw_prompts(settings)
+    options: dict[str, Any] = {"temperature": 0.0} if call.top_k is None else {"top_k": call.top_k, "seed": 1}
     generate = partial(model.generate, prompts, max_new_tokens=call.new, **options)
     return Pass(generate, {}, None, backward, settings)
 
@@ -61,10 +59,7 @@ def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
         eos_token_id=None,
     )
     model = transformers.GPT2LMHeadModel(config).eval().to(settings.torch_device)
-    prompts = call.draw_prompts().to(settings.torch_device)
-    chosen: dict[str, Any] = {"do_sample": False}
-    if call.top_k is not None:
-        chosen = {"do_sample": True, "top_k": call.top_k}
+    prompts = call.draw_prompts(settings)
     generate = partial(
         model.generate,
         prompts,
@@ -72,7 +67,8 @@ def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
         max_new_tokens=call.new,
         min_new_tokens=call.new,
         pad_token_id=0,
-        **chosen,
+        do_sample=call.top_k is not None,
+        top_k=call.top_k,
     )
     return Pass(generate, {}, None, backward, settings)
 

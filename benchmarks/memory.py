@@ -16,7 +16,7 @@ same with all layers kept, and with all layers resting, which is what cannot be 
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+import train_step
 from candidates import FORWARD, Candidate, Comparison, Settings, TrainingStep
 from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
 from relative import published
+from train_step import Size
 
 PUBLISHED = "published scheme"
 ALL_QUERIES = "published, all queries"
@@ -37,48 +39,15 @@ RESTING = "all layers resting"
 STEPS = 16  # of training, in one timing
 
 
-@dataclass(frozen=True)
-class Size:
-    """A model, the tokens of a segment and of the memory, and how many texts are read at once."""
-
-    layers: int
-    width: int
-    heads: int
-    inner: int
-    segment: int
-    memory: int
-    batch: int = 1
-    vocabulary: int = 256
-
-    def __str__(self) -> str:
-        model = f"{self.layers} layers, d {self.width}, H {self.heads}, ff {self.inner}, V {self.vocabulary}"
-        return f"{model}, segment {self.segment}, memory {self.memory}, batch {self.batch}"
-
-    def make_model(self, settings: Settings) -> fr.LanguageModel:
-        torch.manual_seed(0)
-        config = fr.ModelConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            intermediate_size=self.inner,
-            memory_length=self.memory,
-            position="relative",
-            norm="post",
-            attention=fr.AttentionConfig(score="relative"),
-            dropout=fr.DropoutConfig(embedding=0.0, attention=0.0, activation=0.0, residual=0.0),
-        )
-        model = fr.LanguageModel(config)
-        with torch.no_grad():  # a start so small that all weights are equal would hide mistakes
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.02)
-        return model.to(settings.torch_device)
-
-    def draw(self, settings: Settings, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw random ids and their targets, (B, N)."""
-        drawn = torch.randint(self.vocabulary, (self.batch, tokens + 1), generator=generator)
-        drawn = drawn.to(settings.torch_device)
-        return drawn[:, :-1], drawn[:, 1:]
+def make_model(size: Size, settings: Settings) -> fr.LanguageModel:
+    """Make a model of Transformer-XL's form, away from its start."""
+    torch.manual_seed(0)
+    attention = fr.AttentionConfig(score="relative")
+    model = train_step.make_model(size, attention=attention, position="relative", norm="post")
+    with torch.no_grad():  # a start so small that all weights are equal would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model.to(settings.torch_device)
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -117,14 +86,12 @@ def read_as_published(model: fr.LanguageModel, all_queries: bool) -> Read:
             x = block.feed_forward_norm(x + block.feed_forward(x))
         return model.output.nll(model.final_norm(x), targets), after
 
-    def read_with_own_products(
-        ids: Tensor, targets: Tensor, memory: list[Tensor] | None
-    ) -> tuple[Tensor, list[Tensor]]:
+    def read_with_own_products(*segment: Any) -> tuple[Tensor, list[Tensor]]:
         # PyTorch's own: our layers choose the library of fp32 products themselves
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of GPUs
             with torch.backends.mkldnn.flags(enabled=torch.is_autocast_enabled("cpu")):
-                return read(ids, targets, memory)
+                return read(*segment)
 
     return read_with_own_products
 
@@ -151,14 +118,14 @@ class Reader:
     ) -> None:
         self.settings = settings
         self.size = size
-        self.read_segment = make(size.make_model(settings).eval())
+        self.read_segment = make(make_model(size, settings).eval())
         self.generator = torch.Generator().manual_seed(1)
         self.memory: Any = None
-        tokens = max(64, size.segment)
+        tokens = max(64, size.length)
         self.first = torch.cat([self.read(tokens) for _ in range(-(-size.memory // tokens))], dim=1)
 
     def __call__(self) -> Tensor:
-        return self.read(self.size.segment)
+        return self.read(self.size.length)
 
     def read(self, tokens: int) -> Tensor:
         """Read the next segment, and return its negative log-likelihoods."""
@@ -176,10 +143,10 @@ class Reader:
 
 
 EVALUATION = (
-    Size(4, 410, 10, 2100, 64, 640),
-    Size(4, 410, 10, 2100, 128, 1600),
-    Size(4, 410, 10, 2100, 150, 150, 4),
-    Size(4, 410, 10, 2100, 1, 640),
+    Size(4, 410, 10, 1, 64, 256, 2100, memory=640),
+    Size(4, 410, 10, 1, 128, 256, 2100, memory=1600),
+    Size(4, 410, 10, 4, 150, 256, 2100, memory=150),
+    Size(4, 410, 10, 1, 1, 256, 2100, memory=640),
 )
 
 
@@ -200,9 +167,9 @@ def compare_evaluation(settings: Settings) -> list[Comparison]:
         for name, make in (ours | peers).items():
             against = tuple(peers) if name in ours else ()
             candidates.append(Candidate(name, partial(Reader, make), "losses", against))
-        tiny = replace(size, layers=1, segment=8, memory=16)
-        tokens = size.batch * size.segment
-        comparisons.append(Comparison(size, tiny, size.segment, candidates, (FORWARD,), tokens))
+        tiny = replace(size, layers=1, length=8, memory=16)
+        tokens = size.batch * size.length
+        comparisons.append(Comparison(size, tiny, size.length, candidates, (FORWARD,), tokens))
     return comparisons
 
 
@@ -213,9 +180,8 @@ class SkippingSteps(TrainingStep):
     """Steps of training with a memory; each of `resting` are the layers that one of them skips."""
 
     def __init__(self, settings: Settings, size: Size, resting: Sequence[frozenset[int]]) -> None:
-        model = size.make_model(settings).train()
+        model = make_model(size, settings).train()
         super().__init__(model, self.compute_loss, torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), 0.25)
-        self.language_model = model
         self.settings = settings
         self.size = size
         self.resting = resting
@@ -229,27 +195,26 @@ class SkippingSteps(TrainingStep):
             super().__call__()
 
     def compute_loss(self) -> Tensor:
-        ids, targets = self.size.draw(self.settings, self.size.segment, self.generator)
+        ids, targets = self.size.draw(self.settings, self.size.length, self.generator)
         with self.settings.autocast():
-            parts = self.language_model.loss_parts(ids, targets, memory=self.memory, skip=self.skip)
+            parts = self.model.loss_parts(ids, targets, memory=self.memory, skip=self.skip)
         self.memory = parts.memory
         return parts.loss
 
 
-def draw_skipped(layers: int) -> list[frozenset[int]]:
-    """Draw the layers that each step skips."""
-    schedule = SkipRetain("linear", num_layers=layers)
-    return [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
+def list_skipped(kind: str, layers: int) -> list[frozenset[int]]:
+    """List the layers that each step skips."""
+    if kind == SKIPPED:
+        schedule = SkipRetain("linear", num_layers=layers)
+        return [schedule.skipped(1, step) for step in range(1, STEPS + 1)]
+    return [frozenset(range(layers) if kind == RESTING else ())] * STEPS
 
 
 def _make_steps(kind: str, settings: Settings, backward: bool, size: Size) -> SkippingSteps:
-    if kind == SKIPPED:
-        return SkippingSteps(settings, size, draw_skipped(size.layers))
-    skipped = frozenset(range(size.layers)) if kind == RESTING else frozenset[int]()
-    return SkippingSteps(settings, size, [skipped] * STEPS)
+    return SkippingSteps(settings, size, list_skipped(kind, size.layers))
 
 
-SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
+SKIP = Size(8, 256, 8, 4, 64, 256, 1024, memory=64)
 
 
 def compare_skipping(settings: Settings) -> list[Comparison]:
@@ -262,9 +227,9 @@ def compare_skipping(settings: Settings) -> list[Comparison]:
         Candidate(RESTING, partial(_make_steps, RESTING), RESTING, (KEPT,)),
         Candidate(KEPT, partial(_make_steps, KEPT), KEPT),
     ]
-    skipped = sum(map(len, draw_skipped(SKIP.layers)))
+    skipped = sum(map(len, list_skipped(SKIPPED, SKIP.layers)))
     runs = 1 - skipped / (STEPS * SKIP.layers)
     what = f"{STEPS} training steps, {runs:.3f} of the layers run"
-    tokens = STEPS * SKIP.batch * SKIP.segment
-    tiny = replace(SKIP, batch=1, segment=8, memory=8)
-    return [Comparison(SKIP, tiny, SKIP.segment, candidates, (what,), tokens)]
+    tokens = STEPS * SKIP.batch * SKIP.length
+    tiny = replace(SKIP, batch=1, length=8, memory=8)
+    return [Comparison(SKIP, tiny, SKIP.length, candidates, (what,), tokens)]

@@ -30,7 +30,7 @@ NANO_GPT = "nanoGPT"
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and a batch of texts of so many tokens."""
+    """A model, and a batch of texts of so many tokens; tokens of its memory."""
 
     layers: int
     width: int
@@ -40,11 +40,13 @@ class Size:
     vocabulary: int
     inner: int
     dropout: float = 0.0
+    memory: int = 0
 
     def __str__(self) -> str:
         model = f"V {self.vocabulary:,}, {self.layers} x {self.width}, {self.heads} heads"
         dropout = f", dropout {self.dropout:g}" if self.dropout else ""
-        return f"{model}, {self.batch} x {self.length}{dropout}"
+        memory = f", memory {self.memory}" if self.memory else ""
+        return f"{model}, {self.batch} x {self.length}{dropout}{memory}"
 
     @property
     def gflop(self) -> float:
@@ -52,9 +54,15 @@ class Size:
         weights = self.layers * (4 * self.width**2 + 2 * self.width * self.inner) + self.vocabulary * self.width
         return (6 * tokens * weights + 6 * self.layers * tokens * self.length * self.width) / 1e9
 
+    def draw(self, settings: Settings, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw random ids and their targets, (B, N)."""
+        drawn = torch.randint(self.vocabulary, (self.batch, tokens + 1), generator=generator)
+        drawn = drawn.to(settings.torch_device)
+        return drawn[:, :-1], drawn[:, 1:]
+
 
 def make_model(size: Size, mix: str = "none", **config: Any) -> fr.LanguageModel:
-    """Make a language model of ours with learned positions, if `config` names no others."""
+    """Make a language model of ours with learned positions and mixing `mix`, if `config` does not say otherwise."""
     dropout = fr.DropoutConfig(
         embedding=size.dropout, attention=size.dropout, activation=size.dropout, residual=size.dropout
     )
@@ -65,9 +73,9 @@ def make_model(size: Size, mix: str = "none", **config: Any) -> fr.LanguageModel
         num_attention_heads=size.heads,
         intermediate_size=size.inner,
         max_position_embeddings=size.length,
+        memory_length=size.memory,
         dropout=dropout,
-        attention=fr.AttentionConfig(mix=mix),
-        **{"position": "learned", **config},
+        **{"position": "learned", "attention": fr.AttentionConfig(mix=mix), **config},
     )
     return fr.LanguageModel(sizes)
 
@@ -84,14 +92,11 @@ def _make_step(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make(size).to(settings.torch_device)
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.randint(size.vocabulary, (2, size.batch, size.length), generator=generator)
-    inputs, targets = drawn.to(settings.torch_device)
+    inputs, targets = size.draw(settings, size.length, torch.Generator().manual_seed(1))
 
     def loss() -> Tensor:
         with settings.autocast():
-            value: Tensor = model.loss(inputs, targets)
-        return value
+            return model.loss(inputs, targets)
 
     return TrainingStep(model, loss, optimizer(model.parameters()), max_norm)
 
