@@ -205,10 +205,10 @@ def _print(outcome: Outcome, threads: int) -> None:
 
 def summarize(outcome: Outcome) -> str:
     """Write one line to compare machines by: the processor, and each mechanism over its first peer, forward and backward."""
-    ratios: dict[tuple[str, str], list[str]] = {}
+    ratios = {}
     rows = [row for row in outcome.rows if row.what == BOTH]
     for row in rows:
-        first: dict[str, str] = {}
+        first = {}
         for against in row.against:
             if first.setdefault(against.mechanism, against.peer) == against.peer:
                 ratios.setdefault((against.mechanism, against.peer), []).append(f"{against.time.middle:.2f}")

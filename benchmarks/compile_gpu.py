@@ -111,7 +111,7 @@ def compile_kernel(name: str, call: Call, capability: int, choice: triton.Config
     }  # fmt: skip
     rows = (f"*{call.dtype}", "i64", "i64", "i64")
     types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
-    signature: dict[str, Any] = {}
+    signature = {}
     values = {}
     aligned = {}
     for at, argument in enumerate(program.arg_names):
@@ -139,14 +139,14 @@ def read_machine_code(cubin: bytes) -> tuple[list[str], list[tuple[int, int]], i
         path.write_bytes(cubin)
         code = _run("nvdisasm", "-c", path)
         used = _run("cuobjdump", "-res-usage", path)
-    instructions: list[str] = []
-    labels: dict[str, int] = {}
+    instructions = []
+    labels = {}
     for line in code.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label[1]] = len(instructions)
         elif code_line := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", line):
             instructions.append(code_line[1])
-    ends: dict[int, int] = {}
+    ends = {}
     for at, instruction in enumerate(instructions):
         target = re.search(r"\bBRA.*`\((\.L_x_\d+)\)", instruction)
         if target and labels[target[1]] < at:  # a branch backwards; to itself: the end of the program
@@ -276,7 +276,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 
 def take_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Choose the row of each kernel with the smallest estimate, of those that fit into shared memory."""
-    best: dict[str, dict[str, Any]] = {}
+    best = {}
     for row in rows:
         if row["fits"]:
             fastest = best.setdefault(row["kernel"], row)
@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=9, help="how many block sizes of a kernel are compiled")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    results = {}
     for capability in options.capabilities:
         numbers = range(len(CALLS)) if capability == 90 else [0]
         for number in numbers if options.calls is None else options.calls:

@@ -28,7 +28,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 from fullrank.hf.tiny import make_small_config
 from machine import write_json
 
@@ -47,17 +47,12 @@ def list_types() -> list[str]:
     return [kind for kind in CONFIG_MAPPING if find_module(kind) in files]
 
 
-def describe_error(error: Exception) -> str:
-    """Describe an error in at most 110 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:110]
-
-
 def examine(kind: str) -> dict[str, Any]:
     """Inject attention into a type of model, and return the verdict and its details."""
     try:
         model, inputs, expected = build(kind)
     except Exception as error:
-        return {"verdict": "not built", "details": describe_error(error)}
+        return {"verdict": "not built", "details": f"{type(error).__name__}: {one_line(error, 90)}"}
     try:
         injected = fr.inject(model, mix="position_wise", cross_head=0.1)
         with torch.no_grad():
@@ -66,9 +61,9 @@ def examine(kind: str) -> dict[str, Any]:
             with kernels.chosen() as names:
                 fast = compute_output(injected, inputs)
     except InputError as error:
-        return {"verdict": "refused", "details": str(error)[:110]}
+        return {"verdict": "refused", "details": one_line(error, 110)}
     except Exception as error:
-        return {"verdict": "differs", "details": describe_error(error)}
+        return {"verdict": "differs", "details": f"{type(error).__name__}: {one_line(error, 90)}"}
     mask = inputs.get("attention_mask")  # of padding nobody reads the output
     tokens = mask.bool() if mask is not None and mask.shape == expected.shape[:2] else ...
     largest = max(1, expected.abs().max().item())
@@ -128,7 +123,7 @@ def list_inputs(model: Any) -> list[dict[str, Tensor]]:
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
     answers = {"decoder_input_ids": ids[:, :5]} if "decoder_input_ids" in takes else {}
-    inputs: list[dict[str, Tensor]] = []
+    inputs = []
     if "input_ids" in takes:
         inputs += [{"input_ids": ids, "attention_mask": mask, **answers}, {"input_ids": ids}]
     if "pixel_values" in takes:

@@ -6,7 +6,6 @@ alike, so their texts are not compared.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ def _make_ours(mix: str, settings: Settings, backward: bool, call: Call) -> Pass
     torch.manual_seed(0)
     model = make_model(call.model, mix, **GPT2).eval().to(settings.torch_device)
     prompts = call.draw_prompts(settings)
-    options: dict[str, Any] = {"temperature": 0.0} if call.top_k is None else {"top_k": call.top_k, "seed": 1}
+    options = {"temperature": 0.0} if call.top_k is None else {"top_k": call.top_k, "seed": 1}
     generate = partial(model.generate, prompts, max_new_tokens=call.new, **options)
     return Pass(generate, {}, None, backward, settings)
 

@@ -17,7 +17,7 @@ from layers import make_pass
 EAGER = "own eager"
 SDPA = "own SDPA"
 # arguments of `fr.inject`, by the name of the candidate
-INJECTED: dict[str, dict[str, Any]] = {
+INJECTED = {
     "Mixhead A": {"mix": "position_independent"},
     "Mixhead B": {"mix": "position_wise"},
     "cross-head": {"cross_head": 0.1},
@@ -39,7 +39,7 @@ class Layer(Shape):
 def _make_model(layer: Layer, implementation: str) -> Any:
     import transformers
 
-    common: dict[str, Any] = {
+    common = {
         "vocab_size": 16,
         "hidden_size": layer.heads * layer.size,
         "num_hidden_layers": 1,
@@ -67,8 +67,7 @@ def _make(
     model = model.to(settings.torch_device).train(backward)
 
     def run(x: Tensor) -> Tensor:
-        out: Tensor = model(inputs_embeds=x).last_hidden_state
-        return out
+        return model(inputs_embeds=x).last_hidden_state
 
     return make_pass(settings, backward, run, model, layer)
 

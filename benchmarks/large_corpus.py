@@ -6,9 +6,10 @@ Makes two texts of Zipf-distributed words (seeded), 2 GB and 200 MB, with a mill
 with as many processes as there are cores, and the small one with a single core, too; then trains the same small model on both,
 in turn. Needs Linux and, for the full size, 16 GB on the disk; the folder is removed at the end.
 
-Memory is the most that the process and its children held at once of their own: Pss_Anon of /proc/PID/smaps_rollup, summed over
-the tree twice a second. Anonymous pages that forked processes share are counted once; pages of files (libraries, and
-token ids in the memory map) are not counted, because the system can drop them. `mapped` is the most of these, Pss_File.
+Memory is the most that the process and its children held at once of their own: Pss_Anon of /proc/PID/smaps_rollup, summed
+over all processes of the command twice a second. Anonymous pages that forked processes share are counted once; pages of files
+(libraries, and token ids in the memory map) are not counted, because the system can drop them. `mapped` is the most of these,
+Pss_File.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ import numpy as np
 from machine import write_json
 
 ALL_TYPES = "words, all types"
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "words": {"tokens": "word", "max_vocabulary": 20_000},
     "bytes": {"tokens": "byte"},
     ALL_TYPES: {"tokens": "word"},  # is prepared only: a model of so many words is another question
@@ -54,56 +56,32 @@ def make_text(path: Path, size: int, types: int, seed: int) -> None:
             file.write("\n".join(lines) + "\n")
 
 
-@dataclass
-class Measured:
-    """A command that has ended: its output, wall-clock seconds, and the most memory of its process tree, in MiB."""
-
-    output: str
-    seconds: float
-    own_mib: float
-    mapped_mib: float
-    processes: int
-
-
-def find_tree(root: int) -> list[int]:
-    """Find the numbers of a process and of all below it."""
-    pids = [root]
-    for pid in pids:
-        try:
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                pids += map(int, (thread / "children").read_text().split())
-        except OSError:  # it has ended
-            continue
-    return pids
+def read_memory(group: int) -> Counter[str]:
+    """Sum the kB of /proc/PID/smaps_rollup over the processes of a group, by name, and count the `processes`."""
+    sums = Counter()
+    for folder in Path("/proc").glob("[1-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpgid(int(folder.name)) == group:
+                _, *rows = (folder / "smaps_rollup").read_text().splitlines()
+                for row in rows:
+                    name, kilobytes, _ = row.split()
+                    sums[name.removesuffix(":")] += int(kilobytes)
+                sums["processes"] += 1
+    return sums
 
 
-def read_memory(pid: int) -> dict[str, int]:
-    """Read the kB of /proc/PID/smaps_rollup by name; nothing of a process that has ended."""
-    memory = {}
-    with contextlib.suppress(OSError):
-        for row in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]:
-            name, _, value = row.partition(":")
-            memory[name] = int(value.split()[0])
-    return memory
-
-
-def run_measured(arguments: list[str], cores: set[int]) -> Measured:
-    """Run `fullrank` with these arguments on these cores."""
-    began = time.monotonic()
+def run_measured(arguments: list[str], cores: set[int]) -> tuple[str, Counter[str]]:
+    """Run `fullrank` with these arguments on these cores; return its output, and the most that `read_memory` read."""
     command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-m", "fullrank", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        anonymous = mapped = processes = 0
+    most = Counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         while process.poll() is None:
-            memories = [memory for memory in map(read_memory, find_tree(process.pid)) if memory]
-            anonymous = max(anonymous, sum(memory["Pss_Anon"] for memory in memories))
-            mapped = max(mapped, sum(memory["Pss_File"] for memory in memories))
-            processes = max(processes, len(memories))
+            most |= read_memory(process.pid)  # of each name the larger
             time.sleep(0.5)
-        assert process.stdout is not None
         output = process.stdout.read()
     if process.returncode:
         sys.exit(f"{command} failed")
-    return Measured(output, time.monotonic() - began, anonymous / 1024, mapped / 1024, processes)
+    return output, most
 
 
 @dataclass(frozen=True)
@@ -132,15 +110,17 @@ class Text:
 def prepare(case: str, text: Text, cache: Path, cores: set[int]) -> dict[str, Any]:
     """Prepare a text into `cache` on these cores, and return a row of the results."""
     settings = [f"data.{key}={value}" for key, value in {**text.files(), **CASES[case]}.items()]
-    run = run_measured(["data", "prepare", "text", *settings, "--to", str(cache), "--json"], cores)
-    described = json.loads(run.output)
+    began = time.monotonic()
+    output, most = run_measured(["data", "prepare", "text", *settings, "--to", str(cache), "--json"], cores)
+    seconds = time.monotonic() - began
+    described = json.loads(output)
     row = {
         "corpus": str(text),
         "cores": len(cores),
-        "processes": run.processes,
-        "seconds": round(run.seconds, 1),
-        "mb_per_second": round(text.megabytes / run.seconds, 1),
-        "own_mib": round(run.own_mib),
+        "processes": most["processes"],
+        "seconds": round(seconds, 1),
+        "mb_per_second": round(text.megabytes / seconds, 1),
+        "own_mib": most["Pss_Anon"] // 1024,
         "tokens": described["tokens"]["train"],
         "vocabulary": described["vocabulary"],
     }
@@ -148,10 +128,10 @@ def prepare(case: str, text: Text, cache: Path, cores: set[int]) -> dict[str, An
     return row
 
 
-def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> tuple[Measured, float]:
+def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> Counter[str]:
     """Train the model on shuffled blocks of the prepared text, whose memory map is read at random.
 
-    Returns what was measured, and the tokens per second.
+    Returns the most that `read_memory` read, and the tokens per second as `speed`.
     """
     config = {
         "model": MODEL,
@@ -168,29 +148,27 @@ def train(case: str, text: Text, cache: Path, steps: int, cores: set[int]) -> tu
     }
     path = text.folder / "config.json"
     run = text.folder / "run"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    path.write_text(json.dumps(config))
     shutil.rmtree(run, ignore_errors=True)
-    measured = run_measured(["train", str(path), "--out", str(run), "--quiet"], cores)
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    return measured, result["tokens_per_second"]
+    _, most = run_measured(["train", str(path), "--out", str(run), "--quiet"], cores)
+    result = json.loads((run / "result.json").read_text())
+    most["speed"] = result["tokens_per_second"]
+    return most
 
 
 def train_in_turn(case: str, texts: list[Text], cache: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
     """Train on all texts in turn, on one core, and return a row for each; the last is the small one."""
     core = {min(os.sched_getaffinity(0))}
-    runs: list[list[tuple[Measured, float]]] = [[] for _ in texts]
-    for _ in range(rounds):
-        for of_text, text in zip(runs, texts, strict=True):
-            of_text.append(train(case, text, cache, steps, core))
-    small = [speed for _, speed in runs[-1]]
+    runs = [[train(case, text, cache, steps, core) for text in texts] for _ in range(rounds)]
+    small = [of_round[-1]["speed"] for of_round in runs]
     rows = []
-    for of_text, text in zip(runs, texts, strict=True):
-        speeds = [speed for _, speed in of_text]
+    for text, of_text in zip(texts, zip(*runs, strict=True), strict=True):
+        speeds = [run["speed"] for run in of_text]
         ratios = [speed / of_small for speed, of_small in zip(speeds, small, strict=True)]
         row = {
             "corpus": str(text),
-            "own_mib": round(max(measured.own_mib for measured, _ in of_text)),
-            "mapped_mib": round(max(measured.mapped_mib for measured, _ in of_text)),
+            "own_mib": max(run["Pss_Anon"] for run in of_text) // 1024,
+            "mapped_mib": max(run["Pss_File"] for run in of_text) // 1024,
             "tokens_per_second": round(statistics.median(speeds)),
             "lowest": round(min(speeds)),
             "highest": round(max(speeds)),
@@ -222,7 +200,7 @@ def main() -> None:
         small = Text(options.folder / "small", int(options.small))
         for text in (large, small):
             text.make(options.types)
-        results: dict[str, Any] = {}
+        results = {}
         for case in options.cases:
             again = options.folder / "again"
             cache = options.folder / "cache"

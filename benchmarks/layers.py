@@ -32,7 +32,7 @@ PEER = "SDPA layer"
 SDPA = "plain, SDPA"
 X_TRANSFORMERS = "x-transformers"
 AUTHORS = "authors' code"
-MIXERS: dict[str, dict[str, Any]] = {
+MIXERS = {
     "Mixhead A": {"mix": "position_independent"},
     "Mixhead B": {"mix": "position_wise"},
     "low rank": {"mix": "low_rank"},
@@ -109,8 +109,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, keys, values = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-        merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))
-        return merged
+        return self.merge(out.transpose(1, 2).flatten(2))
 
 
 def _make_layer(mix: str, settings: Settings, backward: bool, shape: Shape) -> Pass:
@@ -156,8 +155,7 @@ def attend_as_x_transformers(attend: Any, heads: Heads) -> Tensor:
     added = of_scores - torch.eye(len(of_scores)).to(of_scores)
     _set_convolution(theirs.pre_softmax_talking_heads, added, heads)
     _set_convolution(theirs.post_softmax_talking_heads, attend.mix.mixing, heads)
-    out: Tensor = theirs(heads.scored, heads.keys, heads.values)[0]
-    return out
+    return theirs(heads.scored, heads.keys, heads.values)[0]
 
 
 def _set_convolution(convolution: Any, matrix: Tensor, heads: Heads) -> None:
@@ -170,8 +168,6 @@ def attend_as_differential_authors(attend: Any, heads: Heads) -> Tensor:
 
     As microsoft/unilm Diff-Transformer/multihead_flashdiff_2.py does.
     """
-    assert heads.scored is not None
-    assert heads.keys is not None
     lambda_full = -attend.mix.matrix(None)[1, 0]
     parts = []
     for half in (0, 1):
@@ -182,11 +178,10 @@ def attend_as_differential_authors(attend: Any, heads: Heads) -> Tensor:
         )
         parts.append(first - lambda_full * second)
     pairs = torch.stack(parts, dim=2).flatten(1, 2)
-    out: Tensor = attend.mix.finish(pairs)
-    return out
+    return attend.mix.finish(pairs)
 
 
-_ATTENDS: dict[str, Callable[[Any, Heads], Tensor]] = {
+_ATTENDS = {
     X_TRANSFORMERS: attend_as_x_transformers,
     AUTHORS: attend_as_differential_authors,
 }
@@ -196,7 +191,7 @@ def _make_mixer(name: str, kernel: str, peer: str, settings: Settings, backward:
     """Make a pass of a layer with the mixer `name`, whose heads are attended to by the code of a peer if one is given."""
     module = make_attention(settings, {"bias": False, **MIXERS.get(name, {})}).to(settings.torch_device)
     if peer:
-        attend: Any = module.attend
+        attend = module.attend
         attend.forward = lambda heads, layout, trace=None: _ATTENDS[peer](attend, heads)
 
     def layer(x: Tensor) -> Tensor:

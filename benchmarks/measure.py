@@ -8,7 +8,7 @@ import logging
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +99,7 @@ class Outcome:
 
     def list_growth(self) -> list[Growth]:
         """List the growth of every candidate and pass that was measured at three lengths or more."""
-        lines: dict[tuple[str, bool, str], dict[int, Figure]] = {}
+        lines = {}
         for row in self.rows if self.suite.lengths else ():
             for figure in row.figures:
                 # the same peer may stand in several shapes of a length: the first counts
@@ -209,7 +209,7 @@ def combine(comparisons: Sequence[Comparison], narrowed: Sequence[Settings]) -> 
 def _measure_row(comparison: Comparison, what: str, outcome: Outcome) -> Row:
     device = outcome.settings.torch_device
     made, kernels = make_and_compare(comparison, what, outcome.skipped)
-    runs: dict[str, Callable[[], Any]] = dict(made)
+    runs = dict(made)
     has_work = any(candidate.gflop for candidate in comparison.candidates)
     peaks = {dtype: f"peak {dtype}" for dtype in outcome.dtypes} if has_work and device.type == "cpu" else {}
     for dtype, name in peaks.items():
@@ -258,12 +258,12 @@ def make_and_compare(
 
     The reasons of those that cannot run are added to `skipped`. Returns the calls, and the kernels that each took, by name.
     """
-    made: dict[str, Any] = {}
+    made = {}
     kernels: dict[str, tuple[str, ...]] = {}
-    first: dict[str, tuple[str, dict[str, Tensor]]] = {}
+    first = {}
     for candidate in comparison.candidates:
         reason = candidate.absent or _explain_too_large(candidate)
-        values: dict[str, Tensor] = {}
+        values = {}
         if not reason:
             try:
                 measured = candidate.make_pass(what, comparison.size)

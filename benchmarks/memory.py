@@ -120,7 +120,7 @@ class Reader:
         self.size = size
         self.read_segment = make(make_model(size, settings).eval())
         self.generator = torch.Generator().manual_seed(1)
-        self.memory: Any = None
+        self.memory = None
         tokens = max(64, size.length)
         self.first = torch.cat([self.read(tokens) for _ in range(-(-size.memory // tokens))], dim=1)
 
@@ -187,7 +187,7 @@ class SkippingSteps(TrainingStep):
         self.resting = resting
         self.skip = resting[0]
         self.generator = torch.Generator().manual_seed(2)
-        self.memory: Any = None
+        self.memory = None
 
     def __call__(self) -> None:
         for skip in self.resting:

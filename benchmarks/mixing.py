@@ -232,12 +232,7 @@ def compare_growth(settings: Settings, length: int) -> list[Comparison]:
     It shows what grows with the square of the length, and what does not.
     """
     (comparison,) = compare(settings, length)
-    candidates = []
-    for candidate in comparison.candidates:
-        if candidate.ours:
-            candidates.append(dataclasses.replace(candidate, against=(SDPA,)))
-        elif candidate.name == SDPA:
-            candidates.append(candidate)
+    candidates = [candidate for candidate in comparison.candidates if candidate.ours or candidate.name == SDPA]
     return [dataclasses.replace(comparison, candidates=candidates, passes=(BOTH,))]
 
 

@@ -34,7 +34,6 @@ from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_loss
 
 STOCK = "cross_entropy"
-_FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,9 @@ def chunked(
     tokens, mixtures = log_prior.shape
     flat = hidden.flatten(0, 1)
     repeated = targets.repeat_interleave(mixtures)
-    compute = partial(_FUNCTIONAL.linear_cross_entropy, flat, weight, repeated, linear_bias=bias, options=options)
+    compute = partial(F.linear_cross_entropy, flat, weight, repeated, linear_bias=bias, options=options)
     if mixtures == 1:
-        loss: Tensor = compute()
-        return loss
+        return compute()
     each = compute(reduction="none")
     return -torch.logsumexp(log_prior - each.view(tokens, mixtures), 1).mean()
 

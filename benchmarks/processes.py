@@ -127,7 +127,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("two cores are needed")
-    rows: list[dict[str, Any]] = []
+    rows = []
     with tempfile.TemporaryDirectory(prefix="processes-") as place:
         for number, case in enumerate(CASES):
             folder = Path(place, str(number))

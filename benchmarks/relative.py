@@ -19,7 +19,7 @@ from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.layout import Layout
-from fullrank.core.stages import Heads, HeadSize, XLRelative
+from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import kernel as fixed_kernel
 from mixing import MIXES, compute_matrix, make_mixing, set_mixing
 
@@ -129,10 +129,8 @@ def make_ours(
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
     config = AttentionConfig(score="relative", normalize=normalize, mix=MIXES.get(form, "none"))
     attend = WeightedValues(config, size, 0.0).to(settings.torch_device)
-    assert isinstance(attend.score, XLRelative)
     layout = shape.make_layout(settings.torch_device)
     biases = attend.score.biases
-    assert biases is not None
     del biases.content_bias, biases.position_bias
     biases.content_bias = operands["u"]
     biases.position_bias = operands["v"]
@@ -141,8 +139,7 @@ def make_ours(
     def run() -> Tensor:
         heads = Heads(operands["query"], operands["query"], operands["keys"], operands["values"], operands["distances"])
         with fixed_kernel(kernel):
-            out: Tensor = attend(heads, layout)
-        return out
+            return attend(heads, layout)
 
     return _make_pass(settings, run, operands, backward)
 

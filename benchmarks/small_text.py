@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +49,17 @@ READINGS = {
 }
 
 
-@dataclass
-class Loop:
-    """A trained loop: the best weights of the evaluations, the steps, and the CPU seconds of training."""
+def train_loop(
+    ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]
+) -> tuple[GPT, int, float]:
+    """Train the loop on token ids for so many CPU seconds; of five evaluations by `measure` the best weights are kept.
 
-    model: GPT
-    steps: int = 0
-    seconds: float = 0.0
-
-
-def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]) -> Loop:
-    """Train the loop on token ids for so many CPU seconds; of five evaluations by `measure` the best weights are kept."""
+    Returns the model, the steps, and the CPU seconds of training.
+    """
     torch.manual_seed(seed)
     model = GPT(replace(SIZE, vocabulary=vocabulary))
-    loop = Loop(model)
+    steps = 0
+    spent = 0.0
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -70,27 +67,27 @@ def train_loop(ids: Tensor, vocabulary: int, seconds: float, seed: int, measure:
     best_cost = math.inf
     best_weights = model.state_dict()
     evaluations = 0
-    while loop.seconds < seconds:
+    while spent < seconds:
         begin = time.process_time()
-        loop.steps += 1
-        decayed = (LEARNING_RATE - LOWEST) * (1 + math.cos(math.pi * loop.seconds / seconds)) / 2
+        steps += 1
+        decayed = (LEARNING_RATE - LOWEST) * (1 + math.cos(math.pi * spent / seconds)) / 2
         for group in optimizer.param_groups:
-            group["lr"] = min(1.0, loop.steps / WARMUP) * (LOWEST + decayed)
+            group["lr"] = min(1.0, steps / WARMUP) * (LOWEST + decayed)
         starts = torch.randint(len(ids) - BLOCK, (BATCH,)).tolist()
         rows = torch.stack([ids[start : start + BLOCK + 1] for start in starts])
         model.loss(rows[:, :-1], rows[:, 1:]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loop.seconds += time.process_time() - begin
-        if loop.seconds >= seconds * (evaluations + 1) / 5:
+        spent += time.process_time() - begin
+        if spent >= seconds * (evaluations + 1) / 5:
             evaluations += 1
             cost = measure(model)
             if cost < best_cost:
                 best_cost = cost
                 best_weights = copy.deepcopy(model.state_dict())
     model.load_state_dict(best_weights)
-    return loop
+    return model, steps, spent
 
 
 @torch.no_grad()
@@ -134,27 +131,27 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
         return measure_nats(model, ids["valid"], start, READINGS["blocks of 64"])
 
     train_ids = torch.from_numpy(np.asarray(ids["train"], dtype=np.int64))
-    loop = train_loop(train_ids, len(corpus.tokenizer), 1.1 * 60 * minutes, seed, measure)
+    model, steps, loop_seconds = train_loop(train_ids, len(corpus.tokenizer), 1.1 * 60 * minutes, seed, measure)
     if training.wait():
         raise SystemExit(f"{' '.join(command)}: ended with {training.returncode}")
-    spent = measure_children() - before
+    cpu_seconds = measure_children() - before
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    ours: dict[str, Any] = {
+    ours = {
         "arm": "fullrank init",
         "parameters": result["parameters"]["total"],
         "tokens_read": result["tokens_seen"],
-        "cpu_seconds": round(spent, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
     }
-    theirs: dict[str, Any] = {
+    theirs = {
         "arm": "nanoGPT-style loop",
-        "parameters": sum(parameter.numel() for parameter in loop.model.parameters()),
-        "tokens_read": loop.steps * BATCH * BLOCK,
-        "cpu_seconds": round(loop.seconds, 1),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_read": steps * BATCH * BLOCK,
+        "cpu_seconds": round(loop_seconds, 1),
     }
     for name, reading in READINGS.items():
         for split in ("valid", "test"):
             ours[f"{split}, {name}"] = evaluate(run, split, **reading)["nll"]
-            theirs[f"{split}, {name}"] = measure_nats(loop.model, ids[split], start, reading)
+            theirs[f"{split}, {name}"] = measure_nats(model, ids[split], start, reading)
             size = corpus.splits[split]
             for arm in (ours, theirs):
                 nats = arm[f"{split}, {name}"]

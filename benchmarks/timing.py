@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,18 +49,11 @@ class Ratio:
         return cls(middle, low, high)
 
 
-def measure_cpu_time(run: Run) -> float:
-    """Measure the CPU seconds of a run, of all threads of the process."""
-    begin = time.process_time()
+def measure_time(clock: Callable[[], float], run: Run) -> float:
+    """Measure the seconds of a run by a clock of the processor or of the wall."""
+    begin = clock()
     run()
-    return time.process_time() - begin
-
-
-def measure_wall_time(run: Run) -> float:
-    """Measure the seconds of a run by the wall clock."""
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def measure_cuda_time(run: Run) -> float:
@@ -77,7 +71,7 @@ def choose_clock(device: torch.device) -> Clock:
     """Choose CUDA events on a GPU; on a CPU, CPU time with one thread and wall-clock time with more."""
     if device.type == "cuda":
         return measure_cuda_time
-    return measure_cpu_time if torch.get_num_threads() == 1 else measure_wall_time
+    return partial(measure_time, time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
 
 
 def measure_times(
@@ -103,7 +97,7 @@ def measure_times(
         if at_least > 0:
             needed = math.ceil(at_least / max(clock(run), 1e-9))
             repeats[name] = min(_MAX_REPEATS, max(1, needed))
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times = {name: [] for name in names}
     for round_ in range(rounds):
         shift = round_ % len(names)
         for name in names[shift:] + names[:shift]:

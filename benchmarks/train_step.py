@@ -263,7 +263,7 @@ NEWCOMER = {"hidden_act": "gelu", "position": "rotary"}
 
 def compare_small(settings: Settings) -> list[Comparison]:
     """Compare small models of characters with nanoGPT."""
-    makes: dict[str, Callable[[Size], Any]] = {PLAIN: partial(make_model, **GPT2)}
+    makes = {PLAIN: partial(make_model, **GPT2)}
     for form, mix in MIXES.items():
         makes[f"Mixhead {form}"] = partial(make_model, mix=mix, **GPT2)
     makes["rotary, untied"] = partial(make_model, **NEWCOMER)
