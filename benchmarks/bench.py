@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,9 +54,6 @@ def bench(
         bool | None,
         typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
     ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="No size of a benchmark begins later; what is left out is named.")
-    ] = math.inf,
     plot: Annotated[
         Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Draw time and memory against length.")
     ] = None,
@@ -106,7 +102,7 @@ def bench(
         for suite in suites:
             count = rounds or (_QUICK_ROUNDS if quick else suite.rounds)
             tokens = chosen_lengths or (suite.quick if quick else suite.lengths)
-            outcomes.append(measure(suite, settings, dtypes, tokens, count, minutes))
+            outcomes.append(measure(suite, settings, dtypes, tokens, count))
             if not json:
                 _print(outcomes[-1], threads)
     finally:

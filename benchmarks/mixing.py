@@ -32,7 +32,6 @@ from candidates import (
 )
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import WeightedConfig
-from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.stages import Heads, HeadSize
 
@@ -197,10 +196,7 @@ def _make(make: Callable[[Problem], Pass], form: str, settings: Settings, backwa
 
 def compare(settings: Settings, length: int) -> list[Comparison]:
     """Compare ours with all peers."""
-    return [_compare(settings, Shape(settings.batch or 1, settings.heads, length, settings.head_dim))]
-
-
-def _compare(settings: Settings, shape: Shape) -> Comparison:
+    shape = Shape(settings.batch or 1, settings.heads, length, settings.head_dim)
     takes = _KEPT * shape.batch * shape.heads * shape.tokens**2 * settings.torch_dtype.itemsize
     uncompiled = "" if settings.compile else "left out; --compile measures it too"
     no_flex = "" if settings.torch_device.type == "cuda" else "has no backward pass on a CPU; --device cuda measures it"
@@ -223,7 +219,7 @@ def _compare(settings: Settings, shape: Shape) -> Comparison:
         candidate(EAGER, _make_eager, absent=explain_missing("transformers"), takes=takes),
         candidate(FLEX, _make_flex, absent=no_flex or uncompiled, compiled=True),
     ]
-    return Comparison(shape, dataclasses.replace(shape, tokens=13), shape.tokens, candidates)
+    return [Comparison(shape, dataclasses.replace(shape, tokens=13), length, candidates)]
 
 
 def compare_growth(settings: Settings, length: int) -> list[Comparison]:
@@ -234,25 +230,3 @@ def compare_growth(settings: Settings, length: int) -> list[Comparison]:
     (comparison,) = compare(settings, length)
     candidates = [candidate for candidate in comparison.candidates if candidate.ours or candidate.name == SDPA]
     return [dataclasses.replace(comparison, candidates=candidates, passes=(BOTH,))]
-
-
-GPU_LENGTHS = {  # by heads and their size
-    (8, 64): (512, 1024, 2048, 4096, 8192),
-    (16, 64): (2048, 8192),
-    (32, 16): (2048, 8192),
-    (32, 32): (2048, 8192),
-    (8, 128): (2048, 8192),
-}
-GPU_TOKENS = 32_768  # of a call: so many that the GPU is busy, not the launch of kernels
-
-
-def compare_on_gpu(settings: Settings) -> list[Comparison]:
-    """Compare as `compare` does, 32,768 tokens a call; peers that compile slowly run with 8 heads of 64 alone."""
-    if settings.torch_device.type != "cuda":
-        raise InputError("needs a CUDA device; give --device cuda")
-    comparisons = []
-    for (heads, size), lengths in GPU_LENGTHS.items():
-        of_size = dataclasses.replace(settings, compile=settings.compile and (heads, size) == (8, 64))
-        for length in lengths:
-            comparisons.append(_compare(of_size, Shape(GPU_TOKENS // length, heads, length, size)))
-    return comparisons

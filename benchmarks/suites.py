@@ -83,11 +83,6 @@ SUITES = {
             comparisons=train_step.compare,
         ),
         Suite(
-            "mixing-gpu",
-            "`mixing` on a GPU, 32,768 tokens a call, heads of several sizes",
-            comparisons=mixing.compare_on_gpu,
-        ),
-        Suite(
             "relative-shapes",
             "relative attention in the shapes of Transformer-XL, trained and evaluated, with gaps and windows",
             comparisons=relative.compare_shapes,
