@@ -152,7 +152,7 @@ def read_machine_code(cubin: bytes) -> tuple[list[str], list[tuple[int, int]], i
         if target and labels[target[1]] < at:  # a branch backwards; to itself: the end of the program
             ends[labels[target[1]]] = at
     registers, stack = (int(re.search(rf"{word}:(\d+)", used)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-    return instructions, list(ends.items()), registers, stack
+    return instructions, sorted(ends.items()), registers, stack
 
 
 def _run(tool: str, *words: object) -> str:
@@ -160,7 +160,7 @@ def _run(tool: str, *words: object) -> str:
 
 
 def list_rounds(instructions: list[str], loops: list[tuple[int, int]], trips: int) -> Iterator[tuple[str, int]]:
-    """Yield each instruction of the loop that multiplies most, and how often one round of it runs the instruction.
+    """Yield each instruction of the outer loop that multiplies most, and how often one round of it runs the instruction.
 
     A loop inside it that multiplies runs `trips` times.
     """
@@ -168,13 +168,19 @@ def list_rounds(instructions: list[str], loops: list[tuple[int, int]], trips: in
     def count_products(loop: tuple[int, int]) -> int:
         return sum(map(is_product, instructions[slice(*loop)]))
 
-    multiplying = [loop for loop in loops if count_products(loop)]
-    # without a loop: unrolled, or a form of branch that is not known
-    whole = (0, len(instructions) - 1)
-    main = max(multiplying, default=whole, key=lambda loop: (count_products(loop), loop[1] - loop[0]))
-    multiplying = [loop for loop in multiplying if loop != main]
+    whole = (0, len(instructions) - 1)  # without a loop: unrolled, or a form of branch that is not known
+    outer = loops[0] if loops else whole
+    inside = {outer: []}  # loops in each outer one
+    for loop in loops[1:]:
+        if loop[1] <= outer[1]:
+            inside[outer].append(loop)
+        else:
+            outer = loop
+            inside[outer] = []
+    main = max(inside, key=count_products)
+    inner = [loop for loop in inside[main] if count_products(loop)]
     for at in range(main[0], main[1] + 1):
-        is_repeated = any(first <= at <= last for first, last in multiplying)
+        is_repeated = any(first <= at <= last for first, last in inner)
         yield instructions[at], trips if is_repeated else 1
 
 
