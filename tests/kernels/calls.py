@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fullrank.core.engine import Distances, Problem
+from fullrank.kernels.build import library
 from fullrank.kernels.native import differentiable
-from fullrank.kernels.native.build import library
 
 MATRICES = ("mixing", "scoring", "key_mixing", "key_scoring", "convolution")
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.core.embedding import Linear, linear
 from fullrank.kernels import vocabulary
-from fullrank.kernels.native.build import library
+from fullrank.kernels.build import library
 from fullrank.kernels.native.linear import multiply_few_rows
 from fullrank.kernels.vocabulary import multiply, multiply_large
 

@@ -18,8 +18,8 @@ from calls import call, equation, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.kernels.native import build
-from fullrank.kernels.native.build import library
+from fullrank.kernels import build
+from fullrank.kernels.build import library
 
 PROBLEM = call(fr.Layout.of(20, 25), "B")
 

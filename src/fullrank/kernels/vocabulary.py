@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import project_states
+from fullrank.kernels.build import library
 
 # -- what engines share: operators that a compiler does not look into, and words to a compiler -------------------------
 
@@ -208,6 +209,7 @@ def _disable(function: Callable[..., Any]) -> None:
 
 # -- products with weights ---------------------------------------------------------------------------------------------
 
+_LEAST_MOVED = 1 << 17  # numbers that are worth a thread
 _LEAST_PRODUCT = 1 << 20  # multiply-adds from which a call of oneDNN pays
 
 
@@ -228,6 +230,18 @@ def prefers_onednn() -> bool:
     return "GenuineIntel" not in processor and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def transpose(matrix: Tensor) -> Tensor:
+    """Transpose a matrix (N, M) in fp32 to one without gaps; `t().contiguous()` takes one thread, three times as long."""
+    kernels = library() if matrix.stride(1) == 1 else None
+    if kernels is None:
+        return matrix.t().contiguous()
+    rows, columns = matrix.shape
+    turned = matrix.new_empty(columns, rows)
+    threads = max(1, min(torch.get_num_threads(), matrix.numel() // _LEAST_MOVED))
+    kernels.fullrank_transpose(matrix.data_ptr(), matrix.stride(0), turned.data_ptr(), rows, columns, threads)
+    return turned
+
+
 class OneDnnProduct(torch.autograd.Function):
     """x W' + b by oneDNN. Its gradients are such products themselves, so that there are gradients of every order."""
 
@@ -235,8 +249,6 @@ class OneDnnProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1:
-            from fullrank.kernels.native import transpose  # which is built on this module
-
             x = transpose(x.t())  # oneDNN would have it copied by one thread
         return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 

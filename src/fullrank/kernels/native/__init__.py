@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from fullrank.core import draws
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout, list_positions
-from fullrank.kernels.native.build import library
+from fullrank.kernels.build import library
 from fullrank.kernels.vocabulary import define_operator, mark_constant
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -469,20 +469,3 @@ def _make_fake(arguments: Arguments) -> tuple[Tensor, Tensor]:
 _mix_attention = define_operator(
     "mixed_attention", Arguments, _OPERANDS, _compute, _differentiate, _make_fake, "this attention kernel"
 )
-
-
-# -- products ----------------------------------------------------------------------------------------------------------
-
-_LEAST_MOVED = 1 << 17  # numbers that are worth a thread
-
-
-def transpose(matrix: Tensor) -> Tensor:
-    """Transpose a matrix (N, M) in fp32 to one without gaps; `t().contiguous()` takes one thread, three times as long."""
-    kernels = library() if matrix.stride(1) == 1 else None
-    if kernels is None:
-        return matrix.t().contiguous()
-    rows, columns = matrix.shape
-    turned = matrix.new_empty(columns, rows)
-    threads = max(1, min(torch.get_num_threads(), matrix.numel() // _LEAST_MOVED))
-    kernels.fullrank_transpose(matrix.data_ptr(), matrix.stride(0), turned.data_ptr(), rows, columns, threads)
-    return turned

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullrank.kernels.native.build import library
+from fullrank.kernels.build import library
 from fullrank.kernels.vocabulary import are_plain
 
 MOST_ROWS = 8

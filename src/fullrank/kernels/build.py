@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_SOURCES = Path(__file__).parent / "cpp"
+_SOURCES = Path(__file__).parent / "native" / "cpp"
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fPIC", "-shared")
 _THREADS = (("-fopenmp",), ())  # Apple's compiler has no OpenMP: one thread then
 _LONGEST = 300  # seconds
