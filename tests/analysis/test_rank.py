@@ -121,7 +121,6 @@ def test_contexts_are_not_taken_twice():
     report = fr.analysis.rank(random_model({}), twice, contexts=1000)
     assert report.contexts == 4 * 9 - 5
     assert report.repeats == 4 * 9 + 5
-    assert report.wanted == 1000
     in_parts = fr.analysis.rank(random_model({}), iter([twice[:3], twice[3:]]), contexts=1000)
     assert (in_parts.contexts, in_parts.repeats) == (4 * 9 - 5, 4 * 9 + 5)
 
@@ -210,7 +209,4 @@ def test_the_share_is_that_of_a_projection(family):
         gradient[torch.arange(int(counts.sum())), targets[counts]] -= 1
         weight = model.output.weight if family == "ours" else model.get_output_embeddings().weight
         part = (gradient @ weight @ torch.linalg.pinv(weight)).square().sum()
-    assert share.squares == pytest.approx(float(gradient.square().sum()), rel=1e-10)
-    assert share.let_through_squares == pytest.approx(float(part), rel=1e-10)
-    assert share.let_through == pytest.approx(float(part / gradient.square().sum()) ** 0.5, rel=1e-10)
-    assert share.tokens == int(counts.sum())
+    assert share == pytest.approx(float(part / gradient.square().sum()) ** 0.5, rel=1e-10)

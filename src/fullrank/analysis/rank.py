@@ -71,8 +71,7 @@ class LogProbRank:
     """The spectrum of A (contexts T, columns C), log p of the words at C columns after each of T contexts.
 
     singular_values (min(T, C),), largest first; eps: the rounding of A's entries (double precision: 2.2e-16).
-    vocab_size V: C is smaller where not all words were looked at. wanted: the contexts that were asked for, T where the
-    text had as many. repeats: contexts left out, as they stood there before.
+    vocab_size V: C is smaller where not all words were looked at. repeats: contexts left out, as they stood there before.
     """
 
     layer: OutputLayer
@@ -81,7 +80,6 @@ class LogProbRank:
     columns: int
     vocab_size: int
     eps: float
-    wanted: int
     repeats: int
 
     @property
@@ -164,7 +162,7 @@ def rank(
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     triangle = torch.linalg.qr(tall.to(double.device), mode="r").R  # with the singular values of Q R
     values = torch.linalg.svdvals(triangle).cpu().numpy()
-    return LogProbRank(layer, values, count, matrix.shape[1], vocab_size, eps, wanted, repeats)
+    return LogProbRank(layer, values, count, matrix.shape[1], vocab_size, eps, repeats)
 
 
 def describe_output(model: LoadedModel) -> OutputLayer:
@@ -321,28 +319,13 @@ def explain_rank(measured: LogProbRank) -> list[str]:
 # -- the gradient ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GradientShare:
-    """The share of the gradient that an output layer lets through (Godey and Artzi 2026, arXiv 2603.10145).
+def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Measure the share of the gradient that the output layer of a model lets through (Godey and Artzi 2026, arXiv 2603.10145).
 
         G = d nll / d s = p - 1[y]   (T, V)      s = h W' + b,  W (V, d)
         let through:  ||G U|| / ||G||,   U (V, d) an orthonormal basis of the columns of W
 
     Training moves the logits s by moving h, and so along columns of W only: what of G lies across them is lost.
-    squares: ||G||^2 over `tokens` tokens. let_through_squares: ||G U||^2.
-    """
-
-    squares: float
-    let_through_squares: float
-    tokens: int
-
-    @property
-    def let_through(self) -> float:
-        return (self.let_through_squares / self.squares) ** 0.5
-
-
-def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> GradientShare:
-    """Measure the share of the gradient of the nll that the output layer of a model lets through, by its norm.
 
     model: of ours or of Hugging Face, with one softmax over a single output matrix.
     batches: input_ids and targets (B, N) int64. Targets -100 do not count. Every row is read on its own, without
@@ -356,10 +339,8 @@ def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tenso
         raise InputError(f"share of the gradient: {loaded.name} has no logits of one softmax: {exempt}")
     basis = _find_basis(loaded.output_matrix())
     squares = let_through = 0.0
-    tokens = 0
     for ids, targets in batches:
         counts = targets != IGNORED
-        tokens += int(counts.sum())
         logits = loaded.logits(ids)[counts.to(loaded.device)]
         wanted = targets[counts].to(loaded.device)
         vocab_size = logits.shape[1]
@@ -369,9 +350,9 @@ def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tenso
             gradient[torch.arange(len(words)), words] -= 1
             squares += float(gradient.square().sum())
             let_through += float((gradient @ basis[:vocab_size]).square().sum())
-    if not tokens:
+    if not squares:
         raise InputError("targets: none of them counts")
-    return GradientShare(squares, let_through, tokens)
+    return (let_through / squares) ** 0.5
 
 
 def _find_basis(weight: Tensor) -> Tensor:

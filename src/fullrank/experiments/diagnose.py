@@ -359,8 +359,8 @@ def measure_output(subject: Subject) -> Finding:
     figures: Entries = {}
     with contextlib.suppress(InputError):  # of an output layer without a gradient for all words
         share = gradient_share(subject.loaded, batches)
-        figures = {"gradient_suppressed": 1 - share.let_through, "gradient_let_through": share.let_through}
-        words = [f"The output layer suppresses {1 - share.let_through:.1%} of the gradient's norm (arXiv 2603.10145)."]
+        figures = {"gradient_suppressed": 1 - share, "gradient_let_through": share}
+        words = [f"The output layer suppresses {1 - share:.1%} of the gradient's norm (arXiv 2603.10145)."]
     try:
         read = rank(subject.loaded, subject.text)
     except InputError as error:
