@@ -130,8 +130,9 @@ def layer_of(past: Any) -> StateLayer | None:
     if isinstance(past, HuggingFaceCache) and past.layers and isinstance(past.layers[0], StateLayer):
         return past.layers[0]
     if not isinstance(past, DynamicCache) or past.offloading:
-        kind = "an offloaded cache" if isinstance(past, DynamicCache) else f"a {type(past).__name__}"
-        raise InputError(f"past_key_values: a FullRankCache or an empty DynamicCache, given {kind}")
+        raise InputError(
+            f"past_key_values: a FullRankCache, or an empty DynamicCache without offloading; given a {type(past).__name__}"
+        )
     if past.get_seq_length():
         raise InputError("past_key_values: holds what another model has read; begin with FullRankCache()")
     layer = StateLayer()

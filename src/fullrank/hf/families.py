@@ -243,10 +243,8 @@ def _number_layer(model: nn.Module, name: str) -> tuple[int, ...]:
 def _explain_refusal(model: nn.Module) -> str:
     name = type(model).__name__
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "_attn_implementation"):
-        return f"{name}: not a Hugging Face model; for our own models set model.attention in their configuration"
-    if config.model_type == "fullrank":
-        return f"{name}: our own model; set model.attention in its configuration"
+    if not hasattr(config, "_attn_implementation") or config.model_type == "fullrank":
+        return f"{name}: not a Hugging Face model, or our own; for our own models set model.attention in their configuration"
     kinds = {type(module).__name__ for module in model.modules()}
     classes = ", ".join(sorted(kind for kind in kinds if "Attention" in kind))
     return (

@@ -388,12 +388,11 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     Raises InputError for a model without one, and for one that changes its logits afterwards.
     """
     name = type(model).__name__
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     # device_map replaces the forward pass
-    if head is None or type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
-        kind = "none" if head is None else f"a {type(head).__name__}"
+    if type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
         raise InputError(
-            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {kind}"
+            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {type(head).__name__}"
         )
     if head.weight.is_meta:
         return head

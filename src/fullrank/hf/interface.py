@@ -284,8 +284,7 @@ def _weights_wanted(call: Call) -> bool:
         return False
     if _trace.get() is not None:
         return True
-    collected = _active_collector.get()
-    return bool(collected) and any("attentions" in key for key in collected)
+    return any("attentions" in key for key in _active_collector.get() or ())
 
 
 def _definition(call: Call, injected: Injected, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -344,7 +343,7 @@ class EagerRules:
 
     plain: bool
     after: bool
-    extras: frozenset[str]
+    extras: set[str]
 
 
 class _WithoutDropout:
@@ -436,7 +435,7 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
         after = not torch.allclose(out.transpose(1, 2), weights @ repeat_heads(value, groups), atol=1e-5)
     arguments = inspect.signature(injected.eager).parameters
     named = {name for name, argument in arguments.items() if argument.kind is not argument.VAR_KEYWORD}
-    return EagerRules(plain and not after, after, frozenset(named - _STANDARD))
+    return EagerRules(plain and not after, after, named - _STANDARD)
 
 
 # -- masks: the layouts that they describe -------------------------------------------------------------------------------
@@ -458,7 +457,6 @@ def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
         return Layout.of(queries, keys, causal=False, device=query.device)
     if torch.compiler.is_compiling():
         return None
-    layout: Layout | None
     if mask.is_inference():  # such a tensor does not count writes
         layout = _read_layout(mask)
     else:
