@@ -189,10 +189,6 @@ class Comparison:
         return [*self.rows, *self.unfinished]
 
     @property
-    def measure(self) -> Measure:
-        return self.groups[0].measure if self.groups else PERPLEXITY
-
-    @property
     def mixed_texts(self) -> list[Row]:
         """The first row of each text, where rows of one part were measured on several; else empty."""
         parts = [group.part for group in self.groups]

@@ -294,11 +294,6 @@ class Measure:
         return "+.2f" if self.higher else "+.2%"
 
     @property
-    def logged_unit(self) -> str:
-        """The unit of validation curves: metrics.jsonl counts by token."""
-        return "bits per token" if self.kind == "bits" else self.words
-
-    @property
     def unit(self) -> str | None:
         """The unit of records."""
         if self.scale != 1:
@@ -346,13 +341,6 @@ class Measure:
             published = [published, None]
         mean, deviation = map(number, published)
         return None if mean is None else (mean, deviation, source)
-
-    @property
-    def logged_key(self) -> str:
-        """The key of validation curves in metrics.jsonl; of bits that of nats."""
-        if self.higher:
-            return self.key
-        return "nll" if self.kind == "bits" else "ppl"
 
     def show_difference(self, difference: float) -> str:
         """Write a difference with its sign: `−3.10%`, `+0.62 points`."""

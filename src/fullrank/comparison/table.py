@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
-from fullrank.comparison.runs import COUNTING, FURTHER, TRANSLATION
+from fullrank.comparison.runs import COUNTING, FURTHER, PERPLEXITY, TRANSLATION
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid, build_grid
 
@@ -135,9 +135,13 @@ _POINTS = 200  # more cannot be told apart at the width of a figure
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Find plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = compared.all_rows
-    measure = compared.measure
-    unit = measure.logged_unit
-    curves = [(f"Validation {unit}", unit, "valid", measure.logged_key)]
+    measure = compared.groups[0].measure if compared.groups else PERPLEXITY
+    unit = measure.words
+    key = measure.key if measure.higher else "ppl"
+    if measure.kind == "bits":  # metrics.jsonl counts by token
+        unit = "bits per token"
+        key = "nll"
+    curves = [(f"Validation {unit}", unit, "valid", key)]
     if rows[0].first.task == TRANSLATION:
         curves = [
             ("Validation BLEU", "BLEU", "valid", "bleu"),

@@ -90,7 +90,8 @@ def inject(
         ConfigError: `mix`, `normalize`, `cross_head` or `output` has a value that no configuration takes.
     """
     mixture = None if output is None else mixture_settings(output)
-    attends = _changes_weights(mix, normalize) or cross_head != 0
+    changes_weights = (stage_name(mix), stage_name(normalize)) != ("none", "softmax")
+    attends = changes_weights or cross_head != 0
     _check_request(model, mix, normalize, cross_head, changes=attends or mixture is not None)
     interface = interface or {}
     describe_classes(model, interface)
@@ -154,10 +155,6 @@ def _check_request(model: nn.Module, mix: Stage, normalize: Stage, cross_head: f
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
-
-
-def _changes_weights(mix: Stage, normalize: Stage) -> bool:
-    return (stage_name(mix), stage_name(normalize)) != ("none", "softmax")
 
 
 def _refuse_peft(model: nn.Module) -> None:
@@ -226,9 +223,11 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     Raises InputError where some attention is not on the interface.
     """
     modules = find_weighted_modules(model)
-    settings = settings_of(model) if is_injected(model) else {}
-    mixes = settings and _changes_weights(settings["mix"], settings["normalize"])
-    plain = {number for number, module in enumerate(modules.values()) if not (mixes and "fullrank" in module._modules)}
+    plain = set()
+    for number, module in enumerate(modules.values()):
+        stages = module._modules.get("fullrank")
+        if stages is None or stages.keeps_weights:
+            plain.add(number)
     if plain:
         model = copy.deepcopy(model)
         for number, (name, module) in enumerate(attention_modules(model).items()):
@@ -279,10 +278,11 @@ def remove(model: Any) -> Any:
             f"{type(model).__name__}: nothing was injected into it, or it is only a part of an injected model; remove it from "
             "the whole one"
         )
-    if head := find_mixture_head(model):
-        del head.fullrank
-        head.__class__ = nn.Linear  # type: ignore[assignment]
-        drop_hooks(model, check_mixture)
+    drop_hooks(model, check_mixture)
+    for module in model.modules():
+        if isinstance(module, MixtureHead):
+            del module.fullrank
+            module.__class__ = nn.Linear  # type: ignore[assignment]
     for module in attention_modules(model).values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)
@@ -346,11 +346,6 @@ class MixtureHead(nn.Linear, Output):
         chunks = hidden.flatten(0, -2).split(_CHUNK)
         log_prob = torch.cat([checkpoint_function(self.log_prob, chunk) for chunk in chunks])
         return log_prob.unflatten(0, hidden.shape[:-1])
-
-
-def find_mixture_head(model: nn.Module) -> MixtureHead | None:
-    """Find the mixture of softmaxes that was injected into a model; None: there is none."""
-    return next((module for module in model.modules() if isinstance(module, MixtureHead)), None)
 
 
 def check_mixture(model: Any, _: Any) -> None:

@@ -148,10 +148,9 @@ def attend(
     if injected is None or injected.keeps_weights:
         return _attend_unmixed(call)
     mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
-    if _is_plain(injected.rules(module), call):
-        out = _attend_plain(call, injected, mixing)
-        if out is not None:
-            return injected.mix.finish(out).transpose(1, 2).contiguous(), None
+    out = _attend_plain(call, injected, mixing)
+    if out is not None:
+        return injected.mix.finish(out).transpose(1, 2).contiguous(), None
     return _definition(call, injected, mixing)
 
 
@@ -250,10 +249,13 @@ def _find_stages(module: nn.Module) -> Any:
     return stages
 
 
-def _is_plain(rules: EagerRules, call: Call) -> bool:
-    """Return whether a call is scaled dot-product attention, which an engine may compute; of one query none is faster."""
-    return (
+def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tensor | None:
+    """Compute scaled dot-product attention (B, H, N, D) by an engine; None: none can, or for one query none is faster."""
+    rules = injected.rules(call.module)
+    normalize = injected.normalize
+    is_plain = (
         rules.plain
+        and normalize.reason is None
         and call.query.shape[2] > 1
         and call.scaling is not None
         and kernels.get_forced() != "reference"
@@ -262,13 +264,8 @@ def _is_plain(rules: EagerRules, call: Call) -> bool:
         and all(call.others.get(name) is None for name in rules.extras)
         and not _weights_wanted(call)
     )
-
-
-def _attend_plain(call: Call, injected: Injected, mixing: Tensor | None) -> Tensor | None:
-    """Compute scaled dot-product attention (B, H, N, D) by an engine; None: none can."""
-    normalize = injected.normalize
-    layout = layout_of(call.mask, call.query, call.key)
-    if layout is None or normalize.reason is not None:
+    layout = layout_of(call.mask, call.query, call.key) if is_plain else None
+    if layout is None:
         return None
     keys, values = call.repeat(call.key), call.repeat(call.value)
     scaling = cast(float, call.scaling)

@@ -208,7 +208,24 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
         name = _name_group(labels, key, " ")
         slot = slots.get(name, number)
         color = SERIES[slot % len(SERIES)]
-        _draw_series(axes, plot, of_series, name, color)
+        x, mean, deviation = _average(of_series, plot.x, plot.band)
+        marker = "o" if len(x) <= _MOST_MARKED else ""
+        axes.plot(
+            x,
+            mean,
+            color=color,
+            marker=marker,
+            label=name or None,
+        )
+        if deviation.any():
+            axes.fill_between(
+                x,
+                mean - deviation,
+                mean + deviation,
+                color=color,
+                alpha=0.16,
+                linewidth=0,
+            )
     _set_scales(axes, plot)
     measures = dict.fromkeys(record.measure for record in points)
     x_title = plot.x_title or plot.x.replace("_", " ")
@@ -245,27 +262,6 @@ def _set_scales(axes: Axes, plot: Lines) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     if plot.from_zero:
         axes.set_ylim(bottom=0)
-
-
-def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str) -> None:
-    x, mean, deviation = _average(points, plot.x, plot.band)
-    marker = "o" if len(x) <= _MOST_MARKED else ""
-    axes.plot(
-        x,
-        mean,
-        color=color,
-        marker=marker,
-        label=name or None,
-    )
-    if deviation.any():
-        axes.fill_between(
-            x,
-            mean - deviation,
-            mean + deviation,
-            color=color,
-            alpha=0.16,
-            linewidth=0,
-        )
 
 
 def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
