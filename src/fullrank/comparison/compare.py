@@ -68,8 +68,8 @@ class Row:
     name: str
     slot: int
     runs: tuple[Run, ...]
-    text: int = 0
-    part: str = ""
+    text: int
+    part: str
 
     @property
     def first(self) -> Run:
