@@ -97,9 +97,7 @@ def _make_folder(out: Path) -> Iterator[Path]:
             new = Path(temporary) / out.name
             new.mkdir()
             yield new
-            if out.is_dir():
-                out.rmdir()  # it was empty
-            new.rename(out)
+            new.rename(out)  # also over an empty folder
     except Exception as error:  # safetensors and tokenizers have errors of their own
         reason = "no space left on the disk" if no_room(error) else error
         if no_room(error) or isinstance(error, OSError):
