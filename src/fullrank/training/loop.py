@@ -109,8 +109,6 @@ class Training(TrainingState):
         self.engine = Engine(model, self.objective)
         self.metrics: JsonLines | None = None  # of the process that writes
         self.timing: JsonLines | None = None
-        self.is_ending = False  # in one of the processes a signal asked for an end
-        self.is_late = False  # in one of them a checkpoint is due by the clock
 
     def fit(self, until: int | None = None) -> Counters:
         """Train to the end, or pause after update `until`, and return the counters.
@@ -190,7 +188,8 @@ class Training(TrainingState):
     def update(self, signals: Signals) -> None:
         """Update the parameters once, from the mean gradient over the tokens of its batches.
 
-        A request to end and the clock of one process are those of all: they are exchanged with the loss.
+        A request to end (`is_ending`) and the clock of one process, by which a checkpoint is due (`is_late`), are those of all:
+        they are exchanged with the loss.
         """
         counters = self.counters
         step = counters.step + 1
