@@ -421,11 +421,10 @@ class ModelConfig(Section):
 
     def problems_of_masked(self) -> list[str]:
         """List the reasons why no masked language model can be built of this; empty if one can."""
-        parts = (("encoder", self.encoder), ("decoder", self.decoder))
         lines = [
             f"model.{name}: a part of a translation model, given for a masked one; leave it out"
-            for name, part in parts
-            if part is not None
+            for name in ("encoder", "decoder")
+            if getattr(self, name) is not None
         ]
         lines += self._problems_of_memory("masked")
         if self.document_token_id is not None:

@@ -62,7 +62,7 @@ class Encoder(Layers):
         Raises:
             InputError: input_ids or mask have another shape, hold no token, or are too long.
         """
-        check_tokens(input_ids, "(B, M)")
+        check_tokens(input_ids)
         tokens = input_ids.shape[1]
         if tokens == 0:
             raise InputError(

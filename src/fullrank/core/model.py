@@ -246,10 +246,10 @@ class Layers(Model):
         return longest(self.position.max_length, *of_layers)
 
 
-def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:
+def check_tokens(input_ids: Tensor) -> None:
     """Raise InputError unless input_ids are a matrix; the embedding looks at their values."""
     if input_ids.dim() != 2:
-        raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
+        raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:
