@@ -44,7 +44,7 @@ class Comparison:
         """Name the layers where the readings come apart; none where the search fails, as there is a difference all the same."""
         with contextlib.suppress(Exception):
             if run.call.compiled:
-                return find_layer_by_compiler(run.subject.model._orig_mod, self.expected, self.reading, least)
+                return find_layer_by_compiler(run.subject.model, self.expected, self.reading, least)
             return find_layers(run.subject.model, self.expected, self.reading, least)
         return ()
 
@@ -197,7 +197,7 @@ def padding(run: Run) -> Finding:
     stands in the padding may be seen in no case.
     """
     subject = run.subject
-    ids = run.subject.ids
+    ids = subject.ids
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     plain = run(ids)

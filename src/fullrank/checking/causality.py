@@ -97,6 +97,9 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
         return finding
     if call.is_plain or call.cache or call.training not in subject.leaking:
         seen: Comparison | None = worst
+        if call.compiled:  # of the model as it is, modules of which are compiled one by one
+            run = replace(run, subject=replace(subject, model=subject.model._orig_mod))
+            (seen,) = _compare_cuts(run, texts, run.read(texts), [worst.reading.logits.shape[1]])
         if not (call.mask or subject.fixed or call.compiled):
             seen = _find_text_that_sees_its_end(run, worst, limit)
         if seen is None:
@@ -224,6 +227,5 @@ def check_on_random_tokens(run: Run) -> Finding:
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
-    model.eval()
     call = Call(f"after {step} steps of training on random tokens")
     return find_leak(Run(subject, call), _choose_cuts(subject, call.most_cuts, 3))
