@@ -21,18 +21,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fullrank.config.finetune import TextFinetuneConfig
 from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, EvalConfig, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.draws import evaluating
-from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, count_things
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
 from fullrank.data.padded_batches import batches_by_length
-from fullrank.files import Entries
+from fullrank.files import Entries, batched
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import EvaluationResult
 
@@ -174,23 +174,18 @@ def final_protocol(config: RunConfig, split: str = "test") -> EvaluationProtocol
             f"eval.context, eval.stride: a sliding window is for models without memory, given memory_length {memory_length}; "
             "give one of the two (--memory-length 0)"
         )
+    settings: dict[str, Any] = {"kind": "blocks"}
+    if context and stride:
+        settings = {"kind": "window", "context": context, "stride": stride}
+    elif memory_length:
+        settings = {"kind": "memory", "streams": evaluation.batch_size, "memory_length": memory_length}
+        settings |= {"memory_start": model.memory_start, "same_length": same_length}
     protocol = EvaluationProtocol(
-        kind="blocks",
-        segment_length=stride or segment_length,
+        segment_length=(context or 0) + (stride or segment_length),
         clamp_length=clamp_length,
         temperature=evaluation.temperature or 1.0,
+        **settings,
     )
-    if context and stride:
-        protocol = replace(protocol, kind="window", segment_length=context + stride, context=context, stride=stride)
-    elif memory_length:
-        protocol = replace(
-            protocol,
-            kind="memory",
-            streams=evaluation.batch_size,
-            memory_length=memory_length,
-            memory_start=model.memory_start,
-            same_length=same_length,
-        )
     return replace(protocol, next_token=not model.sees_future or protocol.only_last)
 
 
@@ -370,11 +365,17 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
     Raises:
         InputError: the model cannot read so many tokens (`check_length`).
     """
+    check_length(model, protocol, len(ids))
+    parts = passages(ids, protocol, start_id)
+    share = slice(rank(), None, world_size())
+    if protocol.streams is None:
+        batches = list(batched(parts, batch_size))[share]
+    else:  # streams are shared, each with its memory
+        batches = list(batched(parts[share], protocol.streams))
     tally = Tally(device_of(model))
-    batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
     with evaluating(model):
         changed = apply_protocol(model, protocol)
-        if model.config.sees_future and protocol.kind != "memory":
+        if model.config.sees_future and protocol.streams is None:
             result = _score_padded(changed, batches, tally)
             return replace(result, last_position=None) if protocol.next_token else result
         for batch in batches:
@@ -412,9 +413,11 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
         return
     if protocol.streams is None:
         check_block(limit, min(tokens, protocol.segment_length))
-    elif -(-tokens // protocol.streams) > limit:
+        return
+    stream = math.ceil(tokens / protocol.streams)
+    if stream > limit:
         raise InputError(
-            f"a stream of {-(-tokens // protocol.streams):,} tokens is longer than the {limit:,} positions of this model "
+            f"a stream of {stream:,} tokens is longer than the {limit:,} positions of this model "
             "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
             "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
         )
@@ -467,7 +470,7 @@ def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, star
     Returns:
         Passages, in the order of the text.
     """
-    text = np.concatenate([np.asarray([start_id]), np.asarray(ids, dtype=np.int64)])
+    text = np.concatenate(([start_id], ids)).astype(np.int64)
     tokens = len(ids)
     context = protocol.context or 0
     stride = protocol.stride or protocol.segment_length
@@ -480,42 +483,14 @@ def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, star
     return parts
 
 
-def make_batches(
-    model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
-) -> list[list[Passage]]:
-    """Group the passages of a text that are read side by side; of several processes, those of this one.
-
-    Args:
-        model: causal language model.
-        ids: token ids of the text (N,).
-        protocol: how it is read.
-        batch_size: blocks or windows at a time; streams are read all at once.
-        start_id: token that the text follows.
-
-    Returns:
-        Batches of passages.
-
-    Raises:
-        InputError: the model cannot read so many tokens (`check_length`).
-    """
-    check_length(model, protocol, len(ids))
-    parts = passages(ids, protocol, start_id)
-    if protocol.kind == "memory":  # streams are shared, else batches
-        streams = parts[rank() :: world_size()]
-        return [streams] if streams else []
-    batches = [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)]
-    return batches[rank() :: world_size()]
-
-
 def _pad(batch: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Pad passages on the right: ids (B, N + 1), which (B, N) of their inputs are tokens, and which targets count."""
-    longest = max(passage.inputs for passage in batch)
-    ids = torch.zeros(len(batch), longest + 1, dtype=torch.int64)
-    is_token, counts = torch.zeros(2, len(batch), longest, dtype=torch.bool)
-    for row, passage in enumerate(batch):
-        ids[row, : len(passage.ids)] = torch.from_numpy(passage.ids)
-        is_token[row, : passage.inputs] = True
-        counts[row, passage.unscored : passage.inputs] = True
+    ids = pad_sequence([torch.from_numpy(passage.ids) for passage in batch], batch_first=True)
+    ends = torch.tensor([[passage.inputs] for passage in batch])
+    starts = torch.tensor([[passage.unscored] for passage in batch])
+    places = torch.arange(int(ends.max()))
+    is_token = places < ends
+    counts = is_token & (places >= starts)
     return ids.to(device), is_token.to(device), counts.to(device)
 
 
@@ -534,17 +509,13 @@ def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: 
         The states of each segment with targets that count.
     """
     ids, _, counts = _pad(batch, device_of(model))
-    longest = counts.shape[1]
-    step = segment_length if model.memory_length else longest
+    step = segment_length if model.memory_length else counts.shape[1]
     memory = None
-    for start in range(0, longest, step):
-        here = slice(start, min(start + step, longest))
-        read = model.hidden(ids[:, :-1][:, here], memory)
-        memory = read.memory
-        of_segment = counts[:, here]
-        if of_segment.any():
-            targets = ids[:, 1:][:, here][of_segment]
-            yield States(read.hidden[of_segment][None], targets[None], of_segment.nonzero()[:, 0])
+    segments = (part.split(step, dim=1) for part in (ids[:, :-1], ids[:, 1:], counts))
+    for inputs, targets, counted in zip(*segments, strict=True):
+        hidden, memory, _ = model.hidden(inputs, memory)
+        if counted.any():
+            yield States(hidden[counted][None], targets[counted][None], counted.nonzero()[:, 0])
 
 
 def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], tally: Tally) -> Evaluation:
@@ -592,12 +563,7 @@ def score(
     return [scores[i] for i in range(len(texts))]
 
 
-def choose_first(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:
+def choose_first(model: Any, hidden: Tensor) -> Tensor:
     """Choose the most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
-    assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)
-    first = []
-    for part in hidden.split(rows):
-        logits = model.output(part[None])[0]
-        first.append(logits.argmax(-1))
-    return torch.cat(first)
+    return torch.cat([model.output(part[None])[0].argmax(-1) for part in hidden.split(rows)])
