@@ -67,8 +67,11 @@ def load_pretrained(
         if config.pretrained == "random":
             auto = _CLASSES[kind].replace("AutoModel", "Bert")
             where = None
-            options = _random_weights(transformers)
-            tokenizer = _random_tokenizer(transformers)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # weights without an output layer, the same ones every time
+                options = {"state_dict": transformers.BertModel(_read_configuration(config, {})).state_dict()}
+            words = {word: number for number, word in enumerate(_SPECIAL + WORDS)}
+            tokenizer = transformers.BertTokenizer(vocab=words, do_lower_case=False, mask_token=None)
         else:
             auto = _CLASSES[kind]
             where = load.location_of(config.pretrained)
@@ -97,13 +100,17 @@ def load_pretrained(
 
 
 def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) -> Any:
-    """Read the configuration of transformers, with entries about its output layer."""
+    """Read the configuration of transformers, with entries about its output layer.
+
+    `random` is a BERT of 2 layers that knows the words of invented sentences.
+    """
     import transformers
 
     from fullrank.hf.load import read_part
 
     if config.pretrained == "random":
-        return _random_configuration(transformers, outputs)
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+        return transformers.BertConfig(vocab_size=len(_SPECIAL + WORDS), **sizes, **outputs)
     return read_part("AutoConfig", config.pretrained, revision=config.revision or "main", **outputs)
 
 
@@ -132,38 +139,6 @@ def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
 def padding_of(tokenizer: Any) -> dict[str, int]:
     """Return the value that fills the end of a shorter row, by input of the model."""
     return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
-
-
-def _random_configuration(transformers: Any, outputs: Mapping[str, Any]) -> Any:
-    """Build the configuration of `model.pretrained: random`: a BERT of 2 layers that knows the words of invented sentences."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-    return transformers.BertConfig(vocab_size=len(_SPECIAL + WORDS), **sizes, **outputs)
-
-
-def _random_weights(transformers: Any) -> dict[str, Any]:
-    """Draw the weights of `model.pretrained: random` without an output layer, the same ones every time.
-
-    `from_pretrained` takes them in place of a folder.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return {"state_dict": transformers.BertModel(_random_configuration(transformers, {})).state_dict()}
-
-
-def _random_tokenizer(transformers: Any) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    vocabulary = {word: number for number, word in enumerate(_SPECIAL + WORDS)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(mark, vocabulary[mark]) for mark in ("[CLS]", "[SEP]")],
-    )
-    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in _SPECIAL}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
 
 
 def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entries:
