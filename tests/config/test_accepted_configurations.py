@@ -7,9 +7,9 @@ from drawn_configurations import accepted
 from fullrank.config.load import build_any
 from fullrank.core.errors import FullRankError
 from fullrank.experiments.language_model import skip_schedule
-from fullrank.experiments.run import task_of
+from fullrank.experiments.run import make_task_optimizer, task_of
 from fullrank.experiments.run_folder import absolute
-from fullrank.training.optimizer import make_optimizer, make_schedule
+from fullrank.training.optimizer import make_schedule
 from fullrank.training.values import TrainingPosition, make_plan
 
 BY_DATA = ("streams", "entries; set it to null", "model.vocab_size", "a stream of", "no token of", "whole stream")
@@ -31,14 +31,14 @@ def attempt(settings, out):
     task.check()
     task.prepare(lambda _: None)
     torch.manual_seed(0)
-    parts = task.parts(out, torch.device("cpu"))
-    options = parts.options
-    make_optimizer(parts.groups(), options)
-    plan = make_plan(options, parts.eval_options, parts.batches)
+    task.build(out, torch.device("cpu"))
+    options = task.options
+    make_task_optimizer(task)
+    plan = make_plan(options, task.eval_options, task.batches)
     make_schedule(options, plan.total_steps).scale_rate(1)
     for phase in options.phases:
         skip_schedule(phase, task.config.model.num_hidden_layers)
-    parts.objective(parts.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()
+    task.objective(task.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()
 
 
 @pytest.mark.parametrize(("seed", "count"), [(35, 70), pytest.param(36, 300, marks=pytest.mark.full)])

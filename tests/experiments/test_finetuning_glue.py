@@ -10,11 +10,11 @@ from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.finetune import GLUE, FinetuneTrainConfig
+from fullrank.config.finetune import GLUE
 from fullrank.config.load import build_any
 from fullrank.core.errors import InputError
 from fullrank.data.padded_batches import ExampleBatches
-from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
+from fullrank.experiments.finetuning import GlueFinetuning, encode, find_mixing
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.training.values import TrainingPosition
 from run_files import read_metrics, train_quietly
@@ -65,7 +65,7 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(files, tmp_path):
     texts, labels = columns_of(config)
     batches = ExampleBatches(encode(model, texts, 32), replace(config.train, batch_size=8))
     parameters = dict(model.model.named_parameters())
-    assert {name.rpartition(".")[2] for name in mixing_names(model.model)} == {"from_query", "mixing"}
+    assert {name.rpartition(".")[2] for name in find_mixing(model.model)} == {"from_query", "mixing"}
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
     second = {name: torch.zeros_like(p) for name, p in parameters.items()}
     per_epoch = batches.batches_per_epoch
@@ -92,34 +92,27 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(files, tmp_path):
                 p -= rate * (first[name] / (1 - 0.9**step)) / ((second[name] / (1 - 0.999**step)).sqrt() + 1e-8)
     for name, p in parameters.items():
         torch.testing.assert_close(saved[name], p.detach(), rtol=1e-3, atol=2e-5)
-    moved = [saved[name] - torch.eye(4) for name in mixing_names(model.model) if "mixing" in name]
+    moved = [saved[name] - torch.eye(4) for name in find_mixing(model.model) if "mixing" in name]
     assert torch.stack(moved).abs().max() > 0.01
 
 
 def columns_of(config):
-    train = Finetuning(config).prepare().corpus["train"]
+    train = GlueFinetuning(config).prepare().corpus["train"]
     texts, labels = zip(*train.rows, strict=True)
     return list(texts), torch.tensor(labels)
 
 
-def logits_of_batch(model, batch):
-    return model(**batch.inputs).logits
-
-
 def test_penalties_reach_the_injected_attention(files):
-    torch.manual_seed(0)
-    config = build_any(settings(files, encoder="still", orthogonality=0.3, overlap=0.02))
-    model = load_pretrained(config.model, "classification", num_labels=2)
-    texts, labels = columns_of(config)
-    for name, parameter in model.model.named_parameters():
-        if name in mixing_names(model.model):
-            torch.nn.init.normal_(parameter)
-    batch = ExampleBatches(encode(model, texts, 32), FinetuneTrainConfig(batch_size=8)).batch(0, 0)
-    objective = ExampleObjective(model.model, labels, logits_of_batch, F.cross_entropy, config.train)
-    loss = objective(batch, {}, TrainingPosition(step=1))
+    task = GlueFinetuning(build_any(settings(files, encoder="still", orthogonality=0.3, overlap=0.02))).prepare()
+    task.build(files, torch.device("cpu"))
+    for parameter in find_mixing(task.model).values():
+        torch.nn.init.normal_(parameter)
+    batch = task.batches.batch(0, 0)
+    loss = task.objective(batch, {}, TrainingPosition(step=1))
     trace = fr.Trace()
     with fr.traced(trace):
-        plain = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
+        logits = task.model(**batch.inputs).logits
+    plain = F.cross_entropy(logits, task.splits["train"].targets[batch.indices])
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
     assert expected > 1
     torch.testing.assert_close(loss.value - plain, expected, rtol=1e-4, atol=1e-4)
@@ -164,7 +157,7 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name, tmp_path):
     }
     train_quietly(raw, tmp_path / "run")
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    dev = Finetuning(build_any(raw)).prepare().corpus["dev"]
+    dev = GlueFinetuning(build_any(raw)).prepare().corpus["dev"]
     texts = [dict(zip(("text", "text_pair"), sentences, strict=False)) for sentences, _ in dev.rows]
     model = fr.load_injected(tmp_path / "run" / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")

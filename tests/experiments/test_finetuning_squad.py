@@ -12,8 +12,7 @@ from fullrank.config.finetune import FinetuneEvalConfig, TaskDataConfig
 from fullrank.config.load import build_any
 from fullrank.data.tasks import Question, Window, choose_windows, read_task
 from fullrank.evaluation.tasks import squad_scores
-from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, find_answers, logits_by_example
-from fullrank.experiments.pretrained import load_pretrained
+from fullrank.experiments.finetuning import SquadFinetuning, find_answers, logits_by_example
 from fullrank.training.values import TrainingPosition
 from run_files import read_metrics, train_quietly
 from tiny_encoder import WORDS, tiny_encoder
@@ -66,17 +65,16 @@ def settings(files, name="squad", **train):
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(files):
     config = build_any(settings(files, group_by_length=False))
-    task = Finetuning(config).prepare(lambda _: None)
+    task = SquadFinetuning(config).prepare()
     torch.manual_seed(config.train.seed)
-    parts = task.parts(Path("unused"), torch.device("cpu"))
-    model = parts.model
-    benchmark = SquadBenchmark(config)
-    train = benchmark.encode(load_pretrained(config.model, "answers"), task.corpus["train"])
-    batch = parts.batches.batch(0, 0)
+    task.build(Path("unused"), torch.device("cpu"))
+    model = task.model
+    train = task.splits["train"]
+    batch = task.batches.batch(0, 0)
     lengths = [len(train.windows[i].ids) for i in batch.indices]
     assert min(lengths) < max(lengths)
     assert len(train.windows) > len(train.source)
-    logits = logits_by_example(model, train.encoded, 1000, benchmark.compute_logits)
+    logits = logits_by_example(model, train.encoded, 1000, task.compute_logits)
     losses = []
     for i in batch.indices:
         window = train.windows[i]
@@ -87,7 +85,7 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(files)
         torch.testing.assert_close(logits[i][:, : len(window.ids)], alone, rtol=0, atol=1e-5)
         for row, target in zip(alone, (window.start, window.end), strict=True):
             losses.append(math.log(sum(math.exp(value) for value in row.tolist())) - float(row[target]))
-    loss = parts.objective(batch, {}, TrainingPosition(1))
+    loss = task.objective(batch, {}, TrainingPosition(1))
     assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
     assert (loss.tokens, loss.read) == (8, sum(lengths))

@@ -37,10 +37,10 @@ def slow(monkeypatch) -> list[int]:
     """A machine that takes 10 µs and 1 ps a parameter for a token of training, and 2 s for an evaluation."""
     sizes = []
 
-    def measure(parts, spend=1.0):
-        options = parts.options
+    def measure(task):
+        options = task.options
         tokens = options.batch_tokens or options.batch_size * options.segment_length
-        sizes.append(sum(p.numel() for p in parts.model.parameters()))
+        sizes.append(sum(p.numel() for p in task.model.parameters()))
         return tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0
 
     monkeypatch.setattr(speed, "measure_speed", measure)

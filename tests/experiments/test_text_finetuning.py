@@ -72,19 +72,19 @@ def call(*words):
 def test_the_first_loss_is_that_of_transformers(files, tmp_path, kind, attention):
     """Of a plain model, and of an injected one, which starts equal to it; dropout is off."""
     task = TextFinetuning(build_any(settings(files, kind, attention))).prepare()
-    parts = task.parts(tmp_path, torch.device("cpu"))
-    parts.model.eval()
+    task.build(tmp_path, torch.device("cpu"))
+    task.model.eval()
     model = transformers.AutoModelForCausalLM.from_pretrained(files / kind).eval()
     for index in (0, 3):
-        batch = parts.batches.batch(0, index)
-        loss = parts.objective(batch, {}, TrainingPosition(1))
+        batch = task.batches.batch(0, index)
+        loss = task.objective(batch, {}, TrainingPosition(1))
         ids = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
         assert torch.equal(ids[:, 1:], batch.targets)
         with torch.no_grad():
             theirs = model(input_ids=ids, labels=ids).loss
         torch.testing.assert_close(loss.value.detach(), theirs, rtol=1e-5, atol=1e-6)
         assert loss.tokens == batch.targets.numel()
-    valid = parts.evaluate(parts.model)
+    valid = task.evaluate(task.model)
     tokens = np.concatenate([[task.corpus.tokenizer.start_id], task.corpus.ids("valid")])
     nats = 0.0
     for start in range(0, len(tokens) - 1, 24):
@@ -103,10 +103,10 @@ def test_the_first_loss_is_that_of_transformers(files, tmp_path, kind, attention
 
 def test_label_smoothing_and_penalties_are_in_the_loss(files, tmp_path):
     task = TextFinetuning(build_any(settings(files, label_smoothing=0.1, orthogonality=0.5))).prepare()
-    parts = task.parts(tmp_path, torch.device("cpu"))
-    model = parts.model.eval()
-    batch = parts.batches.batch(0, 0)
-    loss = parts.objective(batch, {}, TrainingPosition(1))
+    task.build(tmp_path, torch.device("cpu"))
+    model = task.model.eval()
+    batch = task.batches.batch(0, 0)
+    loss = task.objective(batch, {}, TrainingPosition(1))
     with torch.no_grad():
         log_p = model.model(batch.inputs).logits.log_softmax(-1)
     nll = -log_p.gather(-1, batch.targets[..., None])[..., 0]
@@ -117,7 +117,7 @@ def test_label_smoothing_and_penalties_are_in_the_loss(files, tmp_path):
         for name, parameter in model.named_parameters():
             if ".fullrank." in name:
                 parameter.add_(0.3)
-    assert parts.objective(batch, {}, TrainingPosition(1)).value.item() > loss.value.item() + 0.1
+    assert task.objective(batch, {}, TrainingPosition(1)).value.item() > loss.value.item() + 0.1
 
 
 def test_tokens_are_those_of_transformers(files):

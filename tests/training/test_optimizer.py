@@ -174,7 +174,7 @@ def test_embedding_and_mixing_learn_at_rates_of_their_own():
     attend = model.blocks[0].attention.attend
     mixing = [attend.mix_scores.mixing, attend.mix.from_query, attend.mix.mixing]
     options = TrainConfig(steps=1, weight_decay=0.1, embedding_rate=2.0, mixing_rate=0.1)
-    groups = LanguageModelTask(RunConfig(train=options)).make_groups(model)
+    groups = parameter_groups(model, 0.1, rates=LanguageModelTask(RunConfig(train=options)).choose_rates(model))
     rates_of = {
         p: (group.get("peak"), group.get("scale"), group["weight_decay"]) for group in groups for p in group["params"]
     }

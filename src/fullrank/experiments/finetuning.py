@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
+from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig
 from fullrank.config.run import list_corpora
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
@@ -21,11 +21,10 @@ from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, 
 from fullrank.data.tasks import NO_ANSWER, Question, TaskSplit, Window, read_task, squad_windows
 from fullrank.evaluation.tasks import glue_scores, squad_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Task, begin_pass, finish_loss
+from fullrank.experiments.task import Rates, Task, begin_pass, finish_loss
 from fullrank.files import Entries, write_json
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import all_gather, device_of, rank, world_size
-from fullrank.training.optimizer import Groups, parameter_groups
+from fullrank.training.device import device_of, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, Counters, EvaluationOptions, EvaluationResult, Loss, TrainingPosition
 
 _MASKED = -1e30  # padding cannot be an answer
@@ -47,31 +46,8 @@ class EncodedSplit:
     windows: Sequence[Window] = ()
 
 
-@dataclass(frozen=True)
-class ExampleObjective:
-    """The mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
-
-    `targets`: one row for each example; `logits` (B, ...), `loss`: those of the benchmark.
-    """
-
-    model: nn.Module
-    targets: Tensor
-    logits: Callable[[nn.Module, ExampleBatch], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    options: FinetuneTrainConfig
-
-    def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        from fullrank.hf.interface import traced  # a configuration is checked without transformers
-
-        trace = begin_pass(self.options, batch)
-        with traced(trace):
-            logits = self.logits(self.model, batch)
-        value = self.loss(logits, self.targets[batch.indices].to(logits.device))
-        return finish_loss(value, value.detach(), batch, trace, self.options)
-
-
 def logits_by_example(
-    model: nn.Module, examples: Encoded, batch_size: int, logits: Callable[[nn.Module, ExampleBatch], Tensor]
+    model: nn.Module, examples: Encoded, batch_size: int, compute_logits: Callable[[nn.Module, ExampleBatch], Tensor]
 ) -> list[Tensor]:
     """Compute the logits of each example, in evaluation mode.
 
@@ -79,39 +55,172 @@ def logits_by_example(
         model: encoder with its output layer.
         examples: examples, encoded.
         batch_size: examples at a time.
-        logits: the logits of a batch, of the benchmark.
+        compute_logits: computes the logits of a batch.
 
     Returns:
         Logits of each example, in order, on the CPU.
     """
-    logits_here: dict[int, Tensor] = {}
+    batches = list(batches_by_length(examples.lengths.tolist(), batch_size))
+    logits_here = []
     with evaluating(model):
-        for number, indices in enumerate(batches_by_length(examples.lengths.tolist(), batch_size)):
-            if number % world_size() == rank():
-                batch = ExampleBatch(examples.rows(indices), torch.tensor(indices))
-                logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+        for number in share_of_process(len(batches)):
+            indices = batches[number]
+            batch = ExampleBatch(examples.rows(indices), torch.tensor(indices))
+            logits_here.append(compute_logits(model, batch).cpu())
     by_example: dict[int, Tensor] = {}
-    for part in all_gather(logits_here):
-        by_example |= part
+    for indices, logits in zip(batches, merge_shares(logits_here), strict=True):
+        by_example.update(zip(indices, logits, strict=True))
     return [by_example[index] for index in range(len(examples))]
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+
+class Finetuning(Task):
+    """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
+
+    packages = ("transformers",)
+    kind = "classification"
+    outputs = 2
+    labels: Sequence[str] | None = None
+    # what each benchmark says by itself
+    title: str
+    metrics: Sequence[str]
+    protocol: str
+    encode: Any
+    compute_logits: Any
+    compute_loss: Any
+    score: Any
+
+    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
+        data = self.config.data
+        self.corpus = {}
+        for name in list_corpora()[data.name].published:
+            source = read_task(data, name)
+            most = data.max_train if name == "train" else data.max_eval
+            self.corpus[name] = source.take(choose_subset(len(source), most, data.subset_seed))
+        self.identity = {"text": {name: source.sha256 for name, source in self.corpus.items()}}
+        return self
+
+    def build(self, folder: Path, device: torch.device) -> None:
+        from fullrank.hf.causal import use_own_products
+
+        config = self.config
+        self.pretrained = pretrained = load_pretrained(config.model, self.kind, self.outputs, self.labels)
+        limit = pretrained.max_length
+        if limit is not None and config.data.max_length > limit:
+            raise InputError(
+                f"data.max_length: this encoder reads at most {limit} tokens, given {config.data.max_length}"
+            )
+        self.model = pretrained.model.to(device)
+        use_own_products(self.model)
+        self.splits = {name: self.encode(pretrained, source) for name, source in self.corpus.items()}
+        self.batches = ExampleBatches(self.splits["train"].encoded, config.train)
+        self.options = config.train.options(self.batches.batches_per_epoch)
+        every_steps = config.eval.every_steps
+        # null: once, at the end, which comes by itself
+        every_epochs = config.eval.every_epochs or (None if every_steps else float(2**31))
+        self.eval_options = EvaluationOptions(every_steps, every_epochs, self.metrics[0])
+
+    def objective(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        """Compute the mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+
+        Args:
+            batch: the examples.
+            carry: nothing.
+            position: place in the training, which changes nothing.
+
+        Returns:
+            The loss of the pass.
+        """
+        from fullrank.hf.interface import traced
+
+        trace = begin_pass(self.options, batch)
+        with traced(trace):
+            logits = self.compute_logits(self.model, batch)
+        value = self.compute_loss(logits, self.splits["train"].targets[batch.indices].to(logits.device))
+        return finish_loss(value, value.detach(), batch, trace, self.options)
+
+    def score_split(self, model: nn.Module, name: str, folder: Path | None = None) -> dict[str, float]:
+        """Measure the figures of a split; into a folder, if it is given, the model's predictions are written."""
+        split = self.splits[name]
+        logits = logits_by_example(model, split.encoded, self.config.eval.batch_size, self.compute_logits)
+        figures: dict[str, float] = self.score(split, logits, folder)
+        return figures
+
+    def evaluate(self, model: nn.Module) -> EvaluationResult:
+        figures = self.score_split(model, "dev")
+        rows = len(self.splits["dev"].encoded)
+        return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in self.metrics})
+
+    def measure(self, done: Counters, folder: Path) -> Entries:
+        from fullrank.hf.load import quiet
+
+        config: FinetuneConfig = self.config
+        model = self.model
+        if config.eval.checkpoint == "best" and done.best_step != done.step:
+            load_weights(model, folder / "checkpoints" / "best")
+        model.eval()
+        figures = {name: self.score_split(model, name, folder) for name in self.splits if name != "train"}
+        if config.train.keep_model and rank() == 0:
+            with quiet():
+                model.save_pretrained(folder / "model")
+                self.pretrained.tokenizer.save_pretrained(folder / "model")
+        fresh = [p for name, p in model.named_parameters() if name in self.pretrained.fresh]
+        windows = {name: len(split.windows) for name, split in self.splits.items()}
+        return {
+            "kind": "finetuning",
+            "parameters": {
+                "total": model.num_parameters(),
+                "mixing": count_numbers(find_mixing(model).values()),
+                "fresh": count_numbers(fresh),
+            },
+            "final": figures,
+            "metrics": list(self.metrics),
+            "checkpoint": config.eval.checkpoint,
+            "best": {"step": done.best_step, self.metrics[0]: done.best_metric},
+            "task": config.data.label,
+            "title": self.title,
+            "slice": {name: source.is_slice for name, source in self.corpus.items()},
+            "examples": {name: len(source) for name, source in self.corpus.items()},
+            **({"windows": windows} if windows["dev"] else {}),
+            "protocol": self.protocol,
+            "sha256": self.identity["text"],
+        }
+
+    def choose_rates(self, model: nn.Module) -> Rates:
+        return rate_mixing(model, self.config.train.mixing_scale)
+
+
+def find_mixing(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Find the injected parameters by their names."""
+    return {name: p for name, p in model.named_parameters() if ".fullrank." in f".{name}"}
+
+
+def count_numbers(parameters: Iterable[nn.Parameter]) -> int:
+    """Count the numbers in parameters."""
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def rate_mixing(model: nn.Module, scale: float) -> Rates:
+    """Return the learning rate of injected parameters, as a factor on that of all others."""
+    return {parameter: {"scale": scale} for parameter in find_mixing(model).values()}
 
 
 # -- GLUE --------------------------------------------------------------------------------------------------------------
 
 
-class GlueBenchmark:
+@dataclass(eq=False)
+class GlueFinetuning(Finetuning):
     """A task of GLUE: sentences, or pairs of them, with a label or a number."""
 
-    kind = "classification"
-
-    def __init__(self, config: FinetuneConfig) -> None:
-        self.config = config
-        self.task = GLUE[config.data.task]
+    def __post_init__(self) -> None:
+        self.task = GLUE[self.config.data.task]
         self.title = self.task.title
         self.labels = self.task.labels
         self.metrics = self.task.metrics
         self.outputs = self.task.outputs
-        self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
+        self.protocol = f"development split, fp32, at most {self.config.data.max_length} tokens"
 
     def encode(self, pretrained: PretrainedEncoder, source: TaskSplit) -> EncodedSplit:
         texts, labels = zip(*source.rows, strict=True)
@@ -154,7 +263,7 @@ class GlueBenchmark:
         return {**glue_scores(self.task, predictions, labels), "loss": loss, "examples": len(split.source)}
 
 
-def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int | None) -> Encoded:
+def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_length: int) -> Encoded:
     """Encode texts with the special tokens of the encoder.
 
     Of a pair that is too long, the longer side loses tokens first.
@@ -162,7 +271,7 @@ def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_
     Args:
         pretrained: the encoder with its tokenizer.
         texts: texts, or pairs of them.
-        max_length: most tokens of a text or pair, special ones among them; None: any number.
+        max_length: most tokens of a text or pair, special ones among them.
 
     Returns:
         Token ids with their masks, and the values that pad them.
@@ -174,7 +283,7 @@ def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_
     tokenizer = pretrained.tokenizer
     special = tokenizer.num_special_tokens_to_add(pair=len(sides) == 2)
     least = special + len(sides)
-    if max_length is not None and max_length < least:
+    if max_length < least:
         raise InputError(
             f"data.max_length: at least {least}, of which {special} are special tokens of this encoder, given {max_length}"
         )
@@ -186,15 +295,14 @@ def encode(pretrained: PretrainedEncoder, texts: Sequence[tuple[str, ...]], max_
 # -- SQuAD -------------------------------------------------------------------------------------------------------------
 
 
-class SquadBenchmark:
+@dataclass(eq=False)
+class SquadFinetuning(Finetuning):
     """SQuAD v1.1 and v2: questions whose answer is a span of a context, which is read in windows."""
 
     kind = "answers"
-    labels = None
-    outputs = 2
 
-    def __init__(self, config: FinetuneConfig) -> None:
-        self.config = config
+    def __post_init__(self) -> None:
+        config = self.config
         self.version = SQUAD[config.data.name]
         self.title = f"SQuAD v{self.version}"
         self.metrics = ("f1", "exact" if self.version == "2.0" else "exact_match")  # named as in each version's script
@@ -327,126 +435,3 @@ def _find_best_span(
             else:
                 scores[first, last] = -np.inf
     return (best, highest) if best else ("", 0.0)
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-Benchmark = GlueBenchmark | SquadBenchmark
-
-
-def benchmark_of(config: FinetuneConfig) -> Benchmark:
-    """Build the benchmark that `data.name` names."""
-    return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
-
-
-class Finetuning(Task):
-    """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
-
-    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        data = self.config.data
-        self.corpus = {}
-        for name in list_corpora()[data.name].published:
-            source = read_task(data, name)
-            most = data.max_train if name == "train" else data.max_eval
-            rows = choose_subset(len(source), most, data.subset_seed)
-            self.corpus[name] = source if len(rows) == len(source) else source.take(rows)
-        self.identity = {"text": {name: source.sha256 for name, source in self.corpus.items()}}
-        return self
-
-    def parts(self, folder: Path, device: torch.device) -> Parts:
-        import transformers
-
-        from fullrank.hf.causal import use_own_products
-        from fullrank.hf.load import quiet
-
-        config: FinetuneConfig = self.config
-        benchmark = benchmark_of(config)
-        evaluation = config.eval
-        pretrained = load_pretrained(config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
-        limit = pretrained.max_length
-        most = config.data.max_length
-        if limit is not None and most is not None and most > limit:
-            raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {most}")
-        model = pretrained.model.to(device)
-        use_own_products(model)
-        splits = {name: benchmark.encode(pretrained, source) for name, source in self.corpus.items()}
-        train = splits["train"]
-        dev = splits["dev"]
-        batches = ExampleBatches(train.encoded, config.train)
-        options = config.train.options(batches.batches_per_epoch)
-        # null: once, at the end, which comes by itself
-        every_epochs = evaluation.every_epochs or (None if evaluation.every_steps else float(2**31))
-
-        def measure(model: nn.Module, split: EncodedSplit, written: Path | None = None) -> dict[str, float]:
-            logits = logits_by_example(model, split.encoded, evaluation.batch_size, benchmark.compute_logits)
-            return benchmark.score(split, logits, written)
-
-        def evaluate(model: nn.Module) -> EvaluationResult:
-            figures = measure(model, dev)
-            rows = len(dev.encoded)
-            return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in benchmark.metrics})
-
-        def finish(done: Counters) -> Entries:
-            if evaluation.checkpoint == "best" and done.best_step != done.step:
-                load_weights(model, folder / "checkpoints" / "best")
-            model.eval()
-            figures = {name: measure(model, split, folder) for name, split in splits.items() if name != "train"}
-            if config.train.keep_model and rank() == 0:
-                with quiet():
-                    model.save_pretrained(folder / "model")
-                    pretrained.tokenizer.save_pretrained(folder / "model")
-            parameters = dict(model.named_parameters())
-            windows = {name: len(split.windows) for name, split in splits.items()}
-            return {
-                "kind": "finetuning",
-                "parameters": {
-                    "total": model.num_parameters(),
-                    "mixing": sum(parameters[name].numel() for name in mixing_names(model)),
-                    "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
-                },
-                "final": figures,
-                "metrics": list(benchmark.metrics),
-                "checkpoint": evaluation.checkpoint,
-                "best": {"step": done.best_step, benchmark.metrics[0]: done.best_metric},
-                "task": config.data.label,
-                "title": benchmark.title,
-                "slice": {name: split.source.is_slice for name, split in splits.items()},
-                "examples": {name: len(split.source) for name, split in splits.items()},
-                **({"windows": windows} if dev.windows else {}),
-                "protocol": benchmark.protocol,
-                "sha256": self.identity["text"],
-            }
-
-        return Parts(
-            model,
-            ExampleObjective(model, train.targets, benchmark.compute_logits, benchmark.compute_loss, config.train),
-            batches,
-            evaluate,
-            options,
-            EvaluationOptions(evaluation.every_steps, every_epochs, benchmark.metrics[0]),
-            lambda: make_groups(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
-            finish,
-            {"transformers": transformers.__version__},
-        )
-
-
-def mixing_names(model: nn.Module) -> set[str]:
-    """List the names of the injected parameters."""
-    return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
-
-
-def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
-    """Build parameter groups in which injected parameters have a learning rate of their own.
-
-    Args:
-        model: the model, injected.
-        weight_decay: weight decay of the optimizer.
-        mixing_scale: factor on the learning rate of the injected parameters.
-        muon: whether the optimizer is Muon.
-
-    Returns:
-        The parameter groups, as `parameter_groups` makes them.
-    """
-    injected = mixing_names(model)
-    rates = {p: {"scale": mixing_scale} for name, p in model.named_parameters() if name in injected}
-    return parameter_groups(model, weight_decay, muon, rates)

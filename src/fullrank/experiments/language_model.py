@@ -51,12 +51,7 @@ from fullrank.experiments.measure import (
     measure,
     validation_protocol,
 )
-from fullrank.experiments.task import (
-    Connections,
-    TextTask,
-    begin_pass,
-    finish_loss,
-)
+from fullrank.experiments.task import TextTask, begin_pass, finish_loss
 from fullrank.files import Entries, read_json, write_json
 from fullrank.training.device import all_reduce, device_of, rank, world_size
 from fullrank.training.values import Carry, Loss, TrainingPosition
@@ -228,7 +223,7 @@ def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
 class LanguageModelTask(TextTask):
     """The task of causal language models."""
 
-    model: Any = LanguageModel
+    model_class: Any = LanguageModel
 
     def check(self) -> None:
         for split in SPLITS:
@@ -279,40 +274,35 @@ class LanguageModelTask(TextTask):
         unigram = {split: unigram_perplexity(self.corpus, split) for split in SPLITS}
         return {"unigram_perplexity": unigram, "fourgram_perplexity": fourgram_perplexities(self.corpus)}
 
-    def connect(self, model: Any) -> Connections:
-        config = self.config
+    def connect(self) -> None:
+        model = self.model
         splits = self.corpus.splits
-        protocol = validation_protocol(self.config)
-        _check_positions(model, splits["train"]["tokens"] // config.train.batch_size)
-        check_length(model, protocol, len(self.read_validation()))
+        _check_positions(model, splits["train"]["tokens"] // self.options.batch_size)
+        check_length(model, self.validation, len(self.read_validation()))
         for split in SPLITS:
             final = self.protocol(split)
             check_length(model, final, splits[split]["tokens"])
             divide_logits(model, final.temperature)  # refused where the output layer has no logits
-        objective = CausalObjective(model, config.train, self.identity)
-        return self.read_by(protocol, objective, training_batches(config, self.corpus))
+        self.objective = CausalObjective(model, self.options, self.identity)
+        self.batches = training_batches(self.config, self.corpus)
+
+    @property
+    def validation(self) -> Any:
+        """Protocol of the evaluation while training."""
+        return validation_protocol(self.config)
 
     def read_validation(self) -> np.ndarray:
         """Read the tokens for evaluation while training."""
         ids: np.ndarray = self.corpus.ids("valid")[: self.config.eval.max_tokens]
         return ids
 
-    def read_by(self, protocol: Any, objective: Any, batches: Any) -> Connections:
-        """Build the parts of a training whose evaluation reads by a protocol.
+    def evaluate(self, model: Any) -> Evaluation:
+        return self.score(model, self.read_validation(), self.validation)
 
-        Args:
-            protocol: how the evaluation reads validation text.
-            objective: loss of a batch.
-            batches: those that are trained on.
+    def describe_evaluation(self) -> Entries:
+        return {"protocol": self.validation.in_words(), "next_token": self.validation.next_token}
 
-        Returns:
-            The parts.
-        """
-        ids = self.read_validation()
-        evaluation = {"protocol": protocol.in_words(), "next_token": protocol.next_token}
-        return Connections(objective, batches, lambda model: self.measure(model, ids, protocol), evaluation)
-
-    def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+    def score(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
         """Sum the nll of token ids.
 
         Args:
@@ -347,7 +337,7 @@ class LanguageModelTask(TextTask):
         counts = self.corpus.splits[split]
         tokenizer = self.corpus.tokenizer
         ids = self.corpus.ids(split)
-        total = self.measure(model, ids, protocol)
+        total = self.score(model, ids, protocol)
         if tokenizer.kind == "word":
             starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
@@ -396,16 +386,20 @@ class MaskedObjective:
 class MaskedModelTask(LanguageModelTask):
     """The task of masked language models."""
 
-    model = MaskedLanguageModel
+    model_class = MaskedLanguageModel
     name = "masked_modeling"
 
     def protocol(self, split: str = "test") -> Any:
         return choose_masked_protocol(self.config)
 
-    def connect(self, model: Any) -> Connections:
+    @property
+    def validation(self) -> Any:
+        return self.protocol()
+
+    def connect(self) -> None:
         self.measure_counts()  # refused where nothing is masked
-        batches = MaskedBatches(training_batches(self.config, self.corpus), self.masking)
-        return self.read_by(self.protocol(), MaskedObjective(model, self.config.train), batches)
+        self.objective = MaskedObjective(self.model, self.options)
+        self.batches = MaskedBatches(training_batches(self.config, self.corpus), self.masking)
 
     @property
     def masking(self) -> Masking:
@@ -427,7 +421,7 @@ class MaskedModelTask(LanguageModelTask):
             unigram[split] = math.exp(float(nats[targets].mean()))
         return {"unigram_perplexity": unigram, "fourgram_perplexity": {}}
 
-    def measure(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
+    def score(self, model: Any, ids: np.ndarray, protocol: Any) -> Evaluation:
         """Sum nll and hits at the masked tokens.
 
         The model is put into evaluation mode, and its mode is restored. The precision is that around the call: while
@@ -458,7 +452,7 @@ class MaskedModelTask(LanguageModelTask):
         return Evaluation(total.nll, total.tokens, {"accuracy_percent": accuracy})
 
     def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
-        return figures(self.measure(model, self.corpus.ids(split), protocol))
+        return figures(self.score(model, self.corpus.ids(split), protocol))
 
     def finish(self, model: Any, folder: Path) -> Entries:
         return {"mask": {"token": MASK, "id": model.mask_id}, **super().finish(model, folder)}

@@ -16,16 +16,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 import fullrank
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
-from fullrank.config.load import Resolved, load, resolve_any
+from fullrank.config.load import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.registry import lookup
@@ -35,20 +36,21 @@ from fullrank.data.prepared import Corpus, check_sources
 from fullrank.experiments.measure import change_evaluation, warn_of_length
 from fullrank.experiments.run_folder import (
     AnyConfig,
+    Cell,
     absolute,
     check_usable,
     claim,
-    default_folder,
+    has_begun,
     open_any,
     open_run,
     read_result,
     reopen,
     start_from_run,
 )
-from fullrank.experiments.task import Parts, Task, TextTask
+from fullrank.experiments.task import Task, TextTask
 from fullrank.files import Entries, sha256_of, write_json
 from fullrank.kernels import chosen, kernel
-from fullrank.seal import is_run, read_record, seal_run
+from fullrank.seal import read_record, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import list_kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import (
@@ -67,7 +69,7 @@ from fullrank.training.device import (
 )
 from fullrank.training.loop import Training
 from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import make_optimizer
+from fullrank.training.optimizer import make_optimizer, parameter_groups
 from fullrank.training.values import TrainingPosition
 
 logger = logging.getLogger(__name__)
@@ -76,9 +78,9 @@ logger = logging.getLogger(__name__)
 def task_of(config: AnyConfig) -> Any:
     """Build the task of a configuration; only its own code is imported."""
     if isinstance(config, FinetuneConfig):
-        from fullrank.experiments.finetuning import Finetuning
+        from fullrank.experiments.finetuning import GlueFinetuning, SquadFinetuning
 
-        return Finetuning(config)
+        return SquadFinetuning(config) if config.data.answers else GlueFinetuning(config)
     if isinstance(config, TextFinetuneConfig):
         from fullrank.experiments.text_finetuning import TextFinetuning
 
@@ -127,16 +129,16 @@ def train(
             prepare_run(task, resolved, folder, kernel_name)
             if rank() == 0:
                 exits.enter_context(lock_folder(folder))
-                has_begun = claim(folder, task.config, task.identity)
+                is_known = claim(folder, task.config, task.identity)
                 task.save(folder)  # also files that somebody took away
-                if has_begun and (result := read_result(folder)) is not None:
+                if is_known and (result := read_result(folder)) is not None:
                     logger.info(f"{folder}: already finished")
         if all_gather(result is not None)[0]:
             return result or {}
         return fit_run(task, folder, device, quiet=quiet, until=until)
 
 
-def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str) -> None:
+def prepare_run(task: Any, resolved: Resolved[AnyConfig], folder: Path, kernel_name: str) -> None:
     """Prepare the data of a run; the identity of the task then says what it is trained on and how.
 
     Args:
@@ -149,8 +151,7 @@ def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_
         InputError: the folder holds files of something else, or a text of the run has changed.
     """
     check_usable(folder)
-    has_begun = is_run(folder) and ((folder / "checkpoints/last").exists() or (folder / "metrics.jsonl").exists())
-    recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
+    recorded = open_any(folder)[1] if has_begun(folder) else {}  # a start that failed may have been on another text
     task.prepare(recorded, allow_slice=resolved.scale != "paper")
     if recorded and isinstance(task.corpus, Corpus):
         check_sources(task.corpus, folder)
@@ -164,17 +165,13 @@ def prepare_run(task: Task, resolved: Resolved[AnyConfig], folder: Path, kernel_
                 for name, settings in options.parts.items()
             }
         if options.start is not None:
-            identity["start"] = recorded.get("start") or describe_start(options.start)
+            weights, _ = find(Path(options.start), "best")
+            start = {"folder": options.start, "sha256": sha256_of(weights)}
+            identity["start"] = recorded.get("start") or start
     task.identity = identity
 
 
-def describe_start(folder: str) -> dict[str, str]:
-    """Describe the run whose weights a training begins with, and their checksum."""
-    weights, _ = find(Path(folder), "best")
-    return {"folder": folder, "sha256": sha256_of(weights)}
-
-
-def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, until: int | None) -> Entries:
+def fit_run(task: Any, folder: Path, device: torch.device, *, quiet: bool, until: int | None) -> Entries:
     """Train and measure a run; the first of several processes writes its result.json.
 
     Args:
@@ -193,8 +190,8 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
     is_first = rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(config.train.seed)
-        parts = task.parts(folder, device)
-        options = parts.options
+        task.build(folder, device)
+        options = task.options
         settings = config.to_dict()
         observers = []
         if is_first:
@@ -210,17 +207,17 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
             )
         if "start" in identity and not (folder / "checkpoints" / "last").exists():
-            load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
+            load_weights(task.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and world_size() > 1:
-            shard(parts.model, options)
+            shard(task.model, options)
         training = Training(
-            model=parts.model,
-            objective=parts.objective,
-            batches=parts.batches,
-            evaluate=parts.evaluate,
-            optimizer=make_optimizer(parts.groups(), options),
+            model=task.model,
+            objective=task.objective,
+            batches=task.batches,
+            evaluate=task.evaluate,
+            optimizer=make_task_optimizer(task),
             options=options,
-            eval_options=parts.eval_options,
+            eval_options=task.eval_options,
             folder=folder,
             seal=seal_run(folder, settings),
             observers=observers,
@@ -233,7 +230,7 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
             **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
             "seed": options.seed,
             "ms_per_step": done.ms_per_step,
-            **parts.result(done),
+            **task.measure(done, folder),
             **({"start": identity["start"]} if "start" in identity else {}),
             "steps": done.step,
             "epochs": done.step / training.plan.steps_per_epoch,
@@ -242,13 +239,25 @@ def fit_run(task: Task, folder: Path, device: torch.device, *, quiet: bool, unti
             "tokens_per_second": done.tokens_per_second,
             "wall_seconds": done.seconds,
             "peak_memory_mib": done.peak_memory_mib,
-            "environment": {**environment(device, options.precision), "engines": done.engines, **parts.versions},
+            "environment": {
+                **environment(device, options.precision),
+                "engines": done.engines,
+                **{package: version(package) for package in task.packages},
+            },
         }
         if is_first:
             write_json(folder / "result.json", result)
             if isinstance(config, FinetuneConfig):  # optimizer states take three times the room of the model
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
+
+
+def make_task_optimizer(task: Any) -> Optimizer:
+    """Make the optimizer of a task for its model, which may be in parts on several processes by now."""
+    options = task.options
+    rates = task.choose_rates(task.model)
+    groups = parameter_groups(task.model, options.weight_decay, options.optimizer == "muon", rates)
+    return make_optimizer(groups, options)
 
 
 def resume(folder: Path, **how: Any) -> Entries:
@@ -311,14 +320,13 @@ def evaluate(
     config = change_evaluation(open_run(folder)[0], changes, split)
     device = choose_device(device_name, "--device")
     task = task_of(config)
-    with kernel(kernel_name), ExitStack() as stack:
+    with kernel(kernel_name), tempfile.TemporaryDirectory() as ids_folder:
         protocol = task.protocol(split)
-        model = task.model.load(folder, checkpoint).to(device)
+        model = task.model_class.load(folder, checkpoint).to(device)
         if text is None:
             task.corpus = corpus_of(folder, split)
         else:
-            ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            task.corpus = encode_file(text, load_tokenizer(folder), ids_folder)
+            task.corpus = encode_file(text, load_tokenizer(folder), Path(ids_folder))
             split = "text"
         figures = task.figures(model, split, protocol)
     warn_of_length(config, protocol)
@@ -359,73 +367,6 @@ def average(folder: Path, *, last: int | None = None) -> Entries:
 # -- rows and seeds of a table ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of a table: a row with a seed, and its folder."""
-
-    resolved: Resolved[AnyConfig]
-    folder: Path
-
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "result.json").is_file()
-
-    @property
-    def row(self) -> str:
-        return str(self.resolved.row)
-
-    @property
-    def seed(self) -> int:
-        return self.resolved.config.train.seed
-
-    def describe(self) -> Entries:
-        """Describe the run as JSON has it."""
-        values = {key: getattr(self, key) for key in ("row", "seed", "finished")}
-        return {"recipe": self.resolved.recipe, **values, "folder": str(self.folder)}
-
-
-def cells(
-    name: str,
-    rows: Sequence[str],
-    scale: str | None = None,
-    seeds: Sequence[int] | None = None,
-    overrides: Sequence[str] = (),
-    out: Path | None = None,
-) -> list[Cell]:
-    """Plan the runs of rows of a recipe.
-
-    They are all rows of a seed, then of the next seed, so that finished rows can be compared early.
-
-    Args:
-        name: recipe.
-        rows: rows of the recipe.
-        scale: scale of the recipe; None for the largest that it has.
-        seeds: seeds of the runs. None is the configuration's own, at paper scale those that the recipe states.
-        overrides: keys that are set otherwise, each `key=value`.
-        out: folder of the runs; None for `runs/RECIPE`.
-
-    Returns:
-        The runs, in the order in which they are trained.
-
-    Raises:
-        InputError: the recipe has no such scale, or `overrides` sets a seed beside `seeds`.
-    """
-    if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
-        raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
-    by_row: dict[str, Sequence[int | None]] = dict.fromkeys(rows, seeds or (None,))
-    if seeds is None and scale in (None, "paper"):
-        by_row = {row: load(name).seeds_of(row) or (None,) for row in rows}
-    planned = []
-    for number in range(max(map(len, by_row.values()))):
-        for row, of_row in by_row.items():
-            if number < len(of_row):
-                seed = [] if of_row[number] is None else [f"train.seed={of_row[number]}"]
-                resolved = resolve_any(name, row, scale, [*seed, *overrides])
-                folder = default_folder(resolved)
-                planned.append(Cell(resolved, folder if out is None else out / folder.name))
-    return planned
-
-
 def reproduce(
     name: str,
     planned: Sequence[Cell],
@@ -442,8 +383,10 @@ def reproduce(
         quiet: as in `train`.
     """
     for number, cell in enumerate(planned, start=1):
-        if not cell.finished:
-            logger.info(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+        about = cell.describe()
+        if not about["finished"]:
+            place = f"{number} of {len(planned)}"
+            logger.info(f"{name}: row {about['row']}, seed {about['seed']} ({place}), {cell.folder}")
         # of a finished run, looks whether it is this one
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet)
 
@@ -542,55 +485,52 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
     corpus = prepared.corpus
     task.corpus = corpus
     task.config = task.with_sizes()
-    parts = task.parts(Path(), choose_device(config.train.device))
-    step, evaluation = measure_speed(parts)
+    task.build(Path(), choose_device(config.train.device))
+    step, evaluation = measure_speed(task)
     unit = "pairs" if corpus.has_pairs else "tokens"
     valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
     final = evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
-    if isinstance(parts.model, Translator):
+    if isinstance(task.model, Translator):
         from fullrank.experiments.translation import translate_split
 
         sentences = min(16, valid)
         start = time.perf_counter()
-        translate_split(parts.model, corpus, "valid", task.protocol(), sentences)
+        translate_split(task.model, corpus, "valid", task.protocol(), sentences)
         final += (time.perf_counter() - start) * (valid + test) / sentences
-    sizes = {name: p.numel() for name, p in parts.model.named_parameters()}
-    vocabulary = [number for name, number in sizes.items() if "embedding." in name or "output." in name]
+    parameters = dict(task.model.named_parameters())
+    body = [p.numel() for name, p in parameters.items() if "embedding." not in name and "output." not in name]
     return Trial(
-        parameters=sum(sizes.values()),
-        body=sum(sizes.values()) - sum(vocabulary),
-        tokens=sum(parts.batches.tokens_of_batches(0)) / parts.batches.batches_per_epoch,
+        parameters=task.model.num_parameters(),
+        body=sum(body),
+        tokens=sum(task.batches.tokens_of_batches(0)) / task.batches.batches_per_epoch,
         step=step,
         judging=final + evaluations * evaluation,
     )
 
 
-def measure_speed(parts: Parts, spend: float = 1.0) -> tuple[float, float]:
+def measure_speed(task: Any, spend: float = 1.0) -> tuple[float, float]:
     """Measure the seconds of an update and of an evaluation while training, after training for about `spend` seconds.
 
     Afterwards the weights are worth nothing.
     """
-    groups = parts.groups()
-    optimizer = make_optimizer(groups, parts.options)
-    parameters = [p for group in groups for p in group["params"]]
+    optimizer = make_task_optimizer(task)
     carry: dict[str, torch.Tensor] = {}
     times: list[float] = []
-    end = time.perf_counter() + spend
-    parts.model.train()
-    while len(times) < 4 or (time.perf_counter() < end and len(times) < 200):
+    task.model.train()
+    while len(times) < 4 or (sum(times) < spend and len(times) < 200):
         begin = time.perf_counter()
-        index = len(times) % parts.batches.batches_per_epoch
-        position = TrainingPosition(step=len(times) + 1)
-        loss = parts.objective(parts.batches.batch(0, index), carry if index else {}, position)
+        index = len(times) % task.batches.batches_per_epoch
+        batch = task.batches.batch(0, index)
+        loss = task.objective(batch, carry if index else {}, TrainingPosition(step=len(times) + 1))
         loss.value.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        nn.utils.clip_grad_norm_(task.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
-        synchronize(device_of(parts.model))
+        synchronize(device_of(task.model))
         times.append(time.perf_counter() - begin)
-    parts.model.eval()
+    task.model.eval()
     begin = time.perf_counter()
     with torch.no_grad():
-        parts.evaluate(parts.model)
+        task.evaluate(task.model)
     return statistics.median(times[1:]), time.perf_counter() - begin

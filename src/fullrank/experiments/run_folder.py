@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, to_yaml
+from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, resolve_any, to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import Entries, read_json, write_json, write_text
@@ -40,26 +41,22 @@ def default_folder(resolved: Resolved[AnyConfig]) -> Path:
 def absolute(config: AnyConfig) -> AnyConfig:
     """Make the paths of a configuration absolute, for any working directory; files of data are relative to `data.dir`."""
     raw = config.to_dict()
-    model = raw["model"]
     data = raw["data"]
-    train = raw["train"]
     base = Path(data["dir"] or ".").expanduser().resolve()
-    for section, key in ((data, "dir"), (data, "cache"), (train, "start"), (model, "pretrained")):
-        path = section.get(key)
-        if path is not None and (section is not model or _is_local_model(path)):
-            section[key] = str(Path(path).expanduser().resolve())
     for key in ("train", "valid", "test", "codes"):
         paths = data.get(key)
         if isinstance(paths, list):
             data[key] = [str(base / Path(path).expanduser()) for path in paths]
         elif paths is not None:
             data[key] = str(base / Path(paths).expanduser())
+    places = [(data, "dir"), (data, "cache"), (raw["train"], "start")]
+    name = raw["model"].get("pretrained", "random")
+    if name not in ("minilm", "random") and Path(name).expanduser().is_dir():
+        places.append((raw["model"], "pretrained"))
+    for section, key in places:
+        if section.get(key) is not None:
+            section[key] = str(Path(section[key]).expanduser().resolve())
     return build_any(raw)
-
-
-def _is_local_model(name: str) -> bool:
-    """Return whether a name is of a folder, and not one of ours."""
-    return name not in ("minilm", "random") and Path(name).expanduser().is_dir()
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
@@ -179,6 +176,66 @@ def sort_by_table(folders: Sequence[Path]) -> list[Path]:
         return list(folders)
 
 
+# -- rows and seeds of a table ------------------------------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """One run of a table: a row with a seed, and its folder."""
+
+    resolved: Resolved[AnyConfig]
+    folder: Path
+
+    def describe(self) -> Entries:
+        """Describe the run as JSON has it."""
+        return {
+            "recipe": self.resolved.recipe,
+            "row": self.resolved.row,
+            "seed": self.resolved.config.train.seed,
+            "finished": (self.folder / "result.json").is_file(),
+            "folder": str(self.folder),
+        }
+
+
+def cells(
+    name: str,
+    rows: Sequence[str],
+    scale: str | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+) -> list[Cell]:
+    """Plan the runs of rows of a recipe.
+
+    They are all rows of a seed, then of the next seed, so that finished rows can be compared early.
+
+    Args:
+        name: recipe.
+        rows: rows of the recipe.
+        scale: scale of the recipe; None for the largest that it has.
+        seeds: seeds of the runs. None is the configuration's own, at paper scale those that the recipe states.
+        overrides: keys that are set otherwise, each `key=value`.
+        out: folder of the runs; None for `runs/RECIPE`.
+
+    Returns:
+        The runs, in the order in which they are trained.
+
+    Raises:
+        InputError: the recipe has no such scale, or `overrides` sets a seed beside `seeds`.
+    """
+    if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
+        raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
+    recipe = load(name)
+    planned = []
+    for row in rows:
+        of_row = recipe.seeds_of(row) if seeds is None and scale in (None, "paper") else seeds
+        settings = [[f"train.seed={seed}", *overrides] for seed in of_row] if of_row else [overrides]
+        for number, words in enumerate(settings):
+            resolved = resolve_any(name, row, scale, words)
+            folder = default_folder(resolved)
+            planned.append((number, Cell(resolved, folder if out is None else out / folder.name)))
+    return [cell for _, cell in sorted(planned, key=itemgetter(0))]
+
+
 # -- claiming --------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +248,11 @@ def check_usable(folder: Path) -> None:
     first_files = (".lock", "run.json", ".run.json.", ".config.yaml.")
     if not all(path.name.startswith(first_files) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a run is in the folder that has trained."""
+    return is_run(folder) and any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
 
 def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
@@ -208,8 +270,7 @@ def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
         InputError: the folder holds anything else: a trained run is never overwritten.
     """
     check_usable(folder)
-    trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
-    if is_run(folder) and trained:
+    if has_begun(folder):
         before, run_json = open_any(folder)
         old = flatten(before.to_dict())
         new = flatten(config.to_dict())

@@ -8,124 +8,81 @@ Language models, masked models, translation and fine-tuning are the four tasks (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import EvalConfig, TrainConfig, TrainingConfig
+from fullrank.analysis.size import parameters_by_part
+from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data import Corpus, Tokenizer, load_corpus, prepare
-from fullrank.data.batches import Shared
+from fullrank.data.batches import Part, Shared
 from fullrank.files import Entries
-from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import (
-    Batches,
-    Carry,
-    Counters,
-    Evaluate,
-    EvaluationOptions,
-    Loss,
-    Objective,
-)
+from fullrank.training.device import device_of
+from fullrank.training.values import Carry, Counters, Loss
 
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts that a task gives to the training loop.
-
-    evaluate: the evaluation while training. groups: parameter groups of the optimizer.
-    result: the task's own entries of result.json, measured after training; it may leave files in the run folder.
-    versions: versions of other packages that the result depends on.
-    """
-
-    model: nn.Module
-    objective: Objective
-    batches: Batches
-    evaluate: Evaluate
-    options: TrainConfig
-    eval_options: EvalConfig | EvaluationOptions
-    groups: Callable[[], Groups]
-    result: Callable[[Counters], Entries]
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-class Connections(NamedTuple):
-    """The parts of a training. evaluation: entries of result.json about `evaluate`, its protocol among them."""
-
-    objective: Objective
-    batches: Batches
-    evaluate: Evaluate
-    evaluation: Mapping[str, Any]
+Rates = dict[nn.Parameter, dict[str, float]]  # of parameters with a learning rate of their own, see `parameter_groups`
 
 
 @dataclass(eq=False)
 class Task:
-    """One kind of run: a configuration and, once they are prepared, its data.
+    """One kind of run: a configuration, with its data once they are prepared, and with all that is trained once it is built.
 
     config: with the sizes that it takes from the data, when they are prepared. corpus: a `Corpus`; of fine-tuning splits by
     name. identity: entries of run.json: `text` holds a checksum of each split, `vocabulary` a fingerprint.
+    model, objective, batches, options, eval_options: what the training loop takes. packages: others that the result
+    depends on, whose versions are recorded.
+
+    Every kind has these methods:
+
+        prepare(recorded=None, *, allow_slice=True)     read or build the data, and fill in sizes of `config`; return the task
+            recorded: the run.json of a run that is resumed, whose data are used if they are there
+        build(folder, device)       build what the training loop takes
+        choose_rates(model)         choose the learning rates of parameters that have their own
+        evaluate(model)             evaluate the model while it is trained
+        measure(done, folder)       make the task's own entries of result.json, after training; it may leave files in the folder
     """
 
     config: Any
     corpus: Any = None
     identity: Entries = field(default_factory=dict)
+    packages: ClassVar[Sequence[str]] = ()
 
     def check(self) -> None:
         """Raise ConfigError or InputError for faults that are known before any work; by default there are none."""
 
-    def prepare(self, recorded: Mapping[str, Any] | None = None, *, allow_slice: bool = True) -> Self:
-        """Read or build the data, note them in `corpus` and `identity`, fill in sizes of `config`, and return the task.
-
-        recorded: the run.json of a run that is resumed, whose data are used if they are there.
-        """
-        raise NotImplementedError
-
     def save(self, folder: Path) -> None:
         """Write what a trained model needs of its data, the tokenizers, into the run folder; by default nothing."""
 
-    def parts(self, folder: Path, device: torch.device) -> Parts:
-        """Build model, objective, batches and measures of a run."""
-        raise NotImplementedError
-
 
 class TextTask(Task):
-    """A task that trains a model on a prepared corpus: it is measured alike after training and by `fullrank eval`."""
+    """A task that trains a model on a prepared corpus: it is measured alike after training and by `fullrank eval`.
 
-    model: Any  # the class of the model
+    Every such task has these methods:
+
+        protocol(split="test")      choose how the final figures of a split are read, a dataclass with `in_words`
+        figures(model, split, protocol, keep=None)      measure the figures of a split, in fp32
+            keep: the run folder, for what is written on the way
+        connect()                   build objective and batches; InputError where the model cannot read the data
+        describe_evaluation()       describe `evaluate`, its protocol among other things: entries of result.json
+    """
+
+    model_class: Any
     name: str | None = None  # in result.json; causal models have none
-
-    # -- what each task says by itself
-
-    def protocol(self, split: str = "test") -> Any:
-        """Choose the protocol of a split's final figures, a dataclass with `in_words`."""
-        raise NotImplementedError
-
-    def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
-        """Measure the figures of a split, in fp32.
-
-        Args:
-            model: trained model.
-            split: `valid`, `test` or another of the corpus.
-            protocol: how it is read.
-            keep: the run folder, for what is written on the way; None: nothing is.
-
-        Returns:
-            Figures by name.
-        """
-        raise NotImplementedError
-
-    def connect(self, model: Any) -> Connections:
-        """Build objective, batches and evaluation of the model that is trained; InputError where it cannot read the data."""
-        raise NotImplementedError
+    protocol: Any
+    figures: Any
+    connect: Any
+    objective: Any
+    batches: Any
+    describe_evaluation: Any
 
     # -- what some tasks do in another way
 
@@ -146,28 +103,25 @@ class TextTask(Task):
         values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
         return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
 
-    def build(self) -> Any:
-        """Build the model that is trained, as it is before training."""
-        model = self.model(self.config.model)
+    def make_model(self) -> Any:
+        """Make the model that is trained, as it is before training."""
+        model = self.model_class(self.config.model)
         model.trained_length = self.config.train.segment_length
         return model
 
-    def make_groups(self, model: nn.Module) -> Groups:
-        """Build parameter groups of the optimizer."""
+    def choose_rates(self, model: nn.Module) -> Rates:
         options = self.config.train
-        rates: dict[nn.Parameter, dict[str, float]] = {}
+        rates: Rates = {}
         for module in model.modules():
             if isinstance(module, Input) and options.embedding_rate != 1:
                 rates |= {p: {"peak": options.embedding_rate} for p in module.parameters()}
             elif isinstance(module, Mixing) and options.mixing_rate != 1:
                 rates |= {p: {"scale": options.mixing_rate} for p in module.parameters()}
-        return parameter_groups(model, options.weight_decay, options.optimizer == "muon", rates)
+        return rates
 
-    def count_parameters(self, model: Any) -> dict[str, int]:
+    def count_parameters(self) -> dict[str, int]:
         """Count parameters by part, `total` and `mixing` among them."""
-        from fullrank.analysis.size import parameters_by_part
-
-        return parameters_by_part(model)
+        return parameters_by_part(self.model)
 
     def finish(self, model: Any, folder: Path) -> Entries:
         """Return the task's own entries of result.json, of the best model; it may leave files in the run folder."""
@@ -189,44 +143,42 @@ class TextTask(Task):
     def save(self, folder: Path) -> None:
         self.corpus.tokenizer.save(folder)
 
-    def parts(self, folder: Path, device: torch.device) -> Parts:
-        config = self.config
-        model = self.build().to(device)
-        objective, batches, evaluate, evaluation = self.connect(model)
+    def build(self, folder: Path, device: torch.device) -> None:
+        self.model = self.make_model().to(device)
+        self.options = self.config.train
+        self.eval_options = self.config.eval
+        self.connect()
+
+    def measure(self, done: Counters, folder: Path) -> Entries:
         protocols = {split: self.protocol(split) for split in self.corpus.splits if split != "train"}
-
-        def measure(checkpoint: str, keep: Path | None = None) -> tuple[Any, Entries]:
-            trained = self.model.load(folder, checkpoint).to(device)
-            return trained, {split: self.figures(trained, split, protocols[split], keep) for split in protocols}
-
-        def result(done: Counters) -> Entries:
-            best, final = measure("best", folder)
-            counts = self.count_parameters(model)
-            described = {}
-            for split, protocol in protocols.items():
-                described[split] = {"words": protocol.in_words(), "settings": dataclasses.asdict(protocol)}
-            sentences = [f"{split}: {about['words']}" for split, about in described.items()]
-            words = {about["words"] for about in described.values()}
-            return {
-                "parameters": counts,
-                "mixing_parameters": counts["mixing"],
-                "final": final,
-                "last": final if done.best_step == done.step else measure("last")[1],
-                "best": {
-                    "step": done.best_step,
-                    "nll": done.best_nll,
-                    config.eval.metric: done.best_metric,
-                    **evaluation,
-                },
-                **({"task": self.name} if self.name else {}),
-                "protocol": words.pop() if len(words) == 1 else "; ".join(sentences),
-                "protocol_settings": described["test"]["settings"],
-                "protocols": described,
-                **self.finish(best, folder),
-            }
-
-        groups = partial(self.make_groups, model)
-        return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
+        words = {split: protocol.in_words() for split, protocol in protocols.items()}
+        settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
+        device = device_of(self.model)
+        best = self.model_class.load(folder, "best").to(device)
+        final = {split: self.figures(best, split, protocol, folder) for split, protocol in protocols.items()}
+        last = final
+        if done.best_step != done.step:
+            model = self.model_class.load(folder, "last").to(device)
+            last = {split: self.figures(model, split, protocol) for split, protocol in protocols.items()}
+        counts = self.count_parameters()
+        described = "; ".join(f"{split}: {text}" for split, text in words.items())
+        return {
+            "parameters": counts,
+            "mixing_parameters": counts["mixing"],
+            "final": final,
+            "last": last,
+            "best": {
+                "step": done.best_step,
+                "nll": done.best_nll,
+                self.eval_options.metric: done.best_metric,
+                **self.describe_evaluation(),
+            },
+            **({"task": self.name} if self.name else {}),
+            "protocol": words["test"] if len({*words.values()}) == 1 else described,
+            "protocol_settings": settings["test"],
+            "protocols": {split: {"words": words[split], "settings": settings[split]} for split in words},
+            **self.finish(best, folder),
+        }
 
 
 def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
@@ -289,17 +241,11 @@ def finish_loss(
         The loss of the pass.
     """
     tokens = batch.tokens
-    read = batch.read
-    part = batch.part
-    total = tokens
-    weight = 1.0
+    part = batch.part or Part(0, batch.rows, batch.rows, tokens, batch.read, 1)
+    weight = part.rows * part.count / part.of
     mean = value
-    if part is not None:
-        total = part.tokens
-        read = part.read
-        weight = part.rows * part.count / part.of
-        if tokens * part.count != total:
-            mean = value * (tokens * part.count / max(total, 1))
+    if tokens * part.count != part.tokens:
+        mean = value * (tokens * part.count / max(part.tokens, 1))
     if trace is not None and trace.last is not None and _regularizes(options):
         assert isinstance(options, TrainConfig)
         hidden = trace.last[:, -targets:]
@@ -312,7 +258,7 @@ def finish_loss(
             mean = mean + weight * options.orthogonality * orthogonality(trace)
         if options.overlap:
             mean = mean + weight * options.overlap * overlap(trace)
-    return Loss(mean, nll * tokens, total, {} if carry is None else carry, read)
+    return Loss(mean, nll * tokens, part.tokens, carry or {}, part.read)
 
 
 def _regularizes(options: TrainingConfig) -> bool:

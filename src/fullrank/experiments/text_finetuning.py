@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from fullrank.checking import check
@@ -16,14 +16,13 @@ from fullrank.comparison.runs import SPLITS
 from fullrank.config.finetune import TextFinetuneConfig, TextTrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer
-from fullrank.experiments.finetuning import make_groups, mixing_names
+from fullrank.experiments.finetuning import count_numbers, find_mixing, rate_mixing
 from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.task import Parts
+from fullrank.experiments.task import Rates
 from fullrank.files import Entries, read_json, write_json
 from fullrank.hf.causal import MODEL, CausalModel, adapt, explain, load_causal, load_tokenizers
 from fullrank.hf.load import quiet, read_part
 from fullrank.training.device import all_gather, rank
-from fullrank.training.optimizer import Groups
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ BEFORE = "before.json"  # in the run folder: figures and checks of the model bef
 class TextFinetuning(LanguageModelTask):
     """Fine-tuning of a causal model on a text."""
 
-    model: Any = CausalModel
+    model_class: Any = CausalModel
 
     def check(self) -> None:
         """Check nothing, as nothing is known of the model before it is loaded."""
@@ -59,8 +58,8 @@ class TextFinetuning(LanguageModelTask):
         logger.info(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
         return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
 
-    def build(self) -> CausalModel:
-        """Build the pretrained model, injected and with an adapter where that is asked for.
+    def make_model(self) -> CausalModel:
+        """Load the pretrained model, injected and with an adapter where that is asked for.
 
         Raises InputError for blocks too long for it.
         """
@@ -73,32 +72,31 @@ class TextFinetuning(LanguageModelTask):
             )
         return model
 
-    def parts(self, folder: Path, device: torch.device) -> Parts:
-        parts = super().parts(folder, device)
-        model: Any = parts.model
+    def build(self, folder: Path, device: torch.device) -> None:
+        super().build(folder, device)
+        model = self.model
         if not all_gather((folder / BEFORE).is_file())[0]:
             figures = {split: self.figures(model, split, self.protocol(split)) for split in SPLITS}
             if rank() == 0:
                 write_json(folder / BEFORE, {"figures": figures, "check": self.check_model(model)})
         if rank() == 0 and model.adapted is None:
             model.model.config.save_pretrained(folder / MODEL)  # by which checkpoints are loaded
-        versions = {"transformers": transformers.__version__}
-        if model.adapted is not None:
-            import peft
 
-            versions["peft"] = peft.__version__
-        return dataclasses.replace(parts, versions=versions)
+    @property
+    def packages(self) -> Sequence[str]:  # type: ignore[override]
+        return ["transformers"] if self.config.train.adapter is None else ["transformers", "peft"]
 
-    def make_groups(self, model: nn.Module) -> Groups:
-        options = self.config.train
-        return make_groups(model, options.weight_decay, options.mixing_scale, options.optimizer == "muon")
+    def choose_rates(self, model: nn.Module) -> Rates:
+        return rate_mixing(model, self.config.train.mixing_scale)
 
-    def count_parameters(self, model: CausalModel) -> dict[str, int]:
-        parameters = dict(model.named_parameters())
-        trained = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
-        mixing = sum(trained[name] for name in mixing_names(model) & trained.keys())
-        copies = sum(p.numel() for name, p in parameters.items() if ".original_module." in name)  # that PEFT keeps
-        return {"total": model.num_parameters() - copies, "mixing": mixing, "trained": sum(trained.values())}
+    def count_parameters(self) -> dict[str, int]:
+        model = self.model
+        copies = [p for name, p in model.named_parameters() if ".original_module." in name]  # that PEFT keeps
+        return {
+            "total": model.num_parameters() - count_numbers(copies),
+            "mixing": count_numbers(p for p in find_mixing(model).values() if p.requires_grad),
+            "trained": count_numbers(p for p in model.parameters() if p.requires_grad),
+        }
 
     def finish(self, model: CausalModel, folder: Path) -> Entries:
         """Check the best model and save it; return the entries `before` and `check`."""

@@ -24,12 +24,7 @@ from fullrank.decoding.sample import log_normalized
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, translation_scores
 from fullrank.experiments.measure import Evaluation, Tally, figures
 from fullrank.experiments.run_folder import open_run
-from fullrank.experiments.task import (
-    Connections,
-    TextTask,
-    begin_pass,
-    finish_loss,
-)
+from fullrank.experiments.task import TextTask, begin_pass, finish_loss
 from fullrank.files import Entries, write_text
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of, merge_shares, rank, share_of_process
@@ -187,7 +182,7 @@ def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
 class TranslationTask(TextTask):
     """The task of translation models."""
 
-    model = Translator
+    model_class = Translator
     name = "translation"
 
     def protocol(self, split: str = "test") -> Any:
@@ -245,39 +240,35 @@ class TranslationTask(TextTask):
             "fingerprint": corpus.vocabulary,
         }
 
-    def connect(self, model: Any) -> Connections:
-        config = self.config
-        corpus = self.corpus
-        options = config.train
-        sentences = config.eval.max_sentences
-        for split in corpus.splits:
-            check_lengths(model, corpus.pairs(split))
-        validation = corpus.pairs("valid")
+    def connect(self) -> None:
+        options = self.options
+        for split in self.corpus.splits:
+            check_lengths(self.model, self.corpus.pairs(split))
+        self.objective = TranslationObjective(self.model, options)
+        self.batches = PairBatches(self.corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed)
+
+    def evaluate(self, model: Any) -> Evaluation:
+        validation = self.corpus.pairs("valid")
+        total = score(model, validation, self.config)
+        references = validation.target.read_lines()[: self.config.eval.max_sentences]
+        if not references:
+            return total
         greedy = replace(self.protocol(), beams=1)
-        references = validation.target.read_lines()[:sentences]
+        # one token at a time: casting weights would cost the most
+        with torch.autocast(device_of(model).type, enabled=False):
+            texts, _ = translate_split(model, self.corpus, "valid", greedy, len(references))
+        return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
-        def evaluate(model: Any) -> Evaluation:
-            total = score(model, validation, config)
-            if not references:
-                return total
-            # one token at a time: casting weights would cost the most
-            with torch.autocast(device_of(model).type, enabled=False):
-                texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
-            return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
-
+    def describe_evaluation(self) -> Entries:
+        config = self.config
         bleu = ""
-        if sentences is not None:
+        if (sentences := config.eval.max_sentences) is not None:
             bleu = f", BLEU of the first {sentences:,} sentences" if sentences else ", without BLEU"
-        return Connections(
-            TranslationObjective(model, options),
-            PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
-            evaluate,
-            {
-                "protocol": f"greedy search, nll of every target token{bleu}",
-                "metric": config.eval.metric,
-                "next_token": not config.model.get_decoder_config().sees_future,
-            },
-        )
+        return {
+            "protocol": f"greedy search, nll of every target token{bleu}",
+            "metric": config.eval.metric,
+            "next_token": not config.model.get_decoder_config().sees_future,
+        }
 
     def score_texts(self, texts: Sequence[str], references: Sequence[str]) -> Entries:
         """Score translations beside references."""
