@@ -26,7 +26,7 @@ def test_every_option_reaches_the_processes(monkeypatch, tmp_path):
     pairs = set(zip(words[3:], [*words[4:], ""], strict=True))
     assert {("--row", "b"), ("--scale", "tiny"), ("--out", str(tmp_path / "run")), ("--kernel", "native")} <= pairs
     assert "--quiet" in words
-    assert "--procs" not in words
+    assert words[-2:] == ["--procs", "1"]
 
 
 def test_a_fault_of_the_configuration_is_reported_once(monkeypatch, capsys):

@@ -376,7 +376,7 @@ class TextOptions:
     def to_reading(self) -> Reading:
         from fullrank.experiments.analyze import Reading
 
-        return Reading(self.text, self.segment_length, self.checkpoint, self.device, self.texts)
+        return Reading(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -463,13 +463,10 @@ def read_seeds(text: str | None) -> list[int] | None:
     """Read seeds: `3` is 1 to 3; `4,7` and `26,` are a list. None stays None; InputError for any other text."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    numbers = [int(word) for word in words if word.isdecimal()]
-    is_list = "," in text
-    least = 0 if is_list else 1
-    if len(numbers) < len(words) or min(numbers, default=-1) < least:
+    if not re.fullmatch(r"0*[1-9]\d*|\d+,[\d, ]*", text.strip()):
         raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
-    return list(dict.fromkeys(numbers)) if is_list else list(range(1, numbers[0] + 1))
+    numbers = [int(word) for word in text.split(",") if word.strip()]
+    return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------
@@ -492,7 +489,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         other_words = import_modules([word for word in words if word != "--debug"])
         with log_to_stderr():
-            status = load()(other_words, prog_name="fullrank", standalone_mode=False)
+            status = load()(other_words, prog_name="fullrank", standalone_mode=False, obj=other_words)
         sys.stdout.flush()  # while an error can still be told
         if "triton" not in sys.modules:  # which tells of all that no collection has freed
             gc.freeze()  # the end of the process frees everything: looking for cycles first takes 0.2 s

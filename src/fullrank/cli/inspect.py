@@ -85,15 +85,16 @@ def info(
 
         if length is not None:
             raise InputError("--length: of a pretrained model parameters are counted, not FLOPs; leave it out")
-        size |= {**measure_pretrained_size(run), "paper": resolved.paper}
-        tell(size, describe_size(size), json=json)
-        return
-    if run.model.vocab_size is None:
-        from fullrank.experiments.run import task_of
+        size |= measure_pretrained_size(run)
+    else:
+        if run.model.vocab_size is None:
+            from fullrank.experiments.run import task_of
 
-        run = task_of(run).prepare().config
-    remark = None if run.remark is None else f"its perplexity is {run.remark}"
-    size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
+            run = task_of(run).prepare().config
+        size |= {**size_of_run(run, length), "next_token": run.remark is None, "remark": None}
+        if run.remark is not None:
+            size["remark"] = f"its perplexity is {run.remark}"
+    size["paper"] = resolved.paper
     tell(size, describe_size(size), json=json)
 
 
@@ -234,8 +235,9 @@ def prepare_data(
     from fullrank.config.load import apply_overrides, build, is_of_task
     from fullrank.config.run import has_pairs
 
-    words = list(overrides or [])
-    words += [f"data.{name}={folder}" for name, folder in (("dir", source), ("cache", to)) if folder]
+    words = Choice(name, overrides, source=source).settings
+    if to is not None:
+        words.append(f"data.cache={to}")
     raw: dict[str, Any] = {"data": {"name": name}}
     if has_pairs(name):
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
@@ -288,8 +290,7 @@ def bench(context: typer.Context) -> None:
             "bench: the benchmarks are in the folder benchmarks/ of the source of fullrank, not in the installed package; "
             "get the source and run `pip install -e .` in it"
         )
-    if str(BENCHMARKS) not in sys.path:
-        sys.path.insert(0, str(BENCHMARKS))
+    sys.path.insert(0, str(BENCHMARKS))
     typer.main.get_command(importlib.import_module("bench").app)(
         context.args, prog_name="fullrank bench", standalone_mode=False
     )

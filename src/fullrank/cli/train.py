@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -90,13 +90,10 @@ def init(
 
     A few training steps are timed, so that `fullrank train` takes the minutes asked for.
     """
-    if (source is None) != (target is None):
-        raise InputError("--source, --target: give both suffixes or none")
     from fullrank.experiments.init import write_configuration
 
-    languages = None if source is None or target is None else (source, target)
     write_configuration(
-        texts, out, task=task, tokens=tokens, size=size, minutes=minutes, languages=languages, force=force
+        texts, out, task=task, tokens=tokens, size=size, minutes=minutes, languages=(source, target), force=force
     )
     print(out.read_text(encoding="utf-8"), end="")
 
@@ -138,40 +135,41 @@ def train(
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config))
     folder = Path(choice.config)
-    out = options.out
-    quiet = options.quiet
-    json = options.json
-    changes = [choice.settings, choice.row, choice.scale, out, from_run, options.kernel != "auto"]
     kernel = options.kernel
-    if _is_whole_run(folder, changes):
+    changes = [choice.settings, choice.row, choice.scale, options.out, from_run, kernel != "auto"]
+    if _resumes(folder, changes):
         resolved, kernel = reopen(folder)
     else:
         begins = [] if from_run is None else [f"train.start={from_run}"]
-        resolved = start_from_run(_check(replace(choice, overrides=[*(choice.overrides or []), *begins]), out))
-        folder = out or default_folder(resolved)
+        resolved = replace(choice, overrides=[*(choice.overrides or []), *begins]).resolve()
+        folder = options.out or default_folder(resolved)
+        _check_files(resolved, folder)
+        resolved = start_from_run(resolved)
     config = resolved.config
     if until is not None and isinstance(config, FinetuneConfig):
         raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
     if procs > 1:
-        context.params |= {"config": choice.config}
-        _train_together(context)
+        from fullrank.training.device import launch
+
+        words = [*context.obj, "--procs", "1", *import_options()]  # of an option that comes twice the last one counts
+        raise typer.Exit(launch(procs, words))
     from fullrank.comparison.page import write_report
     from fullrank.experiments.run import train as train_model
 
-    result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, until=until)
+    result = train_model(resolved, folder, kernel_name=kernel, quiet=options.quiet, until=until)
     if not is_main_process():
         return
     if not result:
         logger.info(f"{folder}: paused, and not measured; without --until it goes on")
-        tell({"folder": str(folder), "paused": until}, (), json=json)
+        tell({"folder": str(folder), "paused": until}, (), json=options.json)
         return
     page = folder / "report.html"
-    if json and not isinstance(config, FinetuneConfig):
+    if options.json and not isinstance(config, FinetuneConfig):
         write_report([folder], page)
         print_json({"folder": str(folder), **result})
         return
-    show_report([folder], page, json=json)
-    if not (json or isinstance(config, FinetuneConfig) or config.translates or config.masks):
+    show_report([folder], page, json=options.json)
+    if not (options.json or isinstance(config, FinetuneConfig) or config.translates or config.masks):
         modules = "".join(f" {word}" for word in import_options())
         print(f"next: fullrank generate {shlex.quote(str(folder))}{modules} --prompt ...")
 
@@ -198,33 +196,13 @@ def _write_configuration(text: str) -> str:
     return str(out)
 
 
-def _check(choice: Choice, out: Path | None) -> Resolved[RunConfig | FinetuneConfig]:
-    """Read the configuration of a training, and of a new one check its files: InputError before torch is imported."""
-    resolved = choice.resolve()
-
+def _check_files(resolved: Resolved[RunConfig | FinetuneConfig], folder: Path) -> None:
+    """Check the files of a new training: InputError before torch is imported. The text of a run that has begun is kept."""
     from fullrank.data.corpora import check_data
-    from fullrank.experiments.run_folder import default_folder
     from fullrank.seal import is_run
 
-    if not is_run(out or default_folder(resolved)):  # the text of a run that has begun is kept
+    if not is_run(folder):
         check_data(resolved.config.data)
-    return resolved
-
-
-def _train_together(context: typer.Context) -> NoReturn:
-    """Train in several processes, each with the options of this command, and end with their exit status."""
-    from fullrank.training.device import launch
-
-    options = dict(context.params)
-    procs = options.pop("procs")
-    words = ["train", options.pop("config"), *(options.pop("overrides") or [])]
-    for parameter in context.command.params:
-        value = options.get(parameter.name or "")
-        if value is True:
-            words.append(parameter.opts[0])
-        elif value is not None and value is not False:
-            words += [parameter.opts[0], str(value)]
-    raise typer.Exit(launch(procs, words + import_options()))
 
 
 @verb(
@@ -266,6 +244,7 @@ def reproduce(
     trains rows of tables, then measures them as `fullrank analyze` does.
     """
     from fullrank.config.load import is_finetuning, read_figures, select_rows, tables
+    from fullrank.experiments.run_folder import cells
 
     recipes = tables(table)
     finetuning = is_finetuning(next(iter(recipes)), scale, overrides or [])
@@ -275,18 +254,13 @@ def reproduce(
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
     figure = read_figures().get(table)
     rows_of = select_rows(recipes, names, of_paper=paper_rows)
-    wanted = read_seeds(seeds)
-    for recipe, names in rows_of.items():
-        _check(Choice(recipe, overrides, names[0], scale, source), out)
-
-    from fullrank.experiments.run import cells
-    from fullrank.experiments.run import reproduce as train_table
-
+    settings = Choice(table, overrides, source=source).settings
     planned = []
     for recipe, names in rows_of.items():
         folder = out if out is None or len(recipes) == 1 else out / Path(recipe).name
-        settings = Choice(recipe, overrides, source=source).settings
-        planned += cells(recipe, names, scale, wanted, settings, out=folder)
+        planned += cells(recipe, names, scale, read_seeds(seeds), settings, out=folder)
+    for cell in planned:
+        _check_files(cell.resolved, cell.folder)
     if list_only:
         status = [cell.describe() for cell in planned]
         lines = [
@@ -295,16 +269,17 @@ def reproduce(
         ]
         tell(status, lines, json=json)
         return
-    train_table(
-        table, planned, kernel_name=kernel, quiet=quiet or finetuning
-    )  # fmt: skip
+
+    from fullrank.experiments.run import reproduce as train_table
+
+    train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning)
     folders = [cell.folder for cell in planned]
     parent = planned[0].folder.parent
+    together = out or parent.with_name(table.replace("/", "-"))
     if figure is not None:
-        _show_figure(table, figure, folders, out or parent.with_name(table.replace("/", "-")), json=json)
+        _show_figure(table, figure, folders, together, json=json)
     elif len(rows_of) > 1:
-        parent = out or parent.with_name(table.replace("/", "-"))
-        show_report(folders, parent / "report.html", json=json, title=table, table=table)
+        show_report(folders, together / "report.html", json=json, title=table, table=table)
     else:
         show_report(folders, parent / "report.html", json=json, title=next(iter(rows_of)))
 
@@ -324,24 +299,16 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
 
 
-def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
-    """Return whether a folder is that of a run, which is resumed.
+def _resumes(folder: Path, options: Sequence[object]) -> bool:
+    """Return whether a folder is given, which is a run to be resumed; InputError for a run with `options`."""
+    from fullrank.seal import is_run
 
-    Raises InputError for one with `options`, and for a folder that is not a whole run.
-    """
-    if not folder.is_dir():
-        return False
-    if lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]:
-        raise InputError(
-            f"{folder}: a folder is a run to be resumed, and this is not a whole one: it lacks {' and '.join(lacks)}; "
-            "give a run folder, a YAML file or a recipe"
-        )
-    if any(options):
+    if is_run(folder) and any(options):
         raise InputError(
             f"{folder} is a run folder: it is resumed as it was configured, without further options. `fullrank train CONFIG "
             f"--from-run {folder}` begins another training with its weights"
         )
-    return True
+    return folder.is_dir()
 
 
 @verb(
@@ -395,6 +362,7 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
     """Train a pretrained causal model on a text, plain and with what is injected, and compare the runs."""
     from fullrank.config.load import resolve_arms
     from fullrank.data.corpora import check_data
+    from fullrank.experiments.run_folder import Cell
     from fullrank.seal import is_run
 
     if is_run(Path(choice.config)):
@@ -403,20 +371,17 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
             f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
         )
     exclude("--text", "trains a model", [name for name in ("row", "scale") if getattr(choice, name)])
-    overrides = choice.settings
     wanted = read_seeds(seeds)
     of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
     arms = []
     for seed in of_seed:
-        arms += resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)
+        arms += resolve_arms(choice.config, text, [*choice.settings, *seed], plain=plain)
     check_data(arms[0].config.data)
-    folder = options.out or Path("runs") / arms[0].recipe
+    title = arms[0].recipe
+    folder = options.out or Path("runs") / title
 
-    from fullrank.experiments.run import Cell
     from fullrank.experiments.run import reproduce as train_arms
 
     planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
-    train_arms(
-        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet
-    )  # fmt: skip
-    show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=arms[0].recipe)
+    train_arms(title, planned, kernel_name=options.kernel, quiet=options.quiet)
+    show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=title)

@@ -8,13 +8,14 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from io import FileIO, RawIOBase
+from io import FileIO, RawIOBase, TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from fullrank import files
 from fullrank.cli.app import (
     Checkpoint,
     Checkpoints,
@@ -37,7 +38,6 @@ from fullrank.cli.app import (
 )
 from fullrank.config.run import PROTOCOL_KEYS, SEARCH_KEYS, EvalConfig
 from fullrank.core.errors import InputError, count_things
-from fullrank.files import text_of
 
 if TYPE_CHECKING:
     from fullrank.experiments.translation import LineTranslator, Translation
@@ -217,20 +217,18 @@ def average(
 def export(
     run: Annotated[Path, Argument(metavar="DIR", help="A run folder, or one that model.save wrote.")],
     out: Annotated[Path, Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
-    to: Annotated[str, Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face.")] = "hf",
+    to: Annotated[Literal["hf"], Option("--to", help="hf: a folder of Hugging Face.")] = "hf",
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
     """Write a trained model as a folder that Hugging Face's `from_pretrained` reads, also without this package."""
-    if to != "hf":
-        raise InputError(f"--to: hf, given '{to}'")
     from fullrank.hf.export import export_run
 
     folder = export_run(run, out, checkpoint)
-    files = sorted(file.name for file in folder.iterdir())
-    content = {"from": str(run), "to": to, "folder": str(folder), "files": files, "checkpoint": checkpoint}
+    names = sorted(file.name for file in folder.iterdir())
+    content = {"from": str(run), "to": to, "folder": str(folder), "files": names, "checkpoint": checkpoint}
     lines = [
-        f"{folder}: {', '.join(files)}",
+        f"{folder}: {', '.join(names)}",
         "  Check README.md, the model card, and state a licence there before you publish it.",
     ]
     tell(content, lines, json=json)
@@ -255,8 +253,7 @@ def translate(
         ),
     ] = None,
     score: Annotated[
-        Path | None,
-        Option(metavar="TARGETS", exists=True, dir_okay=False, help="Score these translations of the lines instead."),
+        Path | None, Option(metavar="TARGETS", help="Score these translations of the lines instead.")
     ] = None,
     n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
     batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
@@ -290,6 +287,8 @@ def translate(
         kernel_name=kernel,
     )
     style = "json" if as_lines else "list" if n_best > 1 else "text"
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     start = time.monotonic()
     done = 0
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
@@ -298,32 +297,28 @@ def translate(
         if score is not None:
             _score_lines(translator, stream, score, as_lines=as_lines)
             return
-        for lines in read_lines(stream):
-            translations = translator.translate(lines, first=done + 1)
-            for line, best in zip(lines, translations, strict=True):
+        for arrived in read_lines(stream):
+            translations = translator.translate(arrived, first=done + 1)
+            for line, best in zip(arrived, translations, strict=True):
                 done += 1
-                text = "".join(f"{text_line}\n" for text_line in format_line(done, line, best, style))
-                sys.stdout.buffer.write(text.encode("utf-8"))
-            sys.stdout.buffer.flush()
+                print(*format_line(done, line, best, style), sep="\n")
+            sys.stdout.flush()
     logger.info(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
 
 
 def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *, as_lines: bool) -> None:
     """Print the log-probability of each translation in a file, of the line of the stream beside it."""
     sources = list(chain.from_iterable(read_lines(stream)))
-    with FileIO(targets) as file:
-        candidates = list(chain.from_iterable(read_lines(file)))
-    for number, (target, scored) in enumerate(
-        zip(candidates, translator.score(sources, candidates), strict=True), start=1
-    ):
-        log_prob = -sum(scored)
-        mean = sum(scored) / len(scored)
+    candidates = list(files.lines(targets, "--score"))
+    scores = translator.score(sources, candidates)
+    for number, (source, target, nlls) in enumerate(zip(sources, candidates, scores, strict=True), start=1):
+        log_prob = -sum(nlls)
+        mean = sum(nlls) / len(nlls)
         if as_lines:
-            content = {"line": number, "source": sources[number - 1], "target": target, "tokens": len(scored)}
-            text = json.dumps({**content, "log_prob": log_prob, "nll": mean, "nlls": scored}, ensure_ascii=False)
+            content = {"line": number, "source": source, "target": target, "tokens": len(nlls)}
+            print(json.dumps({**content, "log_prob": log_prob, "nll": mean, "nlls": nlls}, ensure_ascii=False))
         else:
-            text = f"{log_prob:.6f}\t{mean:.6f}"
-        sys.stdout.buffer.write(f"{text}\n".encode())
+            print(f"{log_prob:.6f}\t{mean:.6f}")
 
 
 def format_line(number: int, source: str, best: Sequence[Translation], style: str) -> list[str]:
@@ -364,4 +359,4 @@ def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
 
 def decode_line(line: bytes, number: int) -> str:
     """Decode a line; InputError, with its number, if it is not UTF-8."""
-    return text_of(line.removesuffix(b"\r"), "the input", line=number).replace("\n", " ")
+    return files.text_of(line.removesuffix(b"\r"), "the input", line=number).replace("\n", " ")

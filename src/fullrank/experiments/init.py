@@ -66,7 +66,7 @@ def write_configuration(
     tokens: str | None = None,
     size: str | None = None,
     minutes: float = 5.0,
-    languages: tuple[str, str] | None = None,
+    languages: tuple[str | None, str | None] = (None, None),
     force: bool = False,
 ) -> RunConfig:
     """Write the configuration that the rules make of a text for a training on this machine.
@@ -80,7 +80,7 @@ def write_configuration(
         tokens: `character`, `byte`, `word` or `bpe`; None for the rule's.
         size: one of `SIZES`; None for the largest that the time can train.
         minutes: time of the training, evaluation included.
-        languages: of translation, the suffixes of source and target; None for those of two files.
+        languages: of translation, the suffixes of source and target; None for that of a file.
         force: whether a file that exists is replaced.
 
     Returns:
@@ -93,7 +93,7 @@ def write_configuration(
         raise InputError(f"--minutes: a positive number, given {minutes:g}")
     if task == "translation" and tokens in ("character", "byte"):
         raise InputError(f"--tokens: word or bpe for --task translation, given {tokens}")
-    if languages and task != "translation":
+    if any(languages) and task != "translation":
         raise InputError(f"--source, --target: for --task translation, given --task {task}; leave them out")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
@@ -167,7 +167,7 @@ def choose_text(texts: Sequence[str]) -> dict[str, Any]:
     return {"name": "text", "train": names[0] if len(names) == 1 else names}
 
 
-def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dict[str, Any]:
+def choose_pairs(texts: Sequence[str], languages: tuple[str | None, str | None]) -> dict[str, Any]:
     """Make the data section of sentence pairs, from prefixes and suffixes of the files.
 
     Validation and test lie beside training files that have `train` in their name. Raises InputError where there is no
@@ -179,7 +179,7 @@ def choose_pairs(texts: Sequence[str], languages: tuple[str, str] | None) -> dic
     if len(paths) == 2:
         prefix = paths[0].with_suffix("")
         suffixes = paths[0].suffix[1:], paths[1].suffix[1:]
-    if suffixes is None or len({*suffixes} - {""}) != 2 or len(paths) > 2:
+    if len({*suffixes} - {"", None}) != 2 or len(paths) > 2:
         raise InputError(
             "TEXT: a file for each of two languages, whose names differ in their suffix; give both files, or what their names "
             "have in common with the suffixes as --source and --target"
