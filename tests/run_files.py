@@ -4,11 +4,18 @@ import json
 
 from fullrank.config.load import Resolved, build_any
 from fullrank.experiments.run import train
+from fullrank.experiments.run_folder import reopen
 
 
 def train_quietly(raw, folder, **options):
     """The result of a training of a configuration, {} where it pauses."""
     return train(Resolved(build_any(raw), "test", settings=raw), folder, quiet=True, **options)
+
+
+def resume(folder, **options):
+    """The result of a run that is resumed where it stopped."""
+    resolved, kernel_name = reopen(folder)
+    return train(resolved, folder, kernel_name=kernel_name, **options)
 
 
 def read_result(folder):

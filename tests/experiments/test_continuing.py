@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from fullrank.config.load import Resolved, build, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.experiments.run import resume
 from fullrank.experiments.run_folder import start_from_run
-from run_files import read_result, train_quietly
+from run_files import read_result, resume, train_quietly
 
 TEXT = "the cat sat on a mat and saw one dog run to an old red hat while birds sang in tall green trees"
 WORDS = TEXT.split()

@@ -11,7 +11,8 @@ import fullrank as fr
 from fullrank.comparison.runs import read_run
 from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
-from fullrank.experiments.run import average, evaluate, resume, train
+from fullrank.experiments.run import average, evaluate, train
+from run_files import resume
 
 
 @pytest.fixture(scope="module")

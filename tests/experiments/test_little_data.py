@@ -19,11 +19,11 @@ from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data.batches import Streams
 from fullrank.experiments.language_model import CausalObjective
-from fullrank.experiments.run import resume
 from fullrank.experiments.task import begin_pass
 from fullrank.seal import read_identity
 from fullrank.training.device import begin_draws, end_draws
 from fullrank.training.values import TrainingPosition
+from run_files import resume
 
 # -- value residuals ---------------------------------------------------------------------------------------------------
 

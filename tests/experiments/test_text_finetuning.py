@@ -20,11 +20,11 @@ from fullrank.config.load import build_any, resolve_arms
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.data.tokenizers import PretrainedTokenizer
-from fullrank.experiments.run import evaluate, resume
+from fullrank.experiments.run import evaluate
 from fullrank.experiments.text_finetuning import TextFinetuning
 from fullrank.hf.causal import CausalModel, load_causal, load_tokenizers
 from fullrank.training.values import TrainingPosition
-from run_files import read_result, train_quietly
+from run_files import read_result, resume, train_quietly
 from tiny_causal import tiny_causal, write_text
 
 B = {"mix": "position_wise"}

@@ -72,7 +72,6 @@ def evaluate(
 
     config = open_run(run)[0]
 
-    from fullrank.comparison.runs import choose, read_run
     from fullrank.experiments.run import evaluate as measure
 
     if text is not None and config.translates:
@@ -85,16 +84,15 @@ def evaluate(
         raise InputError(f"{names}: {run} {does}, and has no such setting; leave it out")
     settings = drop_missing(protocol) | drop_missing(search)
     figures = measure(run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel)
-    first = choose([read_run(run)]).key
-    tell(figures, _describe_figures(figures, first), json=json)
+    tell(figures, _describe_figures(figures), json=json)
 
 
-def _describe_figures(figures: Mapping[str, Any], first: str) -> Iterator[str]:
-    """Yield the lines of `eval`: numbers by their names in JSON, with their signatures; that of the task comes first."""
+def _describe_figures(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of `eval`: numbers by their names in JSON, with their signatures."""
     counts = [f"{figures[unit]:,} {unit}" for unit in ("sentences", "tokens") if unit in figures]
     yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {', '.join(counts)}"
     names = [name for name, value in figures.items() if isinstance(value, float)]
-    for name in sorted(names, key=lambda name: name != first):
+    for name in names:
         signature = figures.get(f"{name}_signature") or figures.get(f"{name}_label", "")
         yield f"  {name.replace('_', ' '):<24} {figures[name]:.4f}   {signature}".rstrip()
     if "perplexity" in (last := figures.get("last_position", {})):

@@ -10,8 +10,7 @@ from typing import Any
 
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
-from fullrank.experiments.measure import choose_masked_protocol, final_protocol
-from fullrank.experiments.run import corpus_of
+from fullrank.experiments.run import corpus_of, task_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.files import Entries, write_json
 from fullrank.models import LoadedModel, open_model, trained_kind
@@ -49,7 +48,7 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
         assert model.folder is not None
         run, _ = open_run(model.folder)
         if not run.translates:
-            usual = (choose_masked_protocol(run) if run.masks else final_protocol(run)).segment_length
+            usual = task_of(run).protocol().segment_length
     length = choose_length(model, reading.segment_length, usual)
     if reading.text is not None:
         return read_file(model, reading.text, length, count=reading.texts)

@@ -253,11 +253,10 @@ class GlueFinetuning(Finetuning):
         labels = split.targets.numpy()
         predictions = (table[:, 0] if self.labels is None else table.argmax(-1)).numpy()
         if folder is not None and rank() == 0:
-            lines = ["index\tlabel\tprediction\n"]
-            for number, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
-                lines.append(f"{number}\t{label:g}\t{prediction:.6g}\n")
+            columns = np.column_stack([np.arange(len(labels)), labels, predictions])
             path = folder / f"predictions-{split.source.split}.tsv"
-            path.write_text("".join(lines), encoding="utf-8")
+            header = "index\tlabel\tprediction"
+            np.savetxt(path, columns, fmt="%d\t%g\t%.6g", header=header, comments="")
         targets = split.targets.double() if self.labels is None else split.targets
         loss = float(self.compute_loss(table.double(), targets))
         return {**glue_scores(self.task, predictions, labels), "loss": loss, "examples": len(split.source)}
@@ -364,6 +363,9 @@ class SquadFinetuning(Finetuning):
         return {**scores, "loss": loss, "examples": len(questions), "windows": len(split.windows)}
 
 
+Scored = tuple[Window, NDArray[np.float64]]  # a window with its start and end logits
+
+
 def find_answers(
     questions: Sequence[Question],
     windows: Sequence[Window],
@@ -393,7 +395,7 @@ def find_answers(
     Raises:
         RunError: a logit is not finite.
     """
-    by_question: list[list[tuple[Window, NDArray[np.float64]]]] = [[] for _ in questions]
+    by_question: list[list[Scored]] = [[] for _ in questions]
     for window, table in zip(windows, logits, strict=True):
         # in float64, where the sum of two float32 logits keeps its order
         inside = np.asarray(table[:, : len(window.ids)], dtype=np.float64)
@@ -413,9 +415,7 @@ def find_answers(
     return answers
 
 
-def _find_best_span(
-    context: str, scored: Sequence[tuple[Window, NDArray[np.float64]]], max_answer_length: int
-) -> tuple[str, float]:
+def _find_best_span(context: str, scored: Sequence[Scored], max_answer_length: int) -> tuple[str, float]:
     """Find the best span with a text, its text and its score; of equal scores the first. "" and 0 where there is none."""
     best = ""
     highest = -np.inf
@@ -424,8 +424,8 @@ def _find_best_span(
         tokens = slice(window.first, window.first + count)
         starts = np.where(window.max_context, start[tokens], -np.inf)
         scores = starts[:, None] + end[tokens]  # of tokens s to e at [s, e]
-        lengths = np.arange(count) - np.arange(count)[:, None] + 1
-        scores[(lengths < 1) | (lengths > max_answer_length)] = -np.inf
+        is_span = np.triu(np.tri(count, k=max_answer_length - 1, dtype=bool))
+        scores[~is_span] = -np.inf
         while count and scores.max() > highest:
             first, last = divmod(int(scores.argmax()), count)
             text = context[window.offsets[first, 0] : window.offsets[last, 1]].strip()

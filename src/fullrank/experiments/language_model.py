@@ -44,7 +44,6 @@ from fullrank.experiments.measure import (
     check_block,
     check_length,
     choose_first,
-    choose_masked_protocol,
     divide_logits,
     figures,
     final_protocol,
@@ -390,7 +389,14 @@ class MaskedModelTask(LanguageModelTask):
     name = "masked_modeling"
 
     def protocol(self, split: str = "test") -> Any:
-        return choose_masked_protocol(self.config)
+        train = self.config.train
+        return MaskedProtocol(
+            segment_length=self.config.eval.segment_length or train.segment_length,
+            mlm_probability=train.mlm_probability,
+            mask_replace_prob=train.mask_replace_prob,
+            random_replace_prob=train.random_replace_prob,
+            mask_seed=self.config.eval.mask_seed,
+        )
 
     @property
     def validation(self) -> Any:

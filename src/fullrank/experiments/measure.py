@@ -243,18 +243,6 @@ class MaskedProtocol:
         )
 
 
-def choose_masked_protocol(config: RunConfig) -> MaskedProtocol:
-    """Choose the protocol of a masked model, while training and in the end."""
-    train = config.train
-    return MaskedProtocol(
-        segment_length=config.eval.segment_length or train.segment_length,
-        mlm_probability=train.mlm_probability,
-        mask_replace_prob=train.mask_replace_prob,
-        random_replace_prob=train.random_replace_prob,
-        mask_seed=config.eval.mask_seed,
-    )
-
-
 @dataclass(frozen=True)
 class Evaluation(EvaluationResult):
     """Nats summed over `tokens` targets, and scores.

@@ -169,8 +169,8 @@ def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> Entr
         with torch.device("meta"):
             model = getattr(transformers, _CLASSES[kind]).from_config(model_config)
             plain = model.num_parameters()
-            base = getattr(model, model.base_model_prefix, model)
-            encoder = sum(p.numel() for p in base.parameters())
+            base = model.base_model
+            encoder = base.num_parameters()
             inject_configured(model, config.model)
     total = model.num_parameters()
     text = model_config.get_text_config()

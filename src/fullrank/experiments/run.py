@@ -44,7 +44,6 @@ from fullrank.experiments.run_folder import (
     open_any,
     open_run,
     read_result,
-    reopen,
     start_from_run,
 )
 from fullrank.experiments.task import Task, TextTask
@@ -258,15 +257,6 @@ def make_task_optimizer(task: Any) -> Optimizer:
     rates = task.choose_rates(task.model)
     groups = parameter_groups(task.model, options.weight_decay, options.optimizer == "muon", rates)
     return make_optimizer(groups, options)
-
-
-def resume(folder: Path, **how: Any) -> Entries:
-    """Resume the run in `folder` exactly where it stopped.
-
-    how: options of `train`.
-    """
-    resolved, kernel_name = reopen(folder)
-    return train(resolved, folder, kernel_name=kernel_name, **how)
 
 
 def corpus_of(folder: Path, split: str) -> Any:

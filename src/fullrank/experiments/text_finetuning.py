@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,12 @@ class TextFinetuning(LanguageModelTask):
         config: TextFinetuneConfig = self.config
         with explain(config.model) as options:
             model_config = read_part("AutoConfig", config.model.pretrained, **options)
-        longest: int | None = getattr(model_config.get_text_config(), "max_position_embeddings", None)
         train = config.train
-        if longest is None or train.segment_length != TextTrainConfig().segment_length:
-            return config
-        room = longest - train.context
-        if not 0 < room < train.segment_length:
-            return config
-        logger.info(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
-        return dataclasses.replace(config, train=dataclasses.replace(train, segment_length=room))
+        room = getattr(model_config.get_text_config(), "max_position_embeddings", math.inf) - train.context
+        if train.segment_length == TextTrainConfig().segment_length and 0 < room < train.segment_length:
+            logger.info(f"train.segment_length: {room}, with train.context all that {config.model.pretrained} reads")
+            train = dataclasses.replace(train, segment_length=int(room))
+        return dataclasses.replace(config, train=train)
 
     def make_model(self) -> CausalModel:
         """Load the pretrained model, injected and with an adapter where that is asked for.

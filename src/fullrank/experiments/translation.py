@@ -161,13 +161,13 @@ def translate_ids(
             no_repeat_ngram_size=search.no_repeat_ngram_size,
         )
         columns = (best.ids.tolist(), best.log_probs.tolist(), best.lengths.tolist())
-        for i, texts, log_probs, lengths in zip(batch, *columns, strict=True):
+        for i, *of_sentence in zip(batch, *columns, strict=True):
             hypotheses[i] = []
-            for text, log_prob, length in zip(texts, log_probs, lengths, strict=True):
+            for ids, log_prob, length in zip(*of_sentence, strict=True):
                 if length:
-                    words = [token for token in text[:length] if token != target_eos]
+                    words = tuple(token for token in ids[:length] if token != target_eos)
                     score = log_prob / length**search.length_penalty
-                    hypotheses[i].append(Translation(tuple(words), length, log_prob, score))
+                    hypotheses[i].append(Translation(words, length, log_prob, score))
     return hypotheses
 
 
@@ -388,8 +388,8 @@ def translate_split(
     """
     pairs = corpus.pairs(split)
     target = corpus.target
-    count = len(pairs) if limit is None else min(limit, len(pairs))
-    sentences = [pairs.source[i].tolist() for i in share_of_process(count)]
+    share = share_of_process(len(pairs) if limit is None else limit)
+    sentences = [pairs.source[i].tolist() for i in share]
     best = translate_ids(model, sentences, search, source_eos=corpus.source.eos_id, target_eos=target.eos_id)
     ids = merge_shares([replace_unknown(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
