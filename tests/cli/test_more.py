@@ -114,7 +114,7 @@ def test_a_text_is_trained_by_one_command(tmp_path, monkeypatch):
     assert "next: fullrank generate" in out
     assert "train.yaml is there already" in called("train", "train.txt", *SMALL)[2]
     assert called("train", "train.txt", *SMALL, "--quiet")[2] == ""
-    assert "a folder is a run to be resumed" in called("train", tmp_path)[2], "it holds runs beside the text"
+    assert "not a run folder" in called("train", tmp_path)[2], "it holds runs beside the text"
 
 
 def test_a_run_pauses_and_is_measured_when_it_goes_on(run, config, tmp_path):

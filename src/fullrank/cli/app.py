@@ -18,14 +18,14 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 from typer import Argument, Option
@@ -189,9 +189,6 @@ def drop_missing(options: Any) -> dict[str, Any]:
 
 # -- verbs -------------------------------------------------------------------------------------------------------------
 
-Verb = TypeVar("Verb", bound=Callable[..., None])
-
-
 app = typer.Typer(
     name="fullrank",
     help="Transformer language models without their bottlenecks.",
@@ -208,9 +205,7 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Examples:", *(f"[cyan]{command}[/cyan]" for command in commands)])
 
 
-def verb(
-    *commands: str, name: str | None = None, group: typer.Typer = app, passes_options: bool = False
-) -> Callable[[Verb], Verb]:
+def verb(*commands: str, name: str | None = None, group: typer.Typer = app, passes_options: bool = False) -> Any:
     """Make a function a verb of the command line.
 
     A parameter that is a bundle of options stands for them.
@@ -226,7 +221,7 @@ def verb(
     """
     context = {"ignore_unknown_options": True, "allow_extra_args": True} if passes_options else None
 
-    def register(function: Verb) -> Verb:
+    def register(function: Any) -> Any:
         words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
         group.command(
             name, help=words, epilog=examples(*commands), context_settings=context, add_help_option=not passes_options

@@ -139,11 +139,6 @@ def generate(
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
-    from fullrank.experiments.run_folder import open_any
-
-    for run in runs:
-        open_any(run)
-
     from fullrank.experiments.generation import write
 
     content = write(
@@ -193,13 +188,9 @@ def average(
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
-    from fullrank.experiments.run_folder import open_run
+    from fullrank.experiments.run import average as average_weights
 
-    open_run(run)
-
-    from fullrank.experiments.run import average as of_run
-
-    mean = of_run(run, last=last)
+    mean = average_weights(run, last=last)
     steps = ", ".join(f"{step:,}" for step in mean["steps"])
     lines = [
         f"{run}: the mean of {count_things(len(mean['steps']), 'checkpoint')} (step {steps})",

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import corpus_of, task_of
@@ -60,24 +62,16 @@ def read_split(model: LoadedModel, segment_length: int) -> Text:
     assert model.folder is not None
     corpus = corpus_of(model.folder, SPLIT)
     name = f"{corpus.label}, {SPLIT}"
-    start = None
+    most = batch_tokens(model)
     if isinstance(model.fullrank_model, Encoder):
-        name = f"{name}, source"
-        read = partial(_read_sentences, corpus.pairs(SPLIT))
-    else:
-        start = corpus.tokenizer.start_id
-        read = partial(_read_tokens, corpus.ids(SPLIT))
-    return Text(name, read, segment_length, start_id=start, batch_tokens=batch_tokens(model))
-
-
-def _read_tokens(tokens: Any) -> Iterator[Sequence[int]]:
-    for start in range(0, len(tokens), _TOKENS):
-        yield tokens[start : start + _TOKENS].tolist()
-
-
-def _read_sentences(pairs: Any) -> Iterator[Sequence[int]]:
-    for sentence in pairs.source:
-        yield [*sentence.tolist(), pairs.source.language.eos_id]
+        source = corpus.pairs(SPLIT).source
+        eos_id = source.language.eos_id
+        sentences = partial(map, lambda sentence: [*sentence.tolist(), eos_id], source)
+        return Text(f"{name}, source", sentences, segment_length, batch_tokens=most)
+    ids = corpus.ids(SPLIT)
+    parts = [ids[start : start + _TOKENS] for start in range(0, len(ids), _TOKENS)]
+    start_id = corpus.tokenizer.start_id
+    return Text(name, partial(map, np.ndarray.tolist, parts), segment_length, start_id=start_id, batch_tokens=most)
 
 
 def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedModel, Text]]:

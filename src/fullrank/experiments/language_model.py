@@ -112,9 +112,8 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
         if cached.get("texts") == checksums:
             return dict(cached["perplexity"])
     tokenizer = corpus.tokenizer
-    train = np.asarray(corpus.ids("train"))
-    texts = [np.asarray(corpus.ids(split)) for split in SPLITS]
-    orders = measure_ngrams(train, texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
+    texts = [corpus.ids(split) for split in SPLITS]
+    orders = measure_ngrams(corpus.ids("train"), texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
     perplexity = {split: figures[-1] for split, figures in zip(SPLITS, orders, strict=True)}
     with contextlib.suppress(RunError):  # a corpus that others own
         write_json(file, {"texts": checksums, "perplexity": perplexity})
@@ -181,10 +180,13 @@ class CausalObjective:
         trace = begin_pass(options, batch) or (Trace(weights=False) if self.parts else None)
         on_device = batch.to(device_of(model))
         after: dict[str, Tensor] = {}
+        before = dict(carry)
         for name, extra in self.parts.items():
-            tensors, carry = _split(carry, f"{name}.")
-            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(on_device, tensors).items()}
-        memory = Memory.from_tensors(carry) if carry else None
+            prefix = f"{name}."
+            names = [key for key in carry if key.startswith(prefix)]
+            read = extra.read(on_device, {key.removeprefix(prefix): before.pop(key) for key in names})
+            after |= {f"{prefix}{key}": tensor for key, tensor in read.items()}
+        memory = Memory.from_tensors(before) if before else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = DriftingMemory(**vars(memory))
         value, nll, memory = model.loss_parts(
@@ -203,12 +205,6 @@ class CausalObjective:
             value = extra.add(value, trace.hidden, on_device)
         after |= {} if memory is None else memory.to_tensors()
         return finish_loss(value, nll, batch, trace, options, targets=batch.targets.shape[1], carry=after)
-
-
-def _split(carry: Carry, prefix: str) -> tuple[Carry, Carry]:
-    """Split a carry into the tensors whose names begin with `prefix`, without it, and the others."""
-    inside = {name.removeprefix(prefix): tensor for name, tensor in carry.items() if name.startswith(prefix)}
-    return inside, {name: tensor for name, tensor in carry.items() if not name.startswith(prefix)}
 
 
 def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:

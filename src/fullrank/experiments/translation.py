@@ -455,12 +455,6 @@ class LineTranslator:
         self.batch_size = batch_size
         self.kernel_name = kernel_name
 
-    @property
-    def longest_source(self) -> int:
-        """The most tokens of a line that the model reads, <eos> included."""
-        limits = [model.max_source_length for model in self.models]
-        return longest(self.config.model.max_position_embeddings, *limits) or 1
-
     def translate(self, lines: Sequence[str], *, first: int = 1) -> list[list[Translation]]:
         """Translate lines: the `search.n_best` translations of each, best first; of an empty line the empty text.
 
@@ -522,7 +516,8 @@ class LineTranslator:
         number: that of the line, for a warning.
         """
         ids = self.source.encode(line)
-        most = self.longest_source - 1
+        limits = [model.max_source_length for model in self.models]
+        most = (longest(self.config.model.max_position_embeddings, *limits) or 1) - 1
         if len(ids) > most:
             logger.warning(
                 f"line {number}: {len(ids):,} tokens are more than the {most:,} that the model takes; the rest is not "
