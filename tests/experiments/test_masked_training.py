@@ -15,7 +15,7 @@ from fullrank.config.load import build
 from fullrank.config.run import TrainConfig
 from fullrank.data import build_bytes, load_corpus
 from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks
-from fullrank.experiments.language_model import MaskedObjective
+from fullrank.experiments.language_model import MaskedModelTask
 from fullrank.experiments.run import evaluate
 from fullrank.training.values import TrainingPosition
 
@@ -97,14 +97,14 @@ def test_figures(run):
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text, tmp_path):
     """Both epochs and both seeds read the blocks in the same order."""
     masks = {}
-    original = MaskedObjective.__call__
+    original = MaskedModelTask.objective
 
     def watched(self, batch, carry, position):
         masks.setdefault(self.options.seed, []).append(batch.at.tolist())
         return original(self, batch, carry, position)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MaskedObjective, "__call__", watched)
+        patch.setattr(MaskedModelTask, "objective", watched)
         for seed in (1, 2):
             raw = masked(text, order="contiguous", epochs=2, batch_size=100, seed=seed)
             trained(tmp_path / str(seed), raw)
@@ -124,9 +124,10 @@ def test_the_objective():
     model.encoder.blocks[0].attention.attend.mix.mixing.data += 0.1
     inputs = torch.randint(29, (2, 6))
     batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None)
-    objective = MaskedObjective(model, options)
+    task = MaskedModelTask(None)
+    task.model, task.options = model, options
     torch.manual_seed(1)  # of the cross-head permutation
-    loss = objective(batch, {}, TrainingPosition(1))
+    loss = task.objective(batch, {}, TrainingPosition(1))
     torch.manual_seed(1)
     trace = fr.Trace()
     parts = model.loss_parts(inputs, batch.targets, at=batch.at, label_smoothing=0.1, trace=trace)
@@ -136,7 +137,7 @@ def test_the_objective():
     assert (loss.tokens, loss.read, loss.seen) == (2, 12, 12)
     assert float(fr.orthogonality(trace).detach()) > 0
     nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None)
-    empty = objective(nothing, {}, TrainingPosition(1))
+    empty = task.objective(nothing, {}, TrainingPosition(1))
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
 
 

@@ -75,7 +75,7 @@ def test_tokens_of_bleu_are_those_of_the_key_or_the_language(target, text, key, 
     config = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=key))
     task = TranslationTask(config).prepare(lambda _: None)
     monkeypatch.setattr(translation, "translate_split", lambda *_: ([text, text], [text, text]))
-    monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))
+    monkeypatch.setattr(task, "score", lambda *_: Evaluation(1.0, 1))
     figures = task.figures(Translator(task.config.model), "test", Search())
     assert figures["bleu"] == pytest.approx(100)
     assert f"|tok:{tokens}|" in figures["bleu_signature"]

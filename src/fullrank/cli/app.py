@@ -1,6 +1,6 @@
 """The Typer application, in which every module of verbs registers its own: output, and the options that verbs share.
 
-Options stand alone, in bundles, or are made from the keys of a section of the configuration.
+Options stand alone, in bundles, or are made from keys of `eval`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 import typer
 from typer import Argument, Option
 
+from fullrank.config.run import EvalConfig
 from fullrank.core.errors import FullRankError, InputError, Interrupted, one_line
-from fullrank.core.section import Section, hints_of
+from fullrank.core.section import hints_of
 from fullrank.files import as_json, is_main_process, no_room, out_of_memory
 from fullrank.plugins import import_plugin, imported_plugins
 
@@ -63,7 +64,7 @@ def explain(error: Exception) -> str:
         return f"{command}: {error.format_message() or 'a verb is missing'} ({command} --help)"
     if no_room(error):
         return "fullrank: no space left on the disk"
-    words = " ".join(str(error).split())[:300]
+    words = one_line(error, 300)
     if out_of_memory(error):
         return (
             "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size), the length of what is read at "
@@ -393,15 +394,15 @@ class SamplingOptions:
     seed: Annotated[int | None, Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
 
 
-def make_options(section: type[Section], *keys: str) -> Any:
-    """Make a bundle of options from keys of a section, of their types and with their descriptions.
+def make_options(*keys: str) -> Any:
+    """Make a bundle of options from keys of `eval`, of their types and with their descriptions.
 
-    A verb has it as `Annotated[Any, make_options(EvalConfig, "context", "stride")]`.
+    A verb has it as `Annotated[Any, make_options("context", "stride")]`.
     """
-    fields = {field.name: field for field in dataclasses.fields(section)}
+    fields = {field.name: field for field in dataclasses.fields(EvalConfig)}
     options = []
     for key in keys:
-        kind, least = _read_type(hints_of(section)[key])
+        kind, least = _read_type(hints_of(EvalConfig)[key])
         word = name_option(key)
         option = Option(
             f"{word}/--no-{word[2:]}" if kind is bool else word,
@@ -541,13 +542,18 @@ def _tell(error: Exception, words: list[str]) -> int:
     with contextlib.suppress(OSError):  # where nobody reads them the exit status says it
         print("\n".join(lines), file=sys.stderr, flush=True)
     if isinstance(error, OSError):  # a full disk: Python would try to print what is left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
     return 2 if isinstance(error, UsageError) else getattr(error, "status", 1)
 
 
+def _discard_output() -> None:
+    """Let what is left of the output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _end_unread() -> NoReturn:
-    """End where nobody reads the output any more (`| head`): what is left of it goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """End where nobody reads the output any more (`| head`)."""
+    _discard_output()
     sys.exit(0)
 
 

@@ -71,10 +71,6 @@ def info(
     from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 
     resolved = choice.resolve()
-    if getattr(resolved.config.model, "vocab_size", 0) is None:  # the data have it
-        from fullrank.data.corpora import check_data
-
-        check_data(resolved.config.data)
 
     from fullrank.analysis.size import size_of_run
 
@@ -152,7 +148,7 @@ def show_schema(
 def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
     from fullrank.config.load import load
-    from fullrank.core.errors import ConfigError, count_things
+    from fullrank.core.errors import ConfigError
     from fullrank.experiments.run import task_of
 
     recipe = load(choice.config)
@@ -172,8 +168,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
         raise typer.Exit(2 if problems else 0)
     if problems:
         raise ConfigError(*problems)
-    counts = f" ({count_things(len(rows), 'row')}, {count_things(len(scales), 'scale')})" if recipe.rows else ""
-    print(f"{choice.config}: valid{counts}")
+    print(f"{choice.config}: valid")
 
 
 def describe_size(size: Entries) -> list[str]:
@@ -232,7 +227,7 @@ def prepare_data(
 
     Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """
-    from fullrank.config.load import apply_overrides, build, is_of_task
+    from fullrank.config.load import apply_overrides, build_any
     from fullrank.config.run import has_pairs
 
     words = Choice(name, overrides, source=source).settings
@@ -241,35 +236,16 @@ def prepare_data(
     raw: dict[str, Any] = {"data": {"name": name}}
     if has_pairs(name):
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
-    raw = apply_overrides(raw, words)
-    if is_of_task(raw):
-        tell(*_read_task(raw), json=json)
-        return
-    config = build(raw)
+    config = build_any(apply_overrides(raw, words))
 
-    from fullrank.data import prepare
     from fullrank.experiments.run import task_of
 
-    task = task_of(config)
-    task.corpus = corpus = prepare(config.data)
-    about = {"folder": str(corpus.folder), **task.describe()}
+    task = task_of(config).prepare()
+    about = task.describe()
+    if "label" in about:
+        about = {"folder": str(task.corpus.folder), **about}
     shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
-    tell(about, [corpus.label, *describe(shown)], json=json)
-
-
-def _read_task(raw: dict[str, Any]) -> tuple[Entries, list[Any]]:
-    """Read a task to fine-tune on: its JSON, and lines for people."""
-    from fullrank.config.load import build_any
-    from fullrank.experiments.run import task_of
-
-    config = build_any(raw)
-    splits = task_of(config).prepare().corpus
-    content = {
-        "name": config.data.name,
-        "is_slice": any(split.is_slice for split in splits.values()),
-        "splits": {name: split.describe() for name, split in splits.items()},
-    }
-    return content, describe(content)
+    tell(about, [about.get("label", name), *describe(shown)], json=json)
 
 
 # -- benchmarks --------------------------------------------------------------------------------------------------------

@@ -243,14 +243,12 @@ def reproduce(
     A stopped command goes on when it is given again. A figure (mixhead/figure1, mixhead/figure3, skip-cross-head/table3)
     trains rows of tables, then measures them as `fullrank analyze` does.
     """
-    from fullrank.config.load import is_finetuning, read_figures, select_rows, tables
+    from fullrank.config.load import read_figures, select_rows, tables
     from fullrank.experiments.run_folder import cells
 
     recipes = tables(table)
-    finetuning = is_finetuning(next(iter(recipes)), scale, overrides or [])
     if not any(recipes.values()):
-        verb = "finetune" if finetuning else "train"
-        raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
+        raise InputError(f"{table} is a single configuration, not a table; use `fullrank train {table}`")
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
     figure = read_figures().get(table)
     rows_of = select_rows(recipes, names, of_paper=paper_rows)
@@ -272,7 +270,7 @@ def reproduce(
 
     from fullrank.experiments.run import reproduce as train_table
 
-    train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning)
+    train_table(table, planned, kernel_name=kernel, quiet=quiet)
     folders = [cell.folder for cell in planned]
     parent = planned[0].folder.parent
     together = out or parent.with_name(table.replace("/", "-"))

@@ -36,13 +36,14 @@ from fullrank.cli.app import (
     tell,
     verb,
 )
-from fullrank.config.run import PROTOCOL_KEYS, SEARCH_KEYS, EvalConfig
+from fullrank.config.run import PROTOCOL_KEYS, SEARCH_KEYS
 from fullrank.core.errors import InputError, count_things
 
 if TYPE_CHECKING:
     from fullrank.experiments.translation import LineTranslator, Translation
 
 logger = logging.getLogger(__name__)
+_OF_TRANSLATION = ("beams", "length_penalty")
 
 
 @verb(
@@ -55,8 +56,7 @@ logger = logging.getLogger(__name__)
 )
 def evaluate(
     run: Run,
-    protocol: Annotated[Any, make_options(EvalConfig, *PROTOCOL_KEYS, "batch_size")],
-    search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
+    settings: Annotated[Any, make_options(*PROTOCOL_KEYS, "batch_size", *_OF_TRANSLATION)],
     split: Split = "test",
     text: Annotated[Path | None, Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
     checkpoint: Checkpoint = "best",
@@ -78,12 +78,12 @@ def evaluate(
         raise InputError(
             f"--text: one text for a language model, given {run}, which translates sentences; leave it out"
         )
-    useless = protocol if config.translates else search
-    if names := ", ".join(map(name_option, drop_missing(useless))):
+    changes = drop_missing(settings)
+    useless = [key for key in changes if (key in _OF_TRANSLATION) != config.translates]
+    if names := ", ".join(map(name_option, useless)):
         does = "translates sentences" if config.translates else "translates nothing"
         raise InputError(f"{names}: {run} {does}, and has no such setting; leave it out")
-    settings = drop_missing(protocol) | drop_missing(search)
-    figures = measure(run, split, text=text, checkpoint=checkpoint, **settings, device_name=device, kernel_name=kernel)
+    figures = measure(run, split, text=text, checkpoint=checkpoint, **changes, device_name=device, kernel_name=kernel)
     tell(figures, _describe_figures(figures), json=json)
 
 
@@ -111,8 +111,7 @@ def _describe_figures(figures: Mapping[str, Any]) -> Iterator[str]:
 def generate(
     runs: Runs,
     sampling: SamplingOptions,
-    search: Annotated[Any, make_options(EvalConfig, "beams", "length_penalty")],
-    memory: Annotated[Any, make_options(EvalConfig, "memory_length")],
+    settings: Annotated[Any, make_options("beams", "length_penalty", "memory_length")],
     prompt: Annotated[str, Option(help="The text to continue.")] = "",
     max_new_tokens: Annotated[int, Number(help="Number of new tokens.")] = 100,
     greedy: Annotated[bool, Option("--greedy", help="Always the likeliest token.")] = False,
@@ -128,9 +127,9 @@ def generate(
     Of several runs, or several checkpoints of a run, the mean of their probabilities is taken; their vocabularies must be one.
     """
     drawing = drop_missing(sampling) | ({"greedy": True} if greedy else {})
-    if search.beams is not None:
+    if settings.beams is not None:
         exclude("--beam", "searches", drawing)
-    elif search.length_penalty is not None:
+    elif settings.length_penalty is not None:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
         exclude(
@@ -145,8 +144,7 @@ def generate(
         runs,
         prompt,
         **drawing,
-        **drop_missing(search),
-        **drop_missing(memory),
+        **drop_missing(settings),
         max_new_tokens=max_new_tokens,
         number=number,
         stop=stop,
@@ -234,7 +232,7 @@ def export(
 )
 def translate(
     runs: Runs,
-    search: Annotated[Any, make_options(EvalConfig, *SEARCH_KEYS)],
+    search: Annotated[Any, make_options(*SEARCH_KEYS)],
     source: Annotated[
         Path | None,
         Option(

@@ -248,7 +248,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
 
 def read_config(model: LoadedModel) -> Any:
     """Return the configuration of the part that reads text."""
-    config = model.module.config if model.fullrank_model is None else model.fullrank_model.config
+    config = (model.fullrank_model or model.module).config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

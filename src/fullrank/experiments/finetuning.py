@@ -102,6 +102,14 @@ class Finetuning(Task):
         self.identity = {"text": {name: source.sha256 for name, source in self.corpus.items()}}
         return self
 
+    def describe(self) -> Entries:
+        """Describe the data of the task."""
+        return {
+            "name": self.config.data.name,
+            "is_slice": any(source.is_slice for source in self.corpus.values()),
+            "splits": {name: source.describe() for name, source in self.corpus.items()},
+        }
+
     def build(self, folder: Path, device: torch.device) -> None:
         from fullrank.hf.causal import use_own_products
 
@@ -141,12 +149,11 @@ class Finetuning(Task):
         value = self.compute_loss(logits, self.splits["train"].targets[batch.indices].to(logits.device))
         return finish_loss(value, value.detach(), batch, trace, self.options)
 
-    def score_split(self, model: nn.Module, name: str, folder: Path | None = None) -> dict[str, float]:
+    def score_split(self, model: nn.Module, name: str, folder: Path | None = None) -> Any:
         """Measure the figures of a split; into a folder, if it is given, the model's predictions are written."""
         split = self.splits[name]
         logits = logits_by_example(model, split.encoded, self.config.eval.batch_size, self.compute_logits)
-        figures: dict[str, float] = self.score(split, logits, folder)
-        return figures
+        return self.score(split, logits, folder)
 
     def evaluate(self, model: nn.Module) -> EvaluationResult:
         figures = self.score_split(model, "dev")

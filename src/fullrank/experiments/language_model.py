@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +281,10 @@ class LanguageModelTask(TextTask):
         self.batches = training_batches(self.config, self.corpus)
 
     @property
+    def bits(self) -> str | None:  # type: ignore[override]
+        return {"byte": "bits/byte", "character": "bits/char"}.get(self.corpus.tokenizer.kind)
+
+    @property
     def validation(self) -> Any:
         """Protocol of the evaluation while training."""
         return validation_protocol(self.config)
@@ -353,36 +356,12 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
 # -- masked models -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MaskedObjective:
-    """Mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20."""
-
-    model: MaskedLanguageModel
-    options: TrainConfig
-
-    def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        device = device_of(self.model)
-        shared = batch.part or batch
-        if shared.tokens == 0:  # no token was masked
-            return Loss(torch.zeros((), device=device), 0.0, 0, read=shared.read)
-        trace = begin_pass(self.options, batch)
-        on_device = batch.to(device)
-        value, nll, _ = self.model.loss_parts(
-            on_device.inputs,
-            on_device.targets,
-            attention_mask=on_device.attention_mask,
-            at=on_device.at,
-            label_smoothing=self.options.label_smoothing,
-            trace=trace,
-        )
-        return finish_loss(value, nll, batch, trace, self.options)
-
-
 class MaskedModelTask(LanguageModelTask):
     """The task of masked language models."""
 
     model_class = MaskedLanguageModel
     name = "masked_modeling"
+    bits = None
 
     def protocol(self, split: str = "test") -> Any:
         train = self.config.train
@@ -400,8 +379,35 @@ class MaskedModelTask(LanguageModelTask):
 
     def connect(self) -> None:
         self.measure_counts()  # refused where nothing is masked
-        self.objective = MaskedObjective(self.model, self.options)
         self.batches = MaskedBatches(training_batches(self.config, self.corpus), self.masking)
+
+    def objective(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        """Compute the mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+
+        Args:
+            batch: the text, masked.
+            carry: nothing.
+            position: place in the training, which changes nothing.
+
+        Returns:
+            The loss of the pass.
+        """
+        options = self.options
+        device = device_of(self.model)
+        shared = batch.part or batch
+        if shared.tokens == 0:  # no token was masked
+            return Loss(torch.zeros((), device=device), 0.0, 0, read=shared.read)
+        trace = begin_pass(options, batch)
+        on_device = batch.to(device)
+        value, nll, _ = self.model.loss_parts(
+            on_device.inputs,
+            on_device.targets,
+            attention_mask=on_device.attention_mask,
+            at=on_device.at,
+            label_smoothing=options.label_smoothing,
+            trace=trace,
+        )
+        return finish_loss(value, nll, batch, trace, options)
 
     @property
     def masking(self) -> Masking:

@@ -46,7 +46,7 @@ from fullrank.experiments.run_folder import (
     read_result,
     start_from_run,
 )
-from fullrank.experiments.task import Task, TextTask
+from fullrank.experiments.task import Task
 from fullrank.files import Entries, sha256_of, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import read_record, seal_run
@@ -164,9 +164,10 @@ def prepare_run(task: Any, resolved: Resolved[AnyConfig], folder: Path, kernel_n
                 for name, settings in options.parts.items()
             }
         if options.start is not None:
-            weights, _ = find(Path(options.start), "best")
-            start = {"folder": options.start, "sha256": sha256_of(weights)}
-            identity["start"] = recorded.get("start") or start
+            identity["start"] = recorded.get("start") or {
+                "folder": options.start,
+                "sha256": sha256_of(find(Path(options.start), "best")[0]),
+            }
     task.identity = identity
 
 
@@ -184,26 +185,19 @@ def fit_run(task: Any, folder: Path, device: torch.device, *, quiet: bool, until
         The result.json of the run; empty at a pause.
     """
     config = task.config
-    corpus = task.corpus
     identity = task.identity
-    is_first = rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(config.train.seed)
         task.build(folder, device)
         options = task.options
         settings = config.to_dict()
+        if remark := remark_on_precision(options.precision, device):
+            logger.warning(remark)
         observers = []
-        if is_first:
-            if remark := remark_on_precision(options.precision, device):
-                logger.warning(remark)
-            if isinstance(task, TextTask):
-                warn_of_length(config, task.protocol())
-            bits = None
-            if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
-                bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
-            label = str(identity["name"])
+        if rank() == 0:
+            label = identity["name"]
             observers = make_observers(
-                folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
+                folder, track=options.track, config=settings, label=label, bits=task.bits, quiet=quiet
             )
         if "start" in identity and not (folder / "checkpoints" / "last").exists():
             load_weights(task.model, Path(options.start or "") / "checkpoints" / "best")
@@ -244,7 +238,7 @@ def fit_run(task: Any, folder: Path, device: torch.device, *, quiet: bool, until
                 **{package: version(package) for package in task.packages},
             },
         }
-        if is_first:
+        if rank() == 0:
             write_json(folder / "result.json", result)
             if isinstance(config, FinetuneConfig):  # optimizer states take three times the room of the model
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.size import parameters_by_part
-from fullrank.config.run import TrainConfig, TrainingConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
@@ -25,6 +25,7 @@ from fullrank.core.stages import Mixing
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data import Corpus, Tokenizer, load_corpus, prepare
 from fullrank.data.batches import Part, Shared
+from fullrank.experiments.measure import warn_of_length
 from fullrank.files import Entries
 from fullrank.training.device import device_of
 from fullrank.training.values import Carry, Counters, Loss
@@ -39,7 +40,7 @@ class Task:
     config: with the sizes that it takes from the data, when they are prepared. corpus: a `Corpus`; of fine-tuning splits by
     name. identity: entries of run.json: `text` holds a checksum of each split, `vocabulary` a fingerprint.
     model, objective, batches, options, eval_options: what the training loop takes. packages: others that the result
-    depends on, whose versions are recorded.
+    depends on, whose versions are recorded. bits: what progress shows bits of, where tokens spell text.
 
     Every kind has these methods:
 
@@ -55,6 +56,7 @@ class Task:
     corpus: Any = None
     identity: Entries = field(default_factory=dict)
     packages: ClassVar[Sequence[str]] = ()
+    bits: ClassVar[str | None] = None
 
     def check(self) -> None:
         """Raise ConfigError or InputError for faults that are known before any work; by default there are none."""
@@ -147,6 +149,7 @@ class TextTask(Task):
         self.model = self.make_model().to(device)
         self.options = self.config.train
         self.eval_options = self.config.eval
+        warn_of_length(self.config, self.protocol())
         self.connect()
 
     def measure(self, done: Counters, folder: Path) -> Entries:
@@ -196,7 +199,7 @@ def reuse_prepared(identity: Mapping[str, Any]) -> Corpus | None:
 # -- the loss of a pass ------------------------------------------------------------------------------------------------
 
 
-def begin_pass(options: TrainingConfig, batch: Shared) -> Trace | None:
+def begin_pass(options: TrainConfig, batch: Shared) -> Trace | None:
     """Set which rows of the whole batch a pass has, for what is drawn by row.
 
     Returns a trace for the penalties, where there are any.
@@ -205,7 +208,8 @@ def begin_pass(options: TrainingConfig, batch: Shared) -> Trace | None:
         draws.current.first = batch.part.first if batch.part and batch.part.rows else 0
         draws.current.rows = batch.rows
     weights = bool(options.orthogonality or options.overlap)
-    return Trace(weights=weights) if weights or _regularizes(options) else None
+    hidden = options.activation_regularization or options.temporal_regularization
+    return Trace(weights=weights) if weights or hidden else None
 
 
 def finish_loss(
@@ -213,7 +217,7 @@ def finish_loss(
     nll: Tensor | float,
     batch: Shared,
     trace: Trace | None,
-    options: TrainingConfig,
+    options: TrainConfig,
     *,
     targets: int = 0,
     carry: Carry | None = None,
@@ -246,8 +250,11 @@ def finish_loss(
     mean = value
     if tokens * part.count != part.tokens:
         mean = value * (tokens * part.count / max(part.tokens, 1))
-    if trace is not None and trace.last is not None and _regularizes(options):
-        assert isinstance(options, TrainConfig)
+    if (
+        trace is not None
+        and trace.last is not None
+        and options.activation_regularization + options.temporal_regularization
+    ):
         hidden = trace.last[:, -targets:]
         penalty = options.activation_regularization * hidden.square().mean()
         if options.temporal_regularization and hidden.shape[1] > 1:
@@ -259,10 +266,3 @@ def finish_loss(
         if options.overlap:
             mean = mean + weight * options.overlap * overlap(trace)
     return Loss(mean, nll * tokens, part.tokens, carry or {}, part.read)
-
-
-def _regularizes(options: TrainingConfig) -> bool:
-    """Return whether AR or TAR is on."""
-    return (
-        isinstance(options, TrainConfig) and max(options.activation_regularization, options.temporal_regularization) > 0
-    )

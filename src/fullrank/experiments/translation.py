@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fullrank.config.run import SEARCH_KEYS, EvalConfig, RunConfig, TrainConfig
+from fullrank.config.run import SEARCH_KEYS, EvalConfig, RunConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.draws import evaluating
 from fullrank.core.errors import ConfigError, InputError
@@ -244,12 +244,11 @@ class TranslationTask(TextTask):
         options = self.options
         for split in self.corpus.splits:
             check_lengths(self.model, self.corpus.pairs(split))
-        self.objective = TranslationObjective(self.model, options)
         self.batches = PairBatches(self.corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed)
 
     def evaluate(self, model: Any) -> Evaluation:
         validation = self.corpus.pairs("valid")
-        total = score(model, validation, self.config)
+        total = self.score(model, validation)
         references = validation.target.read_lines()[: self.config.eval.max_sentences]
         if not references:
             return total
@@ -259,6 +258,56 @@ class TranslationTask(TextTask):
             texts, _ = translate_split(model, self.corpus, "valid", greedy, len(references))
         return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
+    def objective(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        """Compute the mean nll of the target tokens, with label smoothing, plus the same penalties over all attention.
+
+        Args:
+            batch: sentence pairs.
+            carry: nothing.
+            position: place in the training, which changes nothing.
+
+        Returns:
+            The loss of the pass.
+        """
+        options = self.options
+        trace = begin_pass(options, batch)
+        on_device = batch.to(device_of(self.model))
+        value, nll, _ = self.model.loss_parts(
+            on_device.source_ids,
+            on_device.inputs,
+            on_device.targets,
+            on_device.weights,
+            on_device.source_mask,
+            # padding comes last: models that do not see the future do not see it
+            on_device.weights if self.sees_future else None,
+            label_smoothing=options.label_smoothing,
+            trace=trace,
+        )
+        return finish_loss(value, nll, batch, trace, options)
+
+    @property
+    def sees_future(self) -> bool:
+        """True if target tokens see later ones."""
+        return bool(self.config.model.get_decoder_config().sees_future)
+
+    def score(self, model: Translator, pairs: Pairs) -> Evaluation:
+        """Sum the nll of every target token of sentence pairs.
+
+        The model is put into evaluation mode, and its mode is restored. The precision is that around the call.
+        """
+        longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
+        most = max(self.config.train.batch_tokens or 4096, longest)
+        batches = PairBatches(pairs, batch_tokens=most, seed=0, shuffle=False)
+        device = device_of(model)
+        tally = Tally(device)
+        with evaluating(model):
+            for index in share_of_process(batches.batches_per_epoch):
+                batch = batches.batch(0, index).to(device)
+                seen = batch.weights if self.sees_future else None
+                nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
+                tally.add(nll.per_token[batch.weights != 0])
+        return tally.total()
+
     def describe_evaluation(self) -> Entries:
         config = self.config
         bleu = ""
@@ -267,7 +316,7 @@ class TranslationTask(TextTask):
         return {
             "protocol": f"greedy search, nll of every target token{bleu}",
             "metric": config.eval.metric,
-            "next_token": not config.model.get_decoder_config().sees_future,
+            "next_token": not self.sees_future,
         }
 
     def score_texts(self, texts: Sequence[str], references: Sequence[str]) -> Entries:
@@ -289,7 +338,7 @@ class TranslationTask(TextTask):
         """
         corpus = self.corpus
         pairs = corpus.pairs(split)
-        measured = figures(score(model, pairs, self.config))
+        measured = figures(self.score(model, pairs))
         texts, tokens = translate_split(model, corpus, split, protocol)
         references = pairs.target.read_lines()
         measured |= self.score_texts(texts, references)
@@ -305,30 +354,6 @@ class TranslationTask(TextTask):
         return measured
 
 
-@dataclass(frozen=True)
-class TranslationObjective:
-    """Mean nll of the target tokens given the source, with label smoothing, plus the same penalties over all attention."""
-
-    model: Translator
-    options: TrainConfig
-
-    def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        trace = begin_pass(self.options, batch)
-        on_device = batch.to(device_of(self.model))
-        value, nll, _ = self.model.loss_parts(
-            on_device.source_ids,
-            on_device.inputs,
-            on_device.targets,
-            on_device.weights,
-            on_device.source_mask,
-            # padding comes last: models that do not see the future do not see it
-            on_device.weights if self.model.config.get_decoder_config().sees_future else None,
-            label_smoothing=self.options.label_smoothing,
-            trace=trace,
-        )
-        return finish_loss(value, nll, batch, trace, self.options)
-
-
 def check_lengths(model: Translator, pairs: Pairs) -> None:
     """Raise InputError where a sentence is longer than the positions of encoder or decoder."""
     for side, lengths, limit in (
@@ -342,33 +367,6 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
                 f"model has {limit:,} positions; raise model.max_position_embeddings, or lower data.max_length (training pairs "
                 "longer than so many words are left out)"
             )
-
-
-def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
-    """Sum the nll of every target token of sentence pairs.
-
-    The model is put into evaluation mode, and its mode is restored. The precision is that around the call.
-
-    Args:
-        model: translation model.
-        pairs: source and target sentences.
-        config: configuration of the run, for the size of a batch.
-
-    Returns:
-        Nats, and the number of target tokens.
-    """
-    longest = int(max(pairs.source.lengths.max(), pairs.target.lengths.max())) + 1
-    batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
-    device = device_of(model)
-    sees_future = model.config.get_decoder_config().sees_future
-    tally = Tally(device)
-    with evaluating(model):
-        for index in share_of_process(batches.batches_per_epoch):
-            batch = batches.batch(0, index).to(device)
-            seen = batch.weights if sees_future else None
-            nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
-            tally.add(nll.per_token[batch.weights != 0])
-    return tally.total()
 
 
 def translate_split(
