@@ -112,10 +112,11 @@ class Finetuning(Task):
 
     def build(self, folder: Path, device: torch.device) -> None:
         from fullrank.hf.causal import use_own_products
+        from fullrank.hf.load import find_longest_text
 
         config = self.config
         self.pretrained = pretrained = load_pretrained(config.model, self.kind, self.outputs, self.labels)
-        limit = pretrained.max_length
+        limit = find_longest_text(pretrained.model)
         if limit is not None and config.data.max_length > limit:
             raise InputError(
                 f"data.max_length: this encoder reads at most {limit} tokens, given {config.data.max_length}"

@@ -23,13 +23,7 @@ from fullrank.training.device import device_of
 logger = logging.getLogger(__name__)
 
 
-def generate(
-    model: LoadedModel | LanguageModel | str | Path | Sequence[Any],
-    prompt: str = "",
-    *,
-    tokenizer: Tokenizer | None = None,
-    **how: Any,
-) -> str:
+def generate(model: Any, prompt: str = "", **how: Any) -> str:
     """Continue `prompt` by a model, or by the run in a folder with the run's tokenizer.
 
         fr.generate("runs/demo/b", "The", max_new_tokens=200, temperature=0.8, top_p=0.9, seed=1)
@@ -37,13 +31,12 @@ def generate(
     Args:
         model: model, run folder, or several of them, as in `write`.
         prompt: text that the model goes on with.
-        tokenizer: tokenizer of the model; None for the one that was opened with it, which a LanguageModel has not.
-        **how: further options of `write`.
+        **how: further options of `write`, the tokenizer of a LanguageModel among them.
 
     Returns:
         The prompt and its continuation.
     """
-    text: str = write(model, prompt, tokenizer=tokenizer, **how)["texts"][0]["text"]
+    text: str = write(model, prompt, **how)["texts"][0]["text"]
     return text
 
 

@@ -22,14 +22,13 @@ _CLASSES = {
 
 
 class PretrainedEncoder(NamedTuple):
-    """An encoder with an output layer for a task, its tokenizer, and the most tokens it reads (None: any number).
+    """An encoder with an output layer for a task, and its tokenizer.
 
     fresh: names of parameters that were not pretrained.
     """
 
     model: Any
     tokenizer: Any = None
-    max_length: int | None = None
     fresh: tuple[str, ...] = ()
 
 
@@ -49,7 +48,7 @@ def load_pretrained(
         labels: names of the outputs, in their order; None for numbers, or ends of answers, which have no names.
 
     Returns:
-        The model with its tokenizer, the most tokens it reads, and the names of its fresh parameters.
+        The model with its tokenizer, and the names of its fresh parameters.
 
     Raises:
         InputError: transformers is missing, there is no such encoder or tokenizer, or the checkpoint holds another
@@ -96,7 +95,7 @@ def load_pretrained(
         model.config.label2id = {name: i for i, name in enumerate(labels)}
     if not injected:
         inject_configured(model, config)
-    return PretrainedEncoder(model.eval(), tokenizer, load.find_longest_text(model), tuple(sorted(fresh)))
+    return PretrainedEncoder(model.eval(), tokenizer, tuple(sorted(fresh)))
 
 
 def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) -> Any:
