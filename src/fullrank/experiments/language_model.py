@@ -314,10 +314,6 @@ class LanguageModelTask(TextTask):
         start_id = self.corpus.tokenizer.start_id
         return measure(model, ids, protocol, batch_size=self.config.eval.batch_size, start_id=start_id)
 
-    def finish(self, model: Any, folder: Path) -> Entries:
-        parts = {"parts": self.identity["parts"]} if "parts" in self.identity else {}
-        return {**super().finish(model, folder), **parts}
-
     def figures(self, model: Any, split: str, protocol: Any, keep: Path | None = None) -> Entries:
         """Compute the figures of a split.
 

@@ -115,9 +115,9 @@ def _read_configuration(config: PretrainedConfig, outputs: Mapping[str, Any]) ->
 
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
     """Return entries of a configuration of transformers about its output layer, whatever task it was saved for."""
-    if kind == "answers":
-        return {"num_labels": 2, "problem_type": None}
-    problem = "regression" if num_labels == 1 else "single_label_classification"
+    problem = None
+    if kind == "classification":
+        problem = "regression" if num_labels == 1 else "single_label_classification"
     return {"num_labels": num_labels, "problem_type": problem}
 
 

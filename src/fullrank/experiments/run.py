@@ -220,11 +220,10 @@ def fit_run(task: Any, folder: Path, device: torch.device, *, quiet: bool, until
         if until is not None:
             return {}
         result = {
-            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
+            **{key: value for key, value in identity.items() if key not in ("text", "vocabulary", "prepared")},
             "seed": options.seed,
             "ms_per_step": done.ms_per_step,
             **task.measure(done, folder),
-            **({"start": identity["start"]} if "start" in identity else {}),
             "steps": done.step,
             "epochs": done.step / training.plan.steps_per_epoch,
             "tokens_seen": done.tokens,
@@ -495,22 +494,20 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
 def measure_speed(task: Any, spend: float = 1.0) -> tuple[float, float]:
     """Measure the seconds of an update and of an evaluation while training, after training for about `spend` seconds.
 
-    Afterwards the weights are worth nothing.
+    The model has no memory. Afterwards the weights are worth nothing.
     """
     optimizer = make_task_optimizer(task)
-    carry: dict[str, torch.Tensor] = {}
     times: list[float] = []
     task.model.train()
     while len(times) < 4 or (sum(times) < spend and len(times) < 200):
         begin = time.perf_counter()
         index = len(times) % task.batches.batches_per_epoch
         batch = task.batches.batch(0, index)
-        loss = task.objective(batch, carry if index else {}, TrainingPosition(step=len(times) + 1))
+        loss = task.objective(batch, {}, TrainingPosition(step=len(times) + 1))
         loss.value.backward()
         nn.utils.clip_grad_norm_(task.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
         synchronize(device_of(task.model))
         times.append(time.perf_counter() - begin)
     task.model.eval()
