@@ -359,7 +359,6 @@ def finetune(
 def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: str | None, *, plain: bool) -> None:
     """Train a pretrained causal model on a text, plain and with what is injected, and compare the runs."""
     from fullrank.config.load import resolve_arms
-    from fullrank.data.corpora import check_data
     from fullrank.experiments.run_folder import Cell
     from fullrank.seal import is_run
 
@@ -369,17 +368,17 @@ def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: st
             f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
         )
     exclude("--text", "trains a model", [name for name in ("row", "scale") if getattr(choice, name)])
-    wanted = read_seeds(seeds)
-    of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
     arms = []
-    for seed in of_seed:
-        arms += resolve_arms(choice.config, text, [*choice.settings, *seed], plain=plain)
-    check_data(arms[0].config.data)
+    for seed in read_seeds(seeds) or (None,):
+        seeded = [] if seed is None else [f"train.seed={seed}"]
+        arms += resolve_arms(choice.config, text, [*choice.settings, *seeded], plain=plain)
     title = arms[0].recipe
     folder = options.out or Path("runs") / title
+    planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
+    for cell in planned:
+        _check_files(cell.resolved, cell.folder)
 
     from fullrank.experiments.run import reproduce as train_arms
 
-    planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
     train_arms(title, planned, kernel_name=options.kernel, quiet=options.quiet)
     show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=title)
