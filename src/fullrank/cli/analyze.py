@@ -6,7 +6,7 @@ Every measurement is a verb of its own, whose options are the keyword parameters
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -105,22 +105,14 @@ def _option_type(name: str, annotation: Any) -> Any:
     return annotation
 
 
-def show_measured(
-    measured: Measured,
-    out: Path | None,
-    *,
-    json: bool,
-    lines: Sequence[str] = (),
-    extra: Mapping[str, Any] | None = None,
-) -> None:
+def show_measured(measured: Measured, out: Path | None, *, json: bool, report: Path | None = None) -> None:
     """Print what was measured, and draw its figures.
 
     Args:
         measured: a measurement with its records.
         out: folder of the figures; None draws none.
         json: print JSON in place of tables.
-        lines: further lines below the tables.
-        extra: further keys of the JSON.
+        report: the report of the models, whose path is printed; None without.
 
     Raises:
         InputError: `out` is a file.
@@ -132,8 +124,10 @@ def show_measured(
     shown = measured.measurement
     files = [] if out is None else save_plots(shown.plots, measured.records, out, shown.name)
     grids = [build_grid(table, measured.records) for table in shown.tables]
-    content = {**measured.to_dict(), **(extra or {}), "files": [str(file) for file in files]}
-    tell(content, [*(grid for grid in grids if grid.rows), *measured.sources, *lines, *files], json=json)
+    pages = {} if report is None else {"report": str(report)}
+    content = {**measured.to_dict(), **pages, "files": [str(file) for file in files]}
+    grids = [grid for grid in grids if grid.rows]
+    tell(content, [*grids, *measured.sources, *pages.values(), *files], json=json)
 
 
 # -- check and diagnose ------------------------------------------------------------------------------------------------

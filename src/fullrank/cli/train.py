@@ -294,7 +294,7 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     measured = measure_models(measurement, list(map(str, folders)), Reading(texts=figure.texts))
     page = out / "report.html"
     write_report(folders, page, figure.title, name)
-    show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
+    show_measured(measured, out, json=json, report=page)
 
 
 def _resumes(folder: Path, options: Sequence[object]) -> bool:
