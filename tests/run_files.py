@@ -14,8 +14,7 @@ def train_quietly(raw, folder, **options):
 
 def resume(folder, **options):
     """The result of a run that is resumed where it stopped."""
-    resolved, kernel_name = reopen(folder)
-    return train(resolved, folder, kernel_name=kernel_name, **options)
+    return train(reopen(folder)[0], folder, **options)
 
 
 def read_result(folder):

@@ -98,8 +98,7 @@ base:
 
 def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp_path):
     table = tmp_path / "table.yaml"
-    own_text = shutil.copytree(text, tmp_path / "text")
-    table.write_text(RECIPE.format(text=own_text), encoding="utf-8")
+    table.write_text(RECIPE.format(text=shutil.copytree(text, tmp_path / "text")), encoding="utf-8")
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
     first = document(*words, "--rows", "plain", "--quiet")
     assert {run["row"] for run in first["runs"]} == {"plain"}
@@ -121,7 +120,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text, tmp
     code, err = fails(*words, "--rows", "c")
     assert code == 2
     assert "no row 'c'" in err
-    (own_text / "train.txt").unlink()  # runs that have begun keep their text
+    (tmp_path / "text" / "train.txt").unlink()  # runs that have begun keep their text
     assert "3.00" in succeeds(*words, "--quiet")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,9 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path):
             claim(tmp_path / "run", RunConfig(), IDENTITY | changed)
 
 
-def pick(cell, *keys):
-    return tuple(cell.describe()[key] for key in keys)
-
-
 def test_all_rows_of_a_seed_come_before_the_next_seed():
     planned = cells(TABLE, ["plain", "b"], "small", [1, 2], ["train.batch_size=8"], out=Path("here"))
-    assert [pick(cell, "row", "seed", "folder") for cell in planned] == [
+    assert [itemgetter("row", "seed", "folder")(cell.describe()) for cell in planned] == [
         ("plain", 1, "here/plain-small-seed1"),
         ("b", 1, "here/b-small-seed1"),
         ("plain", 2, "here/plain-small-seed2"),
@@ -46,7 +43,7 @@ def test_all_rows_of_a_seed_come_before_the_next_seed():
     ]
     assert all(cell.resolved.config.train.batch_size == 8 for cell in planned)
     (cell,) = cells(TABLE, ["b"], overrides=["train.seed=7"])
-    assert pick(cell, "row", "seed", "finished") == ("b", 7, False)
+    assert itemgetter("row", "seed", "finished")(cell.describe()) == ("b", 7, False)
 
 
 def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
@@ -57,7 +54,7 @@ def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path):
     )
 
     def planned(*words: Any) -> list[tuple[str, int]]:
-        return [pick(cell, "row", "seed") for cell in cells(str(file), ["a", "b", "c"], *words)]
+        return [itemgetter("row", "seed")(cell.describe()) for cell in cells(str(file), ["a", "b", "c"], *words)]
 
     expected = [("a", 26), ("b", 1), ("c", 4), ("b", 2), ("c", 9), ("b", 3)]
     assert planned() == planned("paper") == expected
