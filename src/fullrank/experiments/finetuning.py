@@ -151,7 +151,16 @@ class Finetuning(Task):
         return finish_loss(value, value.detach(), batch, trace, self.options)
 
     def score_split(self, model: nn.Module, name: str, folder: Path | None = None) -> Any:
-        """Measure the figures of a split; into a folder, if it is given, the model's predictions are written."""
+        """Measure the figures of a split.
+
+        Args:
+            model: encoder with its output layer.
+            name: name of the split.
+            folder: the model's predictions are written there; None: nowhere.
+
+        Returns:
+            Figures by name.
+        """
         split = self.splits[name]
         logits = logits_by_example(model, split.encoded, self.config.eval.batch_size, self.compute_logits)
         return self.score(split, logits, folder)
