@@ -7,18 +7,8 @@ import pytest
 
 from fullrank.core.errors import InputError
 from fullrank.records import Column, HeatMap, Lines, Record, Table
-from fullrank.render.blocks import (
-    Code,
-    Details,
-    Facts,
-    Group,
-    Legend,
-    Page,
-    Paragraph,
-    Section,
-    build_grid,
-    format_value,
-)
+from fullrank.render import blocks
+from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section, build_grid
 from fullrank.render.figures import draw_plot, draw_svg, save_plots
 from fullrank.render.page import build_figure, render_page, write_page
 
@@ -50,7 +40,7 @@ def test_a_unit_that_the_group_names_is_not_said_again(group, line):
     (2.6, ",d", "3"), (math.inf, ",d", "inf"), (-math.inf, "+.2f", "−inf"),
 ])  # fmt: skip
 def test_values_as_text(value, spec, text):
-    assert format_value(value, spec) == text
+    assert blocks.format_value(value, spec) == text
 
 
 def test_lines_are_means_over_the_band():
@@ -89,11 +79,11 @@ def test_figures_are_equal_bytes_and_follow_the_theme(plot, tmp_path):
 
 def make_page():
     grid = build_grid(Table("layer", columns="head"), CHANGES)
-    blocks = [
+    content = [
         Paragraph("lead <b>"), Facts([("term", "text")]), grid, Legend([(0, "plain")]),
         Group([build_figure(PLOTS[0], CURVES)]), Code("fullrank train x", "b"), Details("more", [Paragraph("inside")]),
     ]  # fmt: skip
-    return Page("title", "sub", "b is best", [Paragraph("words")], [Section("First part", blocks, badge="perhaps")])
+    return Page("title", "sub", "b is best", [Paragraph("words")], [Section("First part", content, badge="perhaps")])
 
 
 def test_page_holds_every_block_and_loads_nothing(tmp_path):
