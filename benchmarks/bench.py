@@ -147,9 +147,8 @@ def _refuse_without_effect(name: str | None, suite: Suite, options: Mapping[str,
 
 def _list(json: bool) -> None:
     if json:
-        print_json(
-            [{"name": suite.name, "about": suite.about, "lengths": list(suite.lengths)} for suite in SUITES.values()]
-        )
+        keys = ("name", "about", "lengths")
+        print_json([{key: getattr(suite, key) for key in keys} for suite in SUITES.values()])
         return
     for suite in SUITES.values():
         lengths = ", ".join(f"{length:,}" for length in suite.lengths)

@@ -47,7 +47,10 @@ POINTERS = {
     "TOKENS": "*u8",
     "SEED": "*i64",
 }
-NUMBERS = {**dict.fromkeys(("N", "M", "EACH", "least"), "i32"), **dict.fromkeys(("scale", "unit", "kept"), "fp32")}
+NUMBERS = {
+    **dict.fromkeys(("N", "M", "EACH", "least"), "i32"),
+    **dict.fromkeys(("scale", "unit", "kept"), "fp32"),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,14 @@ class Call:
 
 
 PRECISIONS = {"bf16": "ieee", "fp32": "tf32x3"}
-CALLS = (Call(), Call(heads=16), Call(mixing=2), Call(size=128), Call(extras=True), Call(dtype="fp32"))
+CALLS = (
+    Call(),
+    Call(heads=16),
+    Call(mixing=2),
+    Call(size=128),
+    Call(extras=True),
+    Call(dtype="fp32"),
+)
 
 
 def compile_kernel(name: str, call: Call, capability: int, choice: triton.Config) -> Any:

@@ -36,7 +36,11 @@ LENGTH = 9  # tokens of a text
 VOCABULARY = 64
 FIRST_WORD = 4  # ids below are special tokens
 LARGEST = 30_000_000  # parameters
-SOUNDS = (("input_features", (2, 80, 256)), ("input_features", (2, 32, 80)), ("input_values", (2, 4000)))
+SOUNDS = (
+    ("input_features", (2, 80, 256)),
+    ("input_features", (2, 32, 80)),
+    ("input_values", (2, 4000)),
+)
 
 
 def list_types() -> list[str]:

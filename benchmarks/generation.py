@@ -73,7 +73,10 @@ def _make_peer(settings: Settings, backward: bool, call: Call) -> Pass:
 
 
 MODEL = Size(6, 384, 6, 1, 512, 5000, 4 * 384)
-CALLS = (Call(MODEL, 32, 128, None), Call(replace(MODEL, batch=8), 32, 128, 50))
+CALLS = (
+    Call(MODEL, 32, 128, None),
+    Call(replace(MODEL, batch=8), 32, 128, 50),
+)
 
 
 def compare(settings: Settings) -> list[Comparison]:
@@ -85,7 +88,8 @@ def compare(settings: Settings) -> list[Comparison]:
             Candidate("Mixhead B", partial(_make_ours, MIXES["B"]), "Mixhead B", (PEER,)),
             Candidate(PEER, _make_peer, PEER, absent=explain_missing("transformers")),
         ]
-        tiny = replace(call, model=replace(call.model, layers=1, vocabulary=60), prompt=4, new=4)
+        tiny_model = replace(call.model, layers=1, vocabulary=60)
+        tiny = replace(call, model=tiny_model, prompt=4, new=4)
         tokens = call.model.batch * call.new
         comparisons.append(Comparison(call, tiny, call.new, candidates, (FORWARD,), tokens))
     return comparisons

@@ -107,7 +107,8 @@ class Layer(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, keys, values = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, D)
+        query, keys, values = heads.permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
         return self.merge(out.transpose(1, 2).flatten(2))
 

@@ -294,7 +294,8 @@ def check_agreement(who: str, values: dict[str, Tensor], expected: dict[str, Ten
     for name in values.keys() & expected.keys():
         value = values[name].float()
         other = expected[name].float()
-        off = float((value - other).abs().max() / other.abs().max().clamp_min(1e-30))
+        largest = other.abs().max().clamp_min(1e-30)
+        off = float((value - other).abs().max() / largest)
         if not off <= TOLERANCE[dtype]:
             raise RunError(f"{who}: {name} differs by {off:.1e} of its largest value; they should compute the same")
 

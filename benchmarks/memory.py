@@ -14,6 +14,7 @@ fullrank, recomputed    the same, but keys and values of the memory are computed
 same with all layers kept, and with all layers resting, which is what cannot be saved.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -122,7 +123,8 @@ class Reader:
         self.generator = torch.Generator().manual_seed(1)
         self.memory = None
         tokens = max(64, size.length)
-        self.first = torch.cat([self.read(tokens) for _ in range(-(-size.memory // tokens))], dim=1)
+        segments = math.ceil(size.memory / tokens)
+        self.first = torch.cat([self.read(tokens) for _ in range(segments)], dim=1)
 
     def __call__(self) -> Tensor:
         return self.read(self.size.length)
@@ -181,7 +183,8 @@ class SkippingSteps(TrainingStep):
 
     def __init__(self, settings: Settings, size: Size, resting: Sequence[frozenset[int]]) -> None:
         model = make_model(size, settings).train()
-        super().__init__(model, self.compute_loss, torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), 0.25)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+        super().__init__(model, self.compute_loss, optimizer, 0.25)
         self.settings = settings
         self.size = size
         self.resting = resting

@@ -62,7 +62,8 @@ class Problem:
 
     def make_mask(self) -> Tensor:
         """Make the mask (N, N) that is True where a key is later than the query."""
-        ones = torch.ones(self.shape.tokens, self.shape.tokens, dtype=torch.bool, device=self.settings.torch_device)
+        tokens = self.shape.tokens
+        ones = torch.ones(tokens, tokens, dtype=torch.bool, device=self.settings.torch_device)
         return ones.triu(1)
 
     def make_operands(self) -> Operands:

@@ -22,7 +22,12 @@ from typing import Any
 
 from machine import write_json
 
-WAYS = {"one": (1, "ddp"), "two trainings": (1, "ddp"), "DDP": (2, "ddp"), "FSDP2": (2, "fsdp")}  # processes, sharding
+WAYS = {  # processes, sharding
+    "one": (1, "ddp"),
+    "two trainings": (1, "ddp"),
+    "DDP": (2, "ddp"),
+    "FSDP2": (2, "fsdp"),
+}
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,9 @@ def _compare(settings: Settings, shape: Shape) -> Comparison:
         candidates.append(Candidate(OURS + suffix, partial(make_ours, form=form), suffix, against))
         computes = suffix if shape == shape.fill() else f"{suffix}, contiguous"
         candidates.append(Candidate(peer, partial(make_published, form=form), computes, takes=takes))
-    tiny = dataclasses.replace(shape, queries=13, earlier=12, gap=min(shape.gap, 4), window=min(shape.window, 8))
+    gap = min(shape.gap, 4)
+    window = min(shape.window, 8)
+    tiny = dataclasses.replace(shape, queries=13, earlier=12, gap=gap, window=window)
     return Comparison(shape, tiny, shape.queries, candidates)
 
 

@@ -51,8 +51,10 @@ class Size:
     @property
     def gflop(self) -> float:
         tokens = self.batch * self.length
-        weights = self.layers * (4 * self.width**2 + 2 * self.width * self.inner) + self.vocabulary * self.width
-        return (6 * tokens * weights + 6 * self.layers * tokens * self.length * self.width) / 1e9
+        of_layer = 4 * self.width**2 + 2 * self.width * self.inner
+        weights = self.layers * of_layer + self.vocabulary * self.width
+        attention = self.layers * self.length * self.width
+        return 6 * tokens * (weights + attention) / 1e9
 
     def draw(self, settings: Settings, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw random ids and their targets, (B, N)."""
@@ -185,7 +187,10 @@ def compare(settings: Settings, length: int) -> list[Comparison]:
     return [_compare_with_encoder(size, MIXES)]
 
 
-SIZES = (Size(4, 200, 4, 20, 35, 10_000, 200), Size(6, 512, 8, 4, 256, 10_000, 2048))
+SIZES = (
+    Size(4, 200, 4, 20, 35, 10_000, 200),
+    Size(6, 512, 8, 4, 256, 10_000, 2048),
+)
 
 
 def compare_sizes(settings: Settings) -> list[Comparison]:

@@ -40,7 +40,8 @@ def _attend_fused(problem: Problem) -> Tensor:
     causal = layout.plain_causal and not layout.unrestricted and layout.distance_bias is None
     mask = None if causal or layout.unrestricted else layout.visible()
     if layout.distance_bias is not None:
-        mask = layout.expand_bias().masked_fill(~layout.visible(), float("-inf")).to(problem.query.dtype)
+        bias = layout.expand_bias().masked_fill(~layout.visible(), float("-inf"))
+        mask = bias.to(problem.query.dtype)
     return F.scaled_dot_product_attention(
         problem.query,
         problem.keys,

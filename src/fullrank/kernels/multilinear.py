@@ -240,7 +240,8 @@ class _Operands:
         for (j0, j1, m0, m1), part in _parts(pairs, step):
             torch.mul(self.keys[j0:j1, None], self.values[None, m0:m1], out=part)
         if step.queries:
-            met = torch.bmm(self.query[:, step.first : step.last], pairs.permute(1, 2, 0))  # (B, direct, p)
+            query = self.query[:, step.first : step.last]
+            met = torch.bmm(query, pairs.permute(1, 2, 0))  # (B, direct, p)
             met = _hide(met, hidden).flatten(0, 1).t()
             if not step.into_state:
                 return met, pairs
@@ -362,7 +363,8 @@ def _backward(arguments: Arguments, cotangent: Tensor, states: Tensor, wanted: S
                 if step.queries:
                     d_met = _hide(d_met.view(size.batch, step.queries, step.pairs), hidden)
                     d_query[:, queries] += torch.bmm(d_met, pairs.transpose(0, 1))
-                    by_query = torch.bmm(d_met.transpose(1, 2), of.query[:, queries]).transpose(0, 1)
+                    by_query = torch.bmm(d_met.mT, of.query[:, queries])  # (B, p, R)
+                    by_query = by_query.transpose(0, 1)
                     d_pairs = d_pairs.add_(by_query) if step.into_state else by_query.contiguous()
                 for (j0, j1, m0, m1), part in _parts(d_pairs, step):
                     d_keys[j0:j1] += (part * of.values[None, m0:m1]).sum(1)
@@ -456,7 +458,8 @@ def compute_decayed_sums(problem: Tokens) -> Tensor:
     within = _powers(log, chunk).transpose(0, 1)  # (c, S, c)
     sums = (within.flatten(0, 1) @ pieces).view(batch, chunks, chunk, scales, rank)
     first = tokens.new_zeros(batch, scales, rank) if state is None else state
-    ends = torch.cat((first[:, None], sums[:, :-1, -1]), 1).transpose(1, 2)  # (B, S, chunks, R)
+    ends = torch.cat((first[:, None], sums[:, :-1, -1]), 1)  # (B, chunks, S, R)
+    ends = ends.transpose(1, 2)
     carried = (_powers(log * chunk, chunks) @ ends).transpose(1, 2)  # C (B, chunks, S, R)
     distance = torch.arange(1, chunk + 1, device=log.device)
     after = torch.exp(distance[:, None] * log)  # (c, S)

@@ -51,10 +51,25 @@ class Tile(NamedTuple):
 
 
 _TILES = {
-    "totals": (Tile(128, 128, 8), Tile(128, 64, 8), Tile(64, 64, 4), Tile(32, 32, 4)),
-    "mixing_gradient": (Tile(128, 32, 8), Tile(64, 32, 4), Tile(64, 32, 4, 1), Tile(32, 32, 4)),
+    "totals": (
+        Tile(128, 128, 8),
+        Tile(128, 64, 8),
+        Tile(64, 64, 4),
+        Tile(32, 32, 4),
+    ),
+    "mixing_gradient": (
+        Tile(128, 32, 8),
+        Tile(64, 32, 4),
+        Tile(64, 32, 4, 1),
+        Tile(32, 32, 4),
+    ),
 }
-_TILES_OF_GROUPS = (Tile(128, 32, 8), Tile(64, 32, 4), Tile(32, 32, 4), Tile(32, 32, 4, 1))
+_TILES_OF_GROUPS = (
+    Tile(128, 32, 8),
+    Tile(64, 32, 4),
+    Tile(32, 32, 4),
+    Tile(32, 32, 4, 1),
+)
 
 
 class Call(NamedTuple):
