@@ -63,6 +63,7 @@ class Shape:
         return f"B {self.batch}, H {self.heads}, N {self.tokens:,}, D {self.size}"
 
 
+@dataclass
 class Pass:
     """`forward()`, and with `backward` also the gradients of `leaves`.
 
@@ -70,19 +71,11 @@ class Pass:
     `settings`: products are in their dtype.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[], Tensor],
-        leaves: Mapping[str, Tensor],
-        cotangent: Tensor | None,
-        backward: bool,
-        settings: Settings | None = None,
-    ) -> None:
-        self.forward = forward
-        self.leaves = leaves
-        self.cotangent = cotangent
-        self.backward = backward
-        self.settings = settings or Settings()
+    forward: Callable[[], Tensor]
+    leaves: Mapping[str, Tensor]
+    cotangent: Tensor | None
+    backward: bool
+    settings: Settings = Settings()
 
     def __call__(self) -> Tensor:
         self.clear()
@@ -105,16 +98,14 @@ class Pass:
         return values
 
 
+@dataclass
 class TrainingStep:
     """One update: the loss, its gradients, clipped to a norm, and the optimizer."""
 
-    def __init__(
-        self, model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, max_norm: float
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
-        self.max_norm = max_norm
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    optimizer: torch.optim.Optimizer
+    max_norm: float
 
     def __call__(self) -> None:
         self._compute_gradients()
