@@ -57,13 +57,13 @@ def _attend_fused(problem: Problem) -> Tensor:
 class Kernel:
     """A kernel, and the reasons for which it does not compute a call.
 
-    declines: because of the tensors or the layout; the definition computes such a call even if this kernel is fixed.
     refuses: because of the stages or the machine; it is an error to fix this kernel then.
+    declines: because of the tensors or the layout; the definition computes such a call even if this kernel is fixed.
     """
 
     run: Callable[[Problem], Tensor]
+    refuses: Reason
     declines: Reason = lambda problem: None
-    refuses: Reason = lambda problem: None
 
     def reason(self, problem: Problem) -> str | None:
         """Return the first reason not to run a call. The machine is looked at last, since that may compile C++."""
@@ -71,9 +71,9 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
-    "sdpa": Kernel(_attend_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
-    "native": Kernel(native.attend, native.declines, native.refuses),
-    "triton": Kernel(triton.attend, triton.declines, triton.refuses),
+    "sdpa": Kernel(_attend_fused, lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
+    "native": Kernel(native.attend, native.refuses, native.declines),
+    "triton": Kernel(triton.attend, triton.refuses, triton.declines),
 }
 NAMES = ("auto", "reference", *KERNELS, "multilinear")  # the last is that of attention without weights
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
