@@ -122,10 +122,9 @@ class DecayedMap(nn.Module):
         fraction = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
         scale = _LONGEST ** (0.999 * fraction + 0.001)  # above 1: a decay of 0 could not learn
         start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
-        indices = torch.arange(count)
-        alternating = torch.cat((indices[0::2], indices[1::2]))
+        alternating = torch.cat((start[0::2], start[1::2]))
         self.key_decay = nn.Parameter(start)
-        self.value_decay = nn.Parameter(start[alternating].clone())
+        self.value_decay = nn.Parameter(alternating)
         self.weight = nn.Parameter(torch.empty(count, size.head_dim, size.hidden_size))
         bound = size.head_dim / math.sqrt(count * size.head_dim)  # cores are means over R
         nn.init.uniform_(self.weight, -bound, bound)
@@ -148,19 +147,16 @@ class DecayedMap(nn.Module):
         """
         dtype = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-            a = self._sum(keys.to(dtype), self.key_decay, layout, past.keys)
-            b = self._sum(values.to(dtype), self.value_decay, layout, past.values)
+            of_keys = F.logsigmoid(self.key_decay).to(dtype)
+            of_values = F.logsigmoid(self.value_decay).to(dtype)
+            a = compute_decayed_sums(keys.to(dtype), of_keys, layout, past.keys)
+            b = compute_decayed_sums(values.to(dtype), of_values, layout, past.values)
         of_query = query.to(dtype) * core.to(dtype)
         features = of_query[:, :, None] * a * b  # (B, N, S, R)
         means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
         weight = self.weight * means[:, None, None].to(self.weight.dtype)
         out = features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1)
         return out, a, b
-
-    def _sum(self, tokens: Tensor, decay: Tensor, layout: Layout, state: Tensor | None) -> Tensor:
-        log_decay = F.logsigmoid(decay).to(tokens.dtype)
-        state = None if state is None else state.to(tokens.dtype)
-        return compute_decayed_sums(tokens, log_decay, layout, state)
 
 
 @register("attend", "multilinear")

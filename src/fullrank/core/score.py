@@ -43,10 +43,10 @@ class DenseSynthesizer(Score):
         if layout.from_start:
             keys = layout.shape[1]
             return linear(hidden, weight[:keys], bias[:keys])
-        columns, offsets = weight[layout.key_positions], bias[layout.key_positions]  # (M, D) or (B, M, D)
-        if columns.dim() == 3:
-            columns, offsets = columns[:, None], offsets[:, None, None]
-        return hidden @ columns.transpose(-1, -2) + offsets
+        positions = torch.atleast_2d(layout.key_positions)
+        columns = weight[positions][:, None]  # (1 or B, 1, M, D)
+        offsets = bias[positions][:, None, None]
+        return hidden @ columns.mT + offsets
 
 
 @register("score", "random_synthesizer")

@@ -167,7 +167,7 @@ class HeadGate(Gate):
 
     def count_gates(self, size: HeadSize) -> int:
         """Return the number of gates of a token."""
-        return size.num_heads
+        return size.num_heads // self.shares
 
     def compute_gates(self, x: Tensor, outputs: Tensor) -> Tensor:
         """Compute the gates sigmoid(W x) of inputs x (B, N, E) for outputs (B, H, N, D), (B, H, N, 1 or D)."""
@@ -237,9 +237,6 @@ class DifferentialGate(HeadGate):
     """
 
     shares = 2
-
-    def count_gates(self, size: HeadSize) -> int:
-        return size.num_heads // 2
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         first = outputs[:, 0::2]
