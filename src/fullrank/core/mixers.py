@@ -33,10 +33,9 @@ def draw_for(layer: int, parameter: Tensor, std: float) -> None:
         parameter: tensor of any shape and device, which is filled.
         std: standard deviation.
     """
-    with torch.no_grad(), draw_apart():
+    with draw_apart():
         for _ in range(layer + 1):
-            numbers = torch.randn(parameter.shape, device="cpu")
-        parameter.copy_(numbers * std)
+            fill_with_normal(parameter, std)
 
 
 @register("mix_scores", "multi_token")

@@ -239,14 +239,10 @@ class MultiLinear(Attend):
     def _pairs(self, layout: Layout, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         assert self.weight is not None
         mask = layout.key_mask
-        length = layout.shape[1]
         at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
         if not layout.from_start:
-            index, tokens = self._index(layout, keys.shape[0])
-            length = int(index.max()) + 1
-            keys, values = (_put(part, index, tokens, length) for part in (keys, values))
-            ones = tokens[..., None].to(keys.dtype)
-            mask = _put(ones, index, tokens, length)[..., 0] > 0
+            keys, values, mask = _place_tokens(layout, keys, values)
+        length = keys.shape[1]
         if length > self.size.max_length:
             raise InputError(
                 f"{length} positions, but the output matrix of multi-linear attention has a column for each pair of "
@@ -271,20 +267,6 @@ class MultiLinear(Attend):
                 visible = visible & (distances >= 0)
         return multilinear(Pairs(query * core, keys, values, self.weight, layout.causal, visible))
 
-    def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
-        """Find the position in the text of each key, and whether it is a token: (B, M) each; padding has position 0."""
-        positions = layout.key_positions.expand(batch, -1)
-        tokens = layout.key_mask
-        if tokens is None:
-            tokens = torch.ones_like(positions, dtype=torch.bool)
-        index = positions.masked_fill(~tokens, 0)
-        if index.min() < 0:
-            raise InputError(
-                "a position before the text, for which model.attention.output_map: pairs has no row (the labels of gaps: "
-                "drifting reach there); choose gaps: true, or output_map: decayed"
-            )
-        return index, tokens
-
 
 def _factors(heads: Heads) -> Any:
     """Return query, keys and values of the one head."""
@@ -296,11 +278,28 @@ def _hide(tokens: Tensor, mask: Tensor) -> Tensor:
     return tokens.masked_fill(~mask[..., None], 0.0)
 
 
-def _put(tokens: Tensor, index: Tensor, mask: Tensor, length: int) -> Tensor:
-    """Put tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere it is 0."""
-    empty = tokens.new_zeros(tokens.shape[0], length, tokens.shape[2])
-    indices = index[..., None].expand(-1, -1, tokens.shape[2])
-    return empty.scatter_add(1, indices, _hide(tokens, mask))
+def _place_tokens(layout: Layout, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put keys and values (B, M, R) at their positions in the text, (B, T, R); elsewhere they are 0.
+
+    Returns them, and a mask (B, T), True where there is a token. Raises InputError for a position before the text.
+    """
+    positions = layout.key_positions.expand(len(keys), -1)
+    mask = layout.key_mask
+    if mask is None:
+        mask = torch.ones_like(positions, dtype=torch.bool)
+    index = positions.masked_fill(~mask, 0)
+    if index.min() < 0:
+        raise InputError(
+            "a position before the text, for which model.attention.output_map: pairs has no row (the labels of gaps: "
+            "drifting reach there); choose gaps: true, or output_map: decayed"
+        )
+    ones = torch.ones_like(keys[..., :1])
+    tokens = torch.cat((keys, values, ones), dim=-1)
+    empty = tokens.new_zeros(len(keys), int(index.max()) + 1, tokens.shape[2])
+    placed = empty.scatter_add(1, index[..., None].expand_as(tokens), _hide(tokens, mask))
+    rank = keys.shape[2]
+    placed_keys, placed_values, counts = placed.split((rank, rank, 1), dim=-1)
+    return placed_keys, placed_values, counts[..., 0] > 0
 
 
 class MultiLinearAttention(Attention):
