@@ -128,6 +128,8 @@ class KeyValues(NamedTuple):
 
     def last(self, limit: int) -> KeyValues:
         """Take the last `limit` tokens, with their buffers."""
+        if self.length <= limit:
+            return self
         tokens = self.select(lambda part: part[:, :, -limit:])
         return tokens._replace(buffers=self.buffers)
 

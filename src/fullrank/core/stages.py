@@ -319,9 +319,9 @@ class Projection(nn.Module):
         self.clamp_length = attend.clamp_length
         if self.reads_distances and not self.shared_projection:
             self.relative = RelativeKeys(size.num_heads // size.groups, size.head_dim, size.hidden_size)
-        make_head_norm = partial(nn.RMSNorm if config.qk_norm else nn.Identity, size.head_dim, eps=model.layer_norm_eps)
-        self.query_norm = make_head_norm()
-        self.key_norm = make_head_norm()
+        make_head_norm = partial(nn.RMSNorm, size.head_dim, eps=model.layer_norm_eps)
+        self.query_norm = make_head_norm() if config.qk_norm else None
+        self.key_norm = make_head_norm() if config.qk_norm else None
         self.rotary = Rotary(size.head_dim, model.rope_theta) if model.position == "rotary" else None
         self.mix_qkv: ProjectedMixing = build_stage("mix_qkv", config.mix_qkv, size)
         drops = model.dropout
@@ -389,8 +389,8 @@ class Projection(nn.Module):
         heads = self.split(self.dropout(layer(x)))
         return self.mix_qkv.map_heads(heads, part)
 
-    def _norm_and_rotate(self, heads: Tensor, norm: nn.Module, positions: Tensor, layout: Layout) -> Tensor:
-        normed = norm(heads)
+    def _norm_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: Tensor, layout: Layout) -> Tensor:
+        normed = heads if norm is None else norm(heads)
         return normed if self.rotary is None else self.mix_qkv.rotate(normed, self.rotary, positions, layout)
 
 
