@@ -284,7 +284,9 @@ def _join_positions(memory: LayerMemory, positions: Tensor, mask: Tensor) -> tup
         listed = list_positions(memory.runs or (), mask.device)
         old_positions = listed.expand(len(mask), -1)
         old_mask = torch.ones_like(old_positions, dtype=torch.bool)
-    return torch.cat((old_positions, positions), dim=1), torch.cat((old_mask, mask), dim=1)
+    joined_positions = torch.cat((old_positions, positions), dim=1)
+    joined_mask = torch.cat((old_mask, mask), dim=1)
+    return joined_positions, joined_mask
 
 
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:

@@ -85,7 +85,8 @@ class MultiTokenScores(Mixing):
         seen = layout.visible()
         if layout.tokens is not None:  # nor does padding see anything
             seen = seen & layout.tokens[:, None, first:, None]
-        visible = score(heads, layout).masked_fill(~seen, 0)
+        scores = score(heads, layout)
+        visible = scores.masked_fill(~seen, 0)
         beside = columns // 2
         border = (beside, beside, rows - 1, 0)
         padded = F.pad(visible, border)
@@ -112,7 +113,8 @@ class RandomMixing(Mixing):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__(config, size)
-        self.mixing = nn.Buffer(torch.empty(size.num_heads, size.num_heads))
+        heads = size.num_heads
+        self.mixing = nn.Buffer(torch.empty(heads, heads))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
             self.draw()
 
@@ -260,11 +262,13 @@ class DynamicMixing(Mixing):
         of_parts = multiply("bne,esk->bnsk", x, to_hidden)
         hidden = F.gelu(of_parts)
         first = multiply("bnsk,skrh->bnsrh", hidden, to_first)
-        normed = F.rms_norm(first, first.shape[-1:], eps=1e-6)
+        heads = first.shape[-1:]
+        normed = F.rms_norm(first, heads, eps=1e-6)
         second = multiply("bnsk,skrh->bnsrh", hidden, to_second)
         of_diagonal = multiply("bne,esh->bnsh", x, to_diagonal)
         diagonal = torch.tanh(of_diagonal)
-        rows = torch.cat((normed, second, diagonal[..., None, :]), dim=3)  # (B, N, S, 2 R + 1, H)
+        last = diagonal[..., None, :]
+        rows = torch.cat((normed, second, last), dim=3)  # (B, N, S, 2 R + 1, H)
         notes = rows.flatten(2)
         return notes[:, None]
 
@@ -283,7 +287,8 @@ class DynamicMixing(Mixing):
     def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
         """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
         parts, rank, heads = self.shape
-        of_parts = notes[:, 0].unflatten(2, (parts, -1, heads))
+        of_tokens = notes[:, 0]
+        of_parts = of_tokens.unflatten(2, (parts, -1, heads))
         rows = of_parts[:, :, part]
         first, second, diagonal = rows.split((rank, rank, 1), dim=2)
         product = torch.einsum("bnrj,bnri->bnji", first, second)

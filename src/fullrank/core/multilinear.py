@@ -295,8 +295,10 @@ def _place_tokens(layout: Layout, keys: Tensor, values: Tensor) -> tuple[Tensor,
         )
     ones = torch.ones_like(keys[..., :1])
     tokens = torch.cat((keys, values, ones), dim=-1)
-    empty = tokens.new_zeros(len(keys), int(index.max()) + 1, tokens.shape[2])
-    placed = empty.scatter_add(1, index[..., None].expand_as(tokens), _hide(tokens, mask))
+    length = int(index.max()) + 1
+    empty = tokens.new_zeros(len(keys), length, tokens.shape[2])
+    indices = index[..., None].expand_as(tokens)
+    placed = empty.scatter_add(1, indices, _hide(tokens, mask))
     rank = keys.shape[2]
     placed_keys, placed_values, counts = placed.split((rank, rank, 1), dim=-1)
     return placed_keys, placed_values, counts[..., 0] > 0

@@ -86,7 +86,8 @@ class InterleavedHeads(ProjectedMixing):
         super().__init__(config, size)
         self.pseudo_heads = config.pseudo_heads
         identity = make_identity(size.num_heads)
-        of_each = identity[..., None].repeat(3, 1, 1, config.pseudo_heads)
+        single = identity[..., None]
+        of_each = single.repeat(3, 1, 1, config.pseudo_heads)
         of_last = of_each[0].clone()
         of_last[..., :-1] = 0
         self.mixing = nn.Parameter(of_each)
