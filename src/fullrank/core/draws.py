@@ -43,12 +43,14 @@ class Draws:
         call = self._take_call()
         count = math.prod(shape)
         positions, tokens = self.selected or (None, 0)
-        if shared:
+        if count == 0:  # no token was selected; torch views no empty words of another size
+            bits = torch.empty(0, dtype=torch.int16)
+        elif shared:
             bits = self._bits(call, 0, 1, count)
         elif positions is None:
             bits = self._bits(call, self.first, self.rows, count // self.rows)
         else:
-            width = count // max(len(positions), 1)
+            width = count // len(positions)
             of_rows = self._bits(call, self.first, self.rows, tokens // self.rows * width)
             bits = of_rows.reshape(tokens, width)[positions]
         return self._uniform(call), bits.reshape(shape)
