@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from fullrank.core.errors import InputError
 from fullrank.data.language import Language
 from fullrank.data.tokenizers import Tokenizer, cut_lines
-from fullrank.files import Section, lines, read_pieces
+from fullrank.files import Section, batched, lines, read_pieces
 from fullrank.forward import check_ids
 
 if TYPE_CHECKING:
@@ -97,21 +98,15 @@ class Text:
         """Yield all segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
         opening = [] if self.bos_id is None else [self.bos_id]
         closing = [] if self.eos_id is None else [self.eos_id]
+        start = [] if self.start_id is None else [self.start_id]
         text_length = max(1, self.segment_length - len(opening) - len(closing))
+        texts = batched(chain(start, self.ids()), text_length)
+        segments = (opening + text + closing for text in texts)
         rows = max(1, self.batch_tokens // self.segment_length)
-        at_once = text_length * rows
-        left = [] if self.start_id is None else [self.start_id]
-        for ids in self.read():
-            left += ids
-            while len(left) >= at_once:
-                segments = [
-                    opening + left[start : start + text_length] + closing for start in range(0, at_once, text_length)
-                ]
-                yield torch.tensor(segments)
-                left = left[at_once:]
-        while left:
-            yield torch.tensor([opening + left[:text_length] + closing])
-            left = left[text_length:]
+        for group in batched(segments, rows):
+            is_full = len(group) == rows and len(group[-1]) == len(group[0])
+            for batch in [group] if is_full else batched(group, 1):
+                yield torch.tensor(batch)
 
     def rows(self, most: int | None = None) -> list[Tensor]:
         """Return the first `most` whole segments, each (1, N); None: `count` of them."""
@@ -122,8 +117,7 @@ class Text:
         return rows
 
     def ids(self) -> Iterator[int]:
-        for ids in self.read():
-            yield from ids
+        return chain.from_iterable(self.read())
 
 
 def read_file(model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None) -> Text:
