@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -423,24 +423,23 @@ class Constraints:
         return log_probs
 
 
-class EnsembleCache:
+class EnsembleCache(NamedTuple):
     """The caches of all models of an ensemble."""
 
-    def __init__(self, caches: Sequence[Any]) -> None:
-        self.caches = caches
+    caches: Sequence[Any]
 
     def reorder(self, index: Tensor) -> EnsembleCache:
         return EnsembleCache([cache.reorder(index) for cache in self.caches])
 
 
+@dataclass(frozen=True)
 class Ensemble:
     """Models of one vocabulary, decoded as one, by the mean of their probabilities (fairseq).
 
     p(v) = 1/K sum_k p_k(v)
     """
 
-    def __init__(self, models: Sequence[Any]) -> None:
-        self.models = models
+    models: Sequence[Any]
 
     @property
     def max_length(self) -> int | None:
