@@ -5,37 +5,21 @@
 GLUE and SQuAD.
 """
 
-from fullrank.config.run import CorpusInfo, register_corpus
-from fullrank.data.language import Language
-from fullrank.data.preparation import encode_file, prepare
-from fullrank.data.prepared import (
-    Corpus,
-    Pairs,
-    load_corpus,
-    load_language,
-    load_tokenizer,
-    unigram_nats,
-    unigram_perplexity,
-)
-from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
-
-__all__ = [
-    "Corpus",
-    "CorpusInfo",
-    "Language",
-    "Pairs",
-    "Tokenizer",
-    "build_bytes",
-    "build_characters",
-    "build_words",
-    "encode_file",
-    "load_corpus",
-    "load_language",
-    "load_tokenizer",
-    "prepare",
-    "rank_entries",
-    "register_corpus",
-    "train_bpe",
-    "unigram_nats",
-    "unigram_perplexity",
-]  # fmt: skip
+from fullrank.config.run import CorpusInfo as CorpusInfo
+from fullrank.config.run import register_corpus as register_corpus
+from fullrank.data.language import Language as Language
+from fullrank.data.preparation import encode_file as encode_file
+from fullrank.data.preparation import prepare as prepare
+from fullrank.data.prepared import Corpus as Corpus
+from fullrank.data.prepared import Pairs as Pairs
+from fullrank.data.prepared import load_corpus as load_corpus
+from fullrank.data.prepared import load_language as load_language
+from fullrank.data.prepared import load_tokenizer as load_tokenizer
+from fullrank.data.prepared import unigram_nats as unigram_nats
+from fullrank.data.prepared import unigram_perplexity as unigram_perplexity
+from fullrank.data.tokenizers import Tokenizer as Tokenizer
+from fullrank.data.tokenizers import build_bytes as build_bytes
+from fullrank.data.tokenizers import build_characters as build_characters
+from fullrank.data.tokenizers import build_words as build_words
+from fullrank.data.tokenizers import rank_entries as rank_entries
+from fullrank.data.tokenizers import train_bpe as train_bpe

@@ -363,9 +363,9 @@ def _cut_windows(
         ids = np.array(pair.ids, dtype=np.int32)
         types = np.array(pair.type_ids, dtype=np.int8)
         first = pair.sequence_ids.index(1) if len(part) else len(ids)
-        target = (NO_ANSWER, NO_ANSWER)
+        target = [NO_ANSWER, NO_ANSWER]
         if len(answer) and start <= answer[0] and answer[-1] < end:
-            target = (int(answer[0]) - start + first, int(answer[-1]) - start + first)
+            target = (answer[[0, -1]] - start + first).tolist()
         windows.append(Window(index, ids, types, first, offsets[start:end], best[start:end] == number, *target))
     return windows
 
