@@ -91,17 +91,17 @@ def beam_search(
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     with evaluating(model):
-        log_probs, reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
+        reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
         max_lengths = constraints.max_lengths.tolist()
         nothing = _Hypothesis(prompt_ids.new_empty(0), -math.inf, -math.inf)
         ended = [[nothing] * n_best for _ in max_lengths]  # of each prompt
         searching = list(range(len(ended)))  # the prompt of each row below
-        totals = log_probs.new_zeros(len(ended), 1)  # (R, W): log-probability of each unfinished text
+        totals = reading.log_probs.new_zeros(len(ended), 1)  # (R, W): log-probability of each unfinished text
         tokens = prompt_ids.new_empty(len(ended), 1, 0)  # (R, W, t)
         for length in itertools.count(1):
             weight = length**-length_penalty
             width = totals.shape[1]
-            log_probs = constraints.apply(log_probs, tokens.flatten(0, 1))
+            log_probs = constraints.apply(reading.log_probs, tokens.flatten(0, 1))
             totals, source, token = _candidates(totals, log_probs, beams, eos_id)
             before = tokens.gather(1, source[..., None].expand(-1, -1, length - 1))
             tokens = torch.cat((before, token[..., None]), dim=2)
@@ -139,7 +139,7 @@ def beam_search(
             totals = totals[rows]
             tokens = tokens[rows]
             reading = reading.rows((source[rows] + rows[:, None] * width).flatten())
-            log_probs, reading = reading.next(tokens[:, :, -1].flatten())
+            reading = reading.next(tokens[:, :, -1].flatten())
     return _collect_best(ended, n_best, eos_id, prompt_ids, totals)
 
 

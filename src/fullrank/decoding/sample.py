@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -108,24 +109,25 @@ def sample(
     else:
         generator.manual_seed(seed)
     with evaluating(model):
-        log_probs, reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
+        reading = read_prompts(model, prompt_ids, attention_mask, constraints.longest, window)
         filler = 0 if eos_id is None else eos_id
         ids = prompt_ids.new_empty(prompt_ids.shape[0], 0)
-        chosen = log_probs.new_empty(ids.shape)
+        chosen = reading.log_probs.new_empty(ids.shape)
         lengths = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         ended = torch.zeros_like(lengths, dtype=torch.bool)
         while True:
-            length = ids.shape[1]
-            allowed = constraints.apply(log_probs, ids)
-            if allowed is not log_probs:
-                ended = ended | (allowed.amax(dim=-1) == -math.inf)
-                log_probs = allowed.masked_fill(ended[:, None], 0.0)  # any token will do there
+            log_probs = constraints.apply(reading.log_probs, ids)
+            if log_probs is not reading.log_probs:
+                ended = ended | (log_probs.amax(dim=-1) == -math.inf)
                 if ended.all():
                     break
+                log_probs = log_probs.masked_fill(ended[:, None], 0.0)  # any token will do there
             scores = log_probs
             if repetition_penalty != 1:
                 written = torch.cat((prompt_ids, ids), dim=1)
-                is_token = None if attention_mask is None else F.pad(attention_mask.bool(), (0, length), value=True)
+                is_token = None
+                if attention_mask is not None:
+                    is_token = F.pad(attention_mask.bool(), (0, ids.shape[1]), value=True)
                 penalized = log_normalized(penalize_repetition(reading.logits, written, repetition_penalty, is_token))
                 scores = penalized.masked_fill(log_probs == -math.inf, -math.inf)
             if greedy:
@@ -143,7 +145,7 @@ def sample(
                 ended = ended | (token == eos_id)
             if ended.all():
                 break
-            log_probs, reading = reading.next(token)
+            reading = reading.next(token)
     return Sequences(ids, chosen, lengths)
 
 
@@ -253,8 +255,13 @@ class Reading:
     window: int | None = None
     logits: Any = None  # (B, V), of the next token, as the model gives them
 
-    def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
-        """Read one more token in every row, (B,). Returns log p(next token), (B, V), and the new reading."""
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Log p(next token), (B, V)."""
+        return log_normalized(self.logits)
+
+    def next(self, tokens: Tensor) -> Reading:
+        """Read one more token in every row, (B,)."""
         ids = torch.cat((self.ids, tokens[:, None]), dim=1)
         mask = None if self.mask is None else F.pad(self.mask, (0, 1), value=True)
         if self.window is None or ids.shape[1] <= self.window:
@@ -275,7 +282,7 @@ class Reading:
             logits=None,
         )
 
-    def read(self, ids: Tensor, mask: Tensor | None, cache: Any, count: int) -> tuple[Tensor, Reading]:
+    def read(self, ids: Tensor, mask: Tensor | None, cache: Any, count: int) -> Reading:
         """Read the last tokens of a text.
 
         Args:
@@ -285,16 +292,15 @@ class Reading:
             count: how many tokens are read.
 
         Returns:
-            log p(next token), (B, V), and the new reading.
+            The new reading.
         """
         out = self.model(ids[:, -count:], cache=cache, attention_mask=mask)
-        logits = out.logits[:, -1]
-        return log_normalized(logits), replace(self, ids=ids, mask=mask, cache=out.cache, logits=logits)
+        return replace(self, ids=ids, mask=mask, cache=out.cache, logits=out.logits[:, -1])
 
 
 def read_prompts(
     model: Decodable, prompt_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, window: int | None
-) -> tuple[Tensor, Reading]:
+) -> Reading:
     """Read prompts.
 
     Args:
@@ -305,12 +311,11 @@ def read_prompts(
         window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
 
     Returns:
-        log p(next token), (B, V), and the reading.
+        The reading.
 
     Raises:
         InputError: the mask has another shape or padding that is not on the left, or without `window` the text may grow longer
             than the model can take. The model is not called then.
-        RunError: the model's logits are not finite.
     """
     mask = _check_mask(prompt_ids, attention_mask)
     wanted = prompt_ids.shape[1] + max_new_tokens
