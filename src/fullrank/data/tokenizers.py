@@ -142,9 +142,9 @@ class Tokenizer:
         Raises InputError for an id that the vocabulary has not.
         """
         size = len(self)
-        if len(ids) and (min(ids) < 0 or max(ids) >= size):
-            bad = next(i for i in ids if not 0 <= i < size)
-            raise InputError(f"token id {bad} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
+        bad = [i for i in ids if not 0 <= i < size]
+        if bad:
+            raise InputError(f"token id {bad[0]} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
