@@ -360,7 +360,8 @@ def _find_lm1b(folder: Path) -> Sources:
     """Find training shards with two held-out shards, or a slice of held-out shards alone."""
     train = sorted(folder.rglob("news.en-*-of-00100"), key=lambda path: path.name)
     heldout = {path.name: path for path in sorted(folder.rglob("news.en.heldout-*"))}
-    valid, test = (heldout.get(f"news.en.heldout-{number:05d}-of-00050") for number in (1, 0))
+    valid = heldout.get("news.en.heldout-00001-of-00050")
+    test = heldout.get("news.en.heldout-00000-of-00050")
     if train and valid and test:
         return list_sections({"train": [*map(Section, train)], "valid": [Section(valid)], "test": [Section(test)]})
     if train or len(heldout) < 2:

@@ -284,28 +284,24 @@ def build_language(
     """
     if entries is None:
         entries = pieces.names
-    unmarked = [entry for entry in entries if entry not in MARKS]
-    entries = [*MARKS, *unmarked]
+    entries = list(dict.fromkeys([*MARKS, *entries]))
     names = entries
     if pieces.kind != "word":
         names = list(dict.fromkeys([*entries, *pieces.names]))
     ids = {entry: number for number, entry in enumerate(names)}
+    steps = [*LOWER] if lowercase else []
     model: Any
     if pieces.kind == "word":
         model = models.WordLevel(ids, unk_token=UNK)
     elif pieces.kind == "unigram":
         scores = [(entry, pieces.scores.get(entry, _NEVER)) for entry in names]
         model = models.Unigram(scores, unk_id=ids[UNK])
+        steps.append(normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT))
     elif pieces.kind == "codes":
         model = models.BPE(ids, list(pieces.merges), unk_token=UNK, end_of_word_suffix=_WORD_END)
     else:
         model = models.BPE(ids, list(pieces.merges))
     backend = Backend(model)
-    steps = []
-    if lowercase:
-        steps += LOWER
-    if pieces.kind == "unigram":
-        steps.append(normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT))
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = _SPLITS[pieces.kind]
     decoder = _DECODERS[pieces.kind]
