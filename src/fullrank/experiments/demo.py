@@ -1,26 +1,35 @@
-"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each."""
+"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each.
+
+Models train two at a time with one thread each, which on a small or busy machine beats one at a time with all threads.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.load import load, resolve, resolve_any
-from fullrank.core.errors import InputError
+import torch
+
+from fullrank.config.load import load, resolve
+from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
-from fullrank.experiments.run import reproduce, task_of, try_training
-from fullrank.experiments.run_folder import Cell
-from fullrank.files import Entries, read_json, write_json
+from fullrank.experiments.run import task_of, try_training
+from fullrank.files import Entries, parse_json, python_command, read_json, usable_cores, write_json
 from fullrank.records import find_measurement
+from fullrank.training.device import catch_signals
 
 RECIPE = "demo/builtin"
-_STARTUP = 3.0  # seconds of a model until it trains and after its figures
+_STARTUP = 7.0  # seconds of a model until it trains and after its figures
 _REPORT = 8.0  # seconds of the report at the end
+_BESIDE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS = 20
+_MOST_STEPS = 1_000_000
 _EVALUATIONS = 5
 _PROMPT = "This function"  # the best model goes on with it
 _SAMPLED = 60  # tokens that the best model writes
@@ -58,11 +67,8 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
     rows = list(load(RECIPE).rows)
     steps = _plan(minutes, out, seed, rows, remarks, started)
     folders = [out / row for row in rows]
-    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu"]
-    settings.append(f"eval.every_steps={math.ceil(steps / _EVALUATIONS)}")
-    planned = [Cell(resolve_any(RECIPE, row, overrides=settings), out / row) for row in rows]
-    is_trained = all(cell.describe()["finished"] for cell in planned)
-    reproduce("demo", planned)
+    waiting = [folder for folder in folders if not (folder / "result.json").is_file()]
+    _train_all(waiting, steps, seed, remarks)
     results = {folder: read_json(folder / "result.json") for folder in folders}
     best = min(folders, key=lambda folder: results[folder]["final"]["test"]["nll"])
     words = generate(best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
@@ -82,7 +88,7 @@ def run_demo(minutes: float, out: Path, seed: int, *, aside: bool = False) -> En
         f"{result['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
         highlight=False,
     )
-    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if not is_trained else "already trained"
+    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
     console.print(f"Report: {content['report']} ({spent})", highlight=False)
     return content
 
@@ -108,11 +114,73 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     config = resolve(RECIPE).config
     prepared = task_of(config).prepare()
     remarks.print("Measuring the speed of this machine ...")
+    torch.set_num_threads(1)  # as each model has
     trials = [try_training(resolve(RECIPE, row).config, prepared, _EVALUATIONS) for row in rows]
     left = minutes * 60 - (time.monotonic() - started) - _REPORT
-    left -= sum(_STARTUP + trial.judging for trial in trials)
-    steps = max(int(left / sum(trial.step for trial in trials)), _LEAST_STEPS)
+
+    def duration(steps: int) -> float:
+        ends = [0.0] * _count_workers()
+        for trial in trials:  # each begins, in their order, at the worker that is free first
+            ends[ends.index(min(ends))] += _STARTUP + (trial.judging + steps * trial.step) / _BESIDE
+        return max(ends)
+
+    steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
     write_json(file, {**wanted, "steps": steps})
     tokens = steps * config.train.batch_size * config.train.segment_length
-    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens.")
+    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_count_workers()} at a time.")
     return steps
+
+
+def _count_workers() -> int:
+    """Choose how many models train at a time: two, or one where there is one core."""
+    return min(2, len(usable_cores()))
+
+
+def _train_all(folders: Sequence[Path], steps: int, seed: int, remarks: Any) -> None:
+    """Train the row of each folder in a process of its own, with a log beside the folder, and show how far they are.
+
+    Raises Interrupted after a signal, RunError with the end of its log for a row that failed.
+    """
+    from rich.progress import Progress
+
+    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu", "train.threads=1"]
+    settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
+    waiting = list(folders)
+    running = dict[Path, subprocess.Popen[bytes]]()
+    with catch_signals() as signals, Progress(console=remarks, disable=not remarks.is_terminal) as progress:
+        bars = {folder: progress.add_task(folder.name, total=steps) for folder in folders}
+        try:
+            while (waiting or running) and signals.signal is None:
+                while waiting and len(running) < _count_workers():
+                    folder = waiting.pop(0)
+                    words = ["-m", "fullrank", "train", RECIPE, *settings, "--row", folder.name, "--out", str(folder)]
+                    with folder.with_suffix(".log").open("wb") as log:  # Ctrl-C reaches this process alone
+                        running[folder] = subprocess.Popen(
+                            python_command(words), stdout=log, stderr=log, start_new_session=True
+                        )
+                time.sleep(0.5)
+                for folder, process in list(running.items()):
+                    progress.update(bars[folder], completed=_count_steps(folder))
+                    if process.poll() is not None:
+                        del running[folder]
+                        remarks.print(f"{folder.name}: {'failed' if process.returncode else 'trained'}")
+                    if process.returncode:
+                        log_of_row = folder.with_suffix(".log")
+                        end = log_of_row.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+                        raise RunError("\n".join([f"the training of {folder.name} failed ({log_of_row}):", *end]))
+        finally:
+            for process in running.values():  # SIGTERM: they save and leave, so that the demo can go on later
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    if signals.signal is not None:
+        raise Interrupted(f"the demo was stopped by {signals.signal}")
+
+
+def _count_steps(folder: Path) -> int:
+    """Count the steps that a row has made, by its metrics.jsonl."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return int(parse_json(lines[-1])["step"])
+    except (OSError, ValueError, IndexError):  # nothing yet, or half a line
+        return 0
