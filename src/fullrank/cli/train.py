@@ -132,8 +132,9 @@ def train(
     from fullrank.experiments.run_folder import default_folder, reopen, start_from_run
 
     # what can be refused is refused before torch is imported, and once for all processes
-    if _is_text(choice.config):
-        choice = replace(choice, config=_write_configuration(choice.config))
+    source = choice.config
+    if _is_text(source):
+        choice = replace(choice, config=_write_configuration(source))
     folder = Path(choice.config)
     kernel = options.kernel
     changes = [choice.settings, choice.row, choice.scale, options.out, from_run, kernel != "auto"]
@@ -151,7 +152,8 @@ def train(
     if procs > 1:
         from fullrank.training.device import launch
 
-        words = [*context.obj, "--procs", "1", *import_options()]  # of an option that comes twice the last one counts
+        words = [choice.config if word == source else word for word in context.obj]
+        words += [*import_options(), "--procs", "1"]  # of an option that comes twice the last one counts
         raise typer.Exit(launch(procs, words))
     from fullrank.comparison.page import write_report
     from fullrank.experiments.run import train as train_model
