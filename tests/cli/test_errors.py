@@ -1,5 +1,6 @@
 """Bad input: every case of tests/errors.yaml ends with its exit status and a line or two that name what has to be named."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_commands(case, paths, tmp_path):
     for name, content in case.get("files", {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
-    process = call(*(part.format(**paths, here=tmp_path, long=256 * "x") for part in case["run"].split()))
+    process = call(*(part.format(**paths, here=tmp_path, long=256 * "x") for part in shlex.split(case["run"])))
     _, prefix, message = f"\n{process.stderr}".partition("\nfullrank")  # behind lines of progress
     assert (process.returncode, process.stdout) == (case.get("status", 2), ""), process.stderr
     assert prefix == "\nfullrank", process.stderr

@@ -166,6 +166,7 @@ def test_a_registered_kind_has_the_keys_of_its_config(tempered):
         (MIXTURE, {"mixtures": 10, "latent": True, "adaptive": False, "bias": True}),
         (MIXTURE | {"mixtures": None, "latent": None, "cutoffs": None}, {"mixtures": 10, "latent": True}),
         (ADAPTIVE, {"form": "transformer_xl", "bias": True, "tied_projections": False, "cutoffs": [10, 30], "div_val": 2}),
+        (ADAPTIVE | {"cutoffs": []}, {"cutoffs": [], "div_val": 2}),
         (ADAPTIVE | {"tied": True}, {"form": "fairseq", "bias": False, "tied_projections": True}),
         (ADAPTIVE | {"bias": False}, {"form": "fairseq", "tied_projections": False}),
         (ADAPTIVE | {"form": "transformer_xl", "tied": True}, {"bias": True, "tied_projections": True}),

@@ -74,8 +74,7 @@ def test_peft_trains_and_generates_with_our_own_models(adapter):
     mask = torch.ones_like(input_ids)
     model(input_ids, attention_mask=mask, labels=input_ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    written = model.generate(input_ids=input_ids, attention_mask=mask, max_new_tokens=4, min_new_tokens=4)
-    assert written.shape == (2, 11)
+    assert model.generate(input_ids=input_ids, attention_mask=mask, max_new_tokens=4, min_new_tokens=4).shape == (2, 11)
 
 
 @pytest.mark.filterwarnings("ignore")

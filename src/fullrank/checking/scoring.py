@@ -441,7 +441,7 @@ def _read_sums(
     sums = VocabularySums()
     size = scorer.size
     skipped = scorer.skipped or 0
-    for n in positions[positions[0] < skipped :]:
+    for n in [position for position in positions if position >= skipped]:
         if each is None:
             costs = scorer.score_next(base[:n]) - scorer.total(base[:n])
         else:

@@ -459,7 +459,7 @@ def read_seeds(text: str | None) -> list[int] | None:
     """Read seeds: `3` is 1 to 3; `4,7` and `26,` are a list. None stays None; InputError for any other text."""
     if text is None:
         return None
-    if not re.fullmatch(r"0*[1-9]\d*|\d+,[\d, ]*", text.strip()):
+    if not re.fullmatch(r"0*[1-9]\d*|\d+\s*,(\s*\d+\s*,)*(\s*\d+)?", text.strip()):
         raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
     numbers = [int(word) for word in text.split(",") if word.strip()]
     return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))

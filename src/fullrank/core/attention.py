@@ -245,14 +245,13 @@ class Attention(nn.Module):
             return heads, None
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        after = KeyValues(heads.keys, heads.values, table, heads.notes)
-        if past is not None:
-            after = past.append(after)
+        new = KeyValues(heads.keys, heads.values, table, heads.notes)
+        after = new if past is None else past.append(new)
         return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
 
 register("activation", "relu")(torch.relu)
-register("activation", "gelu")(partial(F.gelu, approximate="none"))
+register("activation", "gelu")(F.gelu)
 
 
 @register("activation", "swiglu")
@@ -336,8 +335,7 @@ class Block(nn.Module):
         x = self._residual(x, self.attention_norm, attend)
         if cross is not None:
             assert self.cross_attention is not None
-            source, across = cross
-            attend_across = partial(self.cross_attention, source=source, layout=across, trace=trace)
+            attend_across = partial(self.cross_attention, source=cross[0], layout=cross[1], trace=trace)
             x = self._residual(x, self.cross_attention_norm, attend_across)
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 

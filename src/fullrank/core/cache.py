@@ -124,7 +124,7 @@ class KeyValues(NamedTuple):
         """Select the part of keys, values and notes that `choose` takes, without their buffers."""
         chosen: Any = (None if part is None else choose(part) for part in self.parts)
         keys, values, *notes = chosen
-        return KeyValues(keys, values, self.relative, tuple(notes), (None,) * 4)
+        return KeyValues(keys, values, self.relative, tuple(notes), (None,) * len(self.parts))
 
     def last(self, limit: int) -> KeyValues:
         """Take the last `limit` tokens, with their buffers."""

@@ -88,9 +88,11 @@ class AdaptiveInput(Input):
     Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
-    def __init__(self, config: ModelConfig | InputConfig, **sizes: int) -> None:
+    def __init__(
+        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
+    ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveInputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         widths = self.clusters.widths

@@ -176,7 +176,7 @@ class ModelConfig(Section):
         )
         if isinstance(self.output, AdaptiveConfig):  # clusters left open are the input's
             usual = self.input if isinstance(self.input, AdaptiveInputConfig) else self.output
-            cutoffs = self.output.cutoffs or usual.cutoffs
+            cutoffs = usual.cutoffs if self.output.cutoffs is None else self.output.cutoffs
             div_val = self.output.div_val or usual.div_val or 1
             self._set("output", replace(self.output, cutoffs=cutoffs, div_val=div_val))
 

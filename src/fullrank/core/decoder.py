@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -158,7 +157,26 @@ class LanguageModel(Layers):
         """Return the memory of a model that has read nothing; it means the same as None."""
         return Memory.empty(len(self.blocks))
 
-    def generate(self, input_ids: Tensor, max_new_tokens: int = 100, **options: Any) -> Tensor:
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int = 100,
+        *,
+        min_new_tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        greedy: bool = False,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
+        no_repeat_ngram_size: int | None = None,
+        eos_id: int | None = None,
+        seed: int | None = None,
+        attention_mask: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
         """Continue texts, read with a cache, and return them with what was written, (B, N + T).
 
         Tokens are drawn from p^(1/temperature), cut to `top_k`, then to `top_p`, then to `min_p`. Where a text grows longer
@@ -168,25 +186,27 @@ class LanguageModel(Layers):
         Args:
             input_ids: int64 (B, N), padded on the left.
             max_new_tokens: a row ends after so many new tokens.
-            **options: how it is written, see below.
-
-        Options:
-            min_new_tokens (0): tokens that `eos_id` must have before it.
-            temperature (1.0): see above; 0 takes the likeliest token.
-            top_k (None): how many of the likeliest tokens are left; None for all.
-            top_p (None): the probability of the smallest set of likeliest tokens that is left; None for all.
-            min_p (None): the least probability of a token that is left, as a share of that of the likeliest; None for all.
-            repetition_penalty (1.0): above 1 it makes tokens of the text so far less likely.
-            greedy (False): takes the likeliest token.
-            beams (None): searches with so many texts at a time, and draws nothing; score: log p / length^length_penalty.
-            length_penalty (1.0): an exponent, see `beams`.
-            no_repeat_ngram_size (None): size of the n-grams of new tokens that no text holds twice; None or 0: it may.
-            eos_id (None): ends a row, and fills it behind.
-            seed (None): the same seed gives the same text; None draws another one each time.
-            attention_mask (None): (B, N), 1 for tokens and 0 for padding.
-            window (None): most tokens read at once; None for a segment of the loaded run, else `max_position_embeddings`.
+            min_new_tokens: tokens that `eos_id` must have before it.
+            temperature: see above; 0 takes the likeliest token.
+            top_k: how many of the likeliest tokens are left; None for all.
+            top_p: the probability of the smallest set of likeliest tokens that is left; None for all.
+            min_p: the least probability of a token that is left, as a share of that of the likeliest; None for all.
+            repetition_penalty: above 1 it makes tokens of the text so far less likely.
+            greedy: takes the likeliest token.
+            beams: searches with so many texts at a time, and draws nothing; score: log p / length^length_penalty. None draws.
+            length_penalty: an exponent, see `beams`.
+            no_repeat_ngram_size: size of the n-grams of new tokens that no text holds twice; None or 0: it may.
+            eos_id: ends a row, and fills it behind.
+            seed: the same seed gives the same text; None draws another one each time.
+            attention_mask: (B, N), 1 for tokens and 0 for padding.
+            window: most tokens read at once; None for a segment of the loaded run, else `max_position_embeddings`.
         """
-        return engine.generate(self, input_ids, max_new_tokens=max_new_tokens, **options)
+        return engine.generate(
+            self, input_ids, beams=beams, length_penalty=length_penalty, window=window, attention_mask=attention_mask,
+            max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, no_repeat_ngram_size=no_repeat_ngram_size,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            greedy=greedy, seed=seed, eos_id=eos_id,
+        )  # fmt: skip
 
     def nll(
         self, input_ids: Tensor, targets: Tensor, memory: Memory | None = None, *, attention_mask: Tensor | None = None

@@ -29,7 +29,8 @@ def with_sizes(
     module: nn.Module,
     config: ModelConfig | InputConfig | OutputConfig,
     kind: type[Options],
-    **sizes: int,
+    vocab_size: int | None = None,
+    hidden_size: int | None = None,
 ) -> tuple[ModelConfig, Options, int]:
     """Find or build the `ModelConfig` of a layer, and its section of `kind`.
 
@@ -37,7 +38,8 @@ def with_sizes(
         module: layer, which errors name.
         config: model's configuration, or the section of the layer alone.
         kind: class of the section, an input's or an output's.
-        **sizes: beside a section alone, vocab_size V and hidden_size E.
+        vocab_size: entries of the vocabulary V, beside a section alone.
+        hidden_size: width E, beside a section alone.
 
     Returns:
         The model's configuration, its section of `kind`, and its vocab_size.
@@ -48,15 +50,15 @@ def with_sizes(
     layer = type(module).__name__
     section = "output" if issubclass(kind, OutputConfig) else "input"
     if not isinstance(config, ModelConfig):
-        if sizes.keys() != {"vocab_size", "hidden_size"}:
+        if vocab_size is None or hidden_size is None:
             raise ConfigError(
                 f"{layer}: give a ModelConfig, or an {section.title()}Config with vocab_size and hidden_size"
             )
-        keys: dict[str, Any] = {**sizes, "num_attention_heads": 1, section: config}
+        keys: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_attention_heads": 1}
         if isinstance(config, AdaptiveConfig) and config.tied:  # to an input of the same clusters
             keys["input"] = AdaptiveInputConfig(cutoffs=config.cutoffs or [], div_val=config.div_val or 1)
-        config = ModelConfig(**keys)
-    elif sizes:
+        config = ModelConfig(**keys | {section: config})
+    elif vocab_size is not None or hidden_size is not None:
         raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
     if config.vocab_size is None:
         raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")

@@ -247,9 +247,16 @@ class SoftmaxOutput(Output):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, OutputConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, OutputConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self._tied: TokenEmbedding | None = None
         if options.tied:
@@ -341,9 +348,16 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     Computed with logarithms throughout: an improbable word keeps its gradient.
     """
 
-    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
-        super().__init__(config, embedding, **sizes)
-        config, options, _ = with_sizes(self, config, MixtureConfig, **sizes)
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
+        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
+        config, options, _ = with_sizes(self, config, MixtureConfig, vocab_size, hidden_size)
         self.mixture = Latents(options, config.hidden_size)
         if self.weight is not None:
             start_normal(self.weight, config.hidden_size**-0.5)
@@ -377,9 +391,16 @@ class AdaptiveSoftmax(Output):
     Differs from Transformer-XL's code: classes are not stored in reverse. From fairseq's: no square projections.
     """
 
-    def __init__(self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, **sizes)
+        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, vocab_size, hidden_size)
         hidden_size = config.hidden_size
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size

@@ -150,7 +150,7 @@ class Attend(nn.Module):
         Returns:
             Outputs (B, H, N, D').
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
     def merge(self, bias: bool, shares: int = 1) -> nn.Module:
         """Build the layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
@@ -178,7 +178,7 @@ class Attend(nn.Module):
         Returns:
             Outputs (B, H, N, D'), and the sums for the next call.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} keeps no sums")
 
     def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute what stages keep of the tokens of the keys (`Heads.notes`), from their inputs x and queries."""

@@ -77,7 +77,10 @@ def logits_by_example(
 
 
 class Finetuning(Task):
-    """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
+    """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name.
+
+    `objective` is the mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+    """
 
     packages = ("transformers",)
     kind = "classification"
@@ -132,16 +135,6 @@ class Finetuning(Task):
         self.eval_options = EvaluationOptions(every_steps, every_epochs, self.metrics[0])
 
     def objective(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        """Compute the mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
-
-        Args:
-            batch: the examples.
-            carry: nothing.
-            position: place in the training, which changes nothing.
-
-        Returns:
-            The loss of the pass.
-        """
         from fullrank.hf.interface import traced
 
         trace = begin_pass(self.options, batch)

@@ -285,8 +285,9 @@ def _choose_model(size: str, readings: float, corpus: Any) -> Iterator[Rule]:
     width = SIZES[size]["hidden_size"]
     entries = len(corpus.target if corpus.has_pairs else corpus.tokenizer)
     sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
-    for key, number in SIZES[size].items():
-        yield f"model.{key}", number, sizes
+    yield "model.hidden_size", width, sizes
+    for key in ("num_hidden_layers", "num_attention_heads"):
+        yield f"model.{key}", SIZES[size][key], "by the size"
     yield "model.scale_embedding", True, "embeddings as large as what layers add to them"
     limits = _DROPOUT_OF_PAIRS if corpus.has_pairs else _DROPOUT_OF_TEXT
     dropout = next(rate for rate, most in limits.items() if readings <= most)

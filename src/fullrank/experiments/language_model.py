@@ -353,7 +353,10 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
 
 
 class MaskedModelTask(LanguageModelTask):
-    """The task of masked language models."""
+    """The task of masked language models.
+
+    `objective` is the mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+    """
 
     model_class = MaskedLanguageModel
     name = "masked_modeling"
@@ -378,16 +381,6 @@ class MaskedModelTask(LanguageModelTask):
         self.batches = MaskedBatches(training_batches(self.config, self.corpus), self.masking)
 
     def objective(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        """Compute the mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20.
-
-        Args:
-            batch: the text, masked.
-            carry: nothing.
-            position: place in the training, which changes nothing.
-
-        Returns:
-            The loss of the pass.
-        """
         options = self.options
         device = device_of(self.model)
         shared = batch.part or batch

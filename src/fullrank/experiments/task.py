@@ -47,6 +47,7 @@ class Task:
         prepare(recorded=None, *, allow_slice=True)     read or build the data, and fill in sizes of `config`; return the task
             recorded: the run.json of a run that is resumed, whose data are used if they are there
         build(folder, device)       build what the training loop takes
+        objective(batch, carry, position)       compute the loss of a pass (`training.values.Objective`)
         choose_rates(model)         choose the learning rates of parameters that have their own
         evaluate(model)             evaluate the model while it is trained
         measure(done, folder)       make the task's own entries of result.json, after training; it may leave files in the folder

@@ -180,7 +180,11 @@ def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
 
 
 class TranslationTask(TextTask):
-    """The task of translation models."""
+    """The task of translation models.
+
+    `objective` is the mean nll of the target tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 over
+    all attention.
+    """
 
     model_class = Translator
     name = "translation"
@@ -259,16 +263,6 @@ class TranslationTask(TextTask):
         return replace(total, scores={"bleu": self.score_texts(texts, references)["bleu"]})
 
     def objective(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        """Compute the mean nll of the target tokens, with label smoothing, plus the same penalties over all attention.
-
-        Args:
-            batch: sentence pairs.
-            carry: nothing.
-            position: place in the training, which changes nothing.
-
-        Returns:
-            The loss of the pass.
-        """
         options = self.options
         trace = begin_pass(options, batch)
         on_device = batch.to(device_of(self.model))
