@@ -100,7 +100,7 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
     if name not in available:
         near = suggest(name, available, list_all=True)
         if near.startswith("known"):
-            near += "; one of your own is known once its module is imported"
+            near += "; a name of your own is known once its module is imported (--import MODULE)"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")
     return _registered[slot, name]
 
