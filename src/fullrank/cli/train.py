@@ -132,17 +132,17 @@ def train(
     from fullrank.experiments.run_folder import default_folder, reopen, start_from_run
 
     # what can be refused is refused before torch is imported, and once for all processes
-    source = choice.config
-    if _is_text(source):
-        choice = replace(choice, config=_write_configuration(source))
+    argument = choice.config
+    if _is_text(argument):
+        choice = replace(choice, config=_write_configuration(argument))
     folder = Path(choice.config)
     kernel = options.kernel
     changes = [choice.settings, choice.row, choice.scale, options.out, from_run, kernel != "auto"]
     if _resumes(folder, changes):
         resolved, kernel = reopen(folder)
     else:
-        begins = [] if from_run is None else [f"train.start={from_run}"]
-        resolved = replace(choice, overrides=[*(choice.overrides or []), *begins]).resolve()
+        start = [] if from_run is None else [f"train.start={from_run}"]
+        resolved = replace(choice, overrides=[*(choice.overrides or []), *start]).resolve()
         folder = options.out or default_folder(resolved)
         _check_files(resolved, folder)
         resolved = start_from_run(resolved)
@@ -152,8 +152,8 @@ def train(
     if procs > 1:
         from fullrank.training.device import launch
 
-        words = [choice.config if word == source else word for word in context.obj]
-        words += [*import_options(), "--procs", "1"]  # of an option that comes twice the last one counts
+        words = [choice.config if word == argument else word for word in context.obj]
+        words += [*import_options(), "--procs", "1"]  # the last one counts of an option that comes twice
         raise typer.Exit(launch(procs, words))
     from fullrank.comparison.page import write_report
     from fullrank.experiments.run import train as train_model
@@ -253,12 +253,12 @@ def reproduce(
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank train {table}`")
     names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
     figure = read_figures().get(table)
-    rows_of = select_rows(recipes, names, of_paper=paper_rows)
+    selected_rows = select_rows(recipes, names, of_paper=paper_rows)
     settings = Choice(table, overrides, source=source).settings
     planned = []
-    for recipe, names in rows_of.items():
+    for recipe, recipe_rows in selected_rows.items():
         folder = out if out is None or len(recipes) == 1 else out / Path(recipe).name
-        planned += cells(recipe, names, scale, read_seeds(seeds), settings, out=folder)
+        planned += cells(recipe, recipe_rows, scale, read_seeds(seeds), settings, out=folder)
     for cell in planned:
         _check_files(cell.resolved, cell.folder)
     if list_only:
@@ -275,13 +275,13 @@ def reproduce(
     train_table(table, planned, kernel_name=kernel, quiet=quiet)
     folders = [cell.folder for cell in planned]
     parent = planned[0].folder.parent
-    together = out or parent.with_name(table.replace("/", "-"))
+    report_folder = out or parent.with_name(table.replace("/", "-"))
     if figure is not None:
-        _show_figure(table, figure, folders, together, json=json)
-    elif len(rows_of) > 1:
-        show_report(folders, together / "report.html", json=json, title=table, table=table)
+        _show_figure(table, figure, folders, report_folder, json=json)
+    elif len(selected_rows) > 1:
+        show_report(folders, report_folder / "report.html", json=json, title=table, table=table)
     else:
-        show_report(folders, parent / "report.html", json=json, title=next(iter(rows_of)))
+        show_report(folders, parent / "report.html", json=json, title=next(iter(selected_rows)))
 
 
 def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, *, json: bool) -> None:
@@ -300,7 +300,7 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
 
 
 def _resumes(folder: Path, options: Sequence[object]) -> bool:
-    """Return whether a folder is given, which is a run to be resumed; InputError for a run with `options`."""
+    """Return whether the configuration is a folder, whose run is then resumed; InputError for a run with `options`."""
     from fullrank.seal import is_run
 
     if is_run(folder) and any(options):

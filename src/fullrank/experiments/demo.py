@@ -121,7 +121,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     def duration(steps: int) -> float:
         ends = [0.0] * _count_workers()
         for trial in trials:  # each begins, in their order, at the worker that is free first
-            ends[ends.index(min(ends))] += _STARTUP + (trial.judging + steps * trial.step) / _BESIDE
+            ends[ends.index(min(ends))] += _STARTUP + (trial.evaluation + steps * trial.step) / _BESIDE
         return max(ends)
 
     steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)

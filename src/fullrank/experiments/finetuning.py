@@ -163,12 +163,12 @@ class Finetuning(Task):
         rows = len(self.splits["dev"].encoded)
         return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in self.metrics})
 
-    def measure(self, done: Counters, folder: Path) -> Entries:
+    def measure(self, counters: Counters, folder: Path) -> Entries:
         from fullrank.hf.load import quiet
 
         config: FinetuneConfig = self.config
         model = self.model
-        if config.eval.checkpoint == "best" and done.best_step != done.step:
+        if config.eval.checkpoint == "best" and counters.best_step != counters.step:
             load_weights(model, folder / "checkpoints" / "best")
         model.eval()
         figures = {name: self.score_split(model, name, folder) for name in self.splits if name != "train"}
@@ -188,7 +188,7 @@ class Finetuning(Task):
             "final": figures,
             "metrics": list(self.metrics),
             "checkpoint": config.eval.checkpoint,
-            "best": {"step": done.best_step, self.metrics[0]: done.best_metric},
+            "best": {"step": counters.best_step, self.metrics[0]: counters.best_metric},
             "task": config.data.label,
             "title": self.title,
             "slice": {name: source.is_slice for name, source in self.corpus.items()},

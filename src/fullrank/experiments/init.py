@@ -143,7 +143,7 @@ def write_configuration(
     trial = attempt(size, amounts)  # other batches have another speed
     steps = max(_LEAST_STEPS, round(_count_read(trial, seconds, have) / trial.tokens))
     rules = list(choose_values(data, size, replace(amounts, steps=steps), prepared))
-    duration = _STARTUP + steps * trial.step + trial.judging
+    duration = _STARTUP + steps * trial.step + trial.evaluation
     lines = [
         f"# Written by `fullrank init {' '.join(texts)}`: {trial.parameters:,} parameters, {have:,} tokens to "
         "train on.",
@@ -199,7 +199,7 @@ def choose_pairs(texts: Sequence[str], languages: tuple[str | None, str | None])
 
 def _count_read(trial: Trial, seconds: float, have: int) -> float:
     """Count the tokens that are trained on in a training of `seconds`; evaluation takes at most half of them."""
-    training = max(seconds - _STARTUP - trial.judging, seconds / 2)
+    training = max(seconds - _STARTUP - trial.evaluation, seconds / 2)
     return min(training * trial.tokens / trial.step, _MOST_EPOCHS * have)
 
 

@@ -156,8 +156,7 @@ class CausalObjective:
     """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
 
     parts: those of `train.parts` (slot `training_part`) by name. The carry holds the memory of a model that has one, and what
-    parts carry. In a phase with Skip-Retain, the skipped layers are drawn for every pass, a
-    function of `train.seed` and the number of the pass.
+    parts carry. In a phase with Skip-Retain, the skipped layers of a pass are a function of `train.seed` and its number.
     Raises ConfigError if the probabilities of a phase do not fit the model.
     """
 
@@ -178,14 +177,14 @@ class CausalObjective:
         model = self.model
         trace = begin_pass(options, batch) or (Trace(weights=False) if self.parts else None)
         on_device = batch.to(device_of(model))
-        after: dict[str, Tensor] = {}
-        before = dict(carry)
-        for name, extra in self.parts.items():
+        next_carry: dict[str, Tensor] = {}
+        of_memory = dict(carry)  # what is left without the tensors of parts
+        for name, part in self.parts.items():
             prefix = f"{name}."
             names = [key for key in carry if key.startswith(prefix)]
-            read = extra.read(on_device, {key.removeprefix(prefix): before.pop(key) for key in names})
-            after |= {f"{prefix}{key}": tensor for key, tensor in read.items()}
-        memory = Memory.from_tensors(before) if before else None
+            tensors = part.read(on_device, {key.removeprefix(prefix): of_memory.pop(key) for key in names})
+            next_carry |= {f"{prefix}{key}": tensor for key, tensor in tensors.items()}
+        memory = Memory.from_tensors(of_memory) if of_memory else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = DriftingMemory(**vars(memory))
         value, nll, memory = model.loss_parts(
@@ -199,11 +198,11 @@ class CausalObjective:
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
         )
-        for extra in self.parts.values():
+        for part in self.parts.values():
             assert trace is not None
-            value = extra.add(value, trace.hidden, on_device)
-        after |= {} if memory is None else memory.to_tensors()
-        return finish_loss(value, nll, batch, trace, options, targets=batch.targets.shape[1], carry=after)
+            value = part.add(value, trace.hidden, on_device)
+        next_carry |= {} if memory is None else memory.to_tensors()
+        return finish_loss(value, nll, batch, trace, options, targets=batch.targets.shape[1], carry=next_carry)
 
 
 def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:

@@ -114,7 +114,7 @@ def train(
         The result.json of the run; empty at a pause.
 
     Raises:
-        InputError: the folder holds anything else, or data or settings do not fit the run.
+        InputError: the folder holds something else, or data or settings do not fit the run.
         RunError: training failed (`Training.fit`), or another process trains in the folder.
         Interrupted: SIGINT or SIGTERM asked for the end.
     """
@@ -216,24 +216,24 @@ def fit_run(task: Any, folder: Path, device: torch.device, *, quiet: bool, until
             observers=observers,
             engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
         )
-        done = training.fit(until)
+        counters = training.fit(until)
         if until is not None:
             return {}
         result = {
             **{key: value for key, value in identity.items() if key not in ("text", "vocabulary", "prepared")},
             "seed": options.seed,
-            "ms_per_step": done.ms_per_step,
-            **task.measure(done, folder),
-            "steps": done.step,
-            "epochs": done.step / training.plan.steps_per_epoch,
-            "tokens_seen": done.tokens,
-            "stopped_early": done.stopped_early,
-            "tokens_per_second": done.tokens_per_second,
-            "wall_seconds": done.seconds,
-            "peak_memory_mib": done.peak_memory_mib,
+            "ms_per_step": counters.ms_per_step,
+            **task.measure(counters, folder),
+            "steps": counters.step,
+            "epochs": counters.step / training.plan.steps_per_epoch,
+            "tokens_seen": counters.tokens,
+            "stopped_early": counters.stopped_early,
+            "tokens_per_second": counters.tokens_per_second,
+            "wall_seconds": counters.seconds,
+            "peak_memory_mib": counters.peak_memory_mib,
             "environment": {
                 **environment(device, options.precision),
-                "engines": done.engines,
+                "engines": counters.engines,
                 **{package: version(package) for package in task.packages},
             },
         }
@@ -366,11 +366,11 @@ def reproduce(
         quiet: as in `train`.
     """
     for number, cell in enumerate(planned, start=1):
-        about = cell.describe()
-        if not about["finished"]:
+        status = cell.describe()
+        if not status["finished"]:
             place = f"{number} of {len(planned)}"
-            logger.info(f"{name}: row {about['row']}, seed {about['seed']} ({place}), {cell.folder}")
-        # of a finished run, looks whether it is this one
+            logger.info(f"{name}: row {status['row']}, seed {status['seed']} ({place}), {cell.folder}")
+        # a finished run is not trained again: its folder is compared with this configuration
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet)
 
 
@@ -441,16 +441,17 @@ def read_commit(package: Path) -> str | None:
 
 
 class Trial(NamedTuple):
-    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens and seconds of an update.
+    """Size and speed of a model on this machine.
 
-    judging: seconds of all evaluation.
+    parameters: number of all parameters. body: number of those outside of embedding and output layer.
+    tokens, step: tokens and seconds of an update. evaluation: seconds of all evaluations.
     """
 
     parameters: int
     body: int
     tokens: float
     step: float
-    judging: float
+    evaluation: float
 
 
 def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
@@ -487,7 +488,7 @@ def try_training(config: RunConfig, prepared: Task, evaluations: int) -> Trial:
         body=sum(body),
         tokens=sum(task.batches.tokens_of_batches(0)) / task.batches.batches_per_epoch,
         step=step,
-        judging=final + evaluations * evaluation,
+        evaluation=final + evaluations * evaluation,
     )
 
 

@@ -71,8 +71,9 @@ def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
     if not folder.is_dir():
         raise InputError(f"{folder}: {'a file; give a run folder' if folder.exists() else 'no such folder'}")
     if not is_run(folder):
-        models = any((folder / file).is_file() for file in ("config.json", "model.safetensors", "adapter_config.json"))
-        hint = " but a model, which `fullrank check` and `fullrank analyze rank` take" if models else ""
+        model_files = ("config.json", "model.safetensors", "adapter_config.json")
+        is_model = any((folder / file).is_file() for file in model_files)
+        hint = " but a model, which `fullrank check` and `fullrank analyze rank` take" if is_model else ""
         raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json){hint}")
     identity = read_identity(folder)
     check_run(folder)
@@ -134,10 +135,10 @@ def read_result(folder: Path) -> Entries | None:
 
 
 def start_from_run(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
-    """Return the configuration with the tokens and the model of the run in `train.start`, with whose weights it begins.
+    """Return the configuration with the tokens and the model of the run in `train.start`, whose weights training begins with.
 
-    The model section that is stated overrides that of the run. Raises InputError for a run that is not finished, or of
-    another task, and where keys of the vocabulary are stated that are not the run's.
+    Keys of the model that the configuration states override those of the run. Raises InputError for a run that is not finished,
+    or of another task, and where keys of the vocabulary are stated that are not the run's.
     """
     config = resolved.config
     if isinstance(config, FinetuneConfig) or config.train.start is None or resolved.settings is None:
@@ -206,7 +207,7 @@ def cells(
 ) -> list[Cell]:
     """Plan the runs of rows of a recipe.
 
-    They are all rows of a seed, then of the next seed, so that finished rows can be compared early.
+    All rows are trained with the first seed, then with the next, so that finished rows can be compared early.
 
     Args:
         name: recipe.
@@ -227,10 +228,10 @@ def cells(
     recipe = load(name)
     planned = []
     for row in rows:
-        of_row = recipe.seeds_of(row) if seeds is None and scale in (None, "paper") else seeds
-        settings = [[f"train.seed={seed}", *overrides] for seed in of_row] if of_row else [overrides]
-        for number, words in enumerate(settings):
-            resolved = resolve_any(name, row, scale, words)
+        row_seeds = recipe.seeds_of(row) if seeds is None and scale in (None, "paper") else seeds
+        settings = [[f"train.seed={seed}", *overrides] for seed in row_seeds] if row_seeds else [overrides]
+        for number, keys in enumerate(settings):
+            resolved = resolve_any(name, row, scale, keys)
             folder = default_folder(resolved)
             planned.append((number, Cell(resolved, folder if out is None else out / folder.name)))
     return [cell for _, cell in sorted(planned, key=itemgetter(0))]
@@ -256,7 +257,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
-    """Make a folder the home of a run: write its run.json and config.yaml, unless the run lives there already.
+    """Write run.json and config.yaml of a run into its folder, unless the folder already holds this run.
 
     Args:
         folder: run folder.
@@ -264,10 +265,10 @@ def claim(folder: Path, config: AnyConfig, identity: Mapping[str, Any]) -> bool:
         identity: its run.json.
 
     Returns:
-        Whether the same run already lives there and is to be continued.
+        Whether the folder already holds this run, which is then continued.
 
     Raises:
-        InputError: the folder holds anything else: a trained run is never overwritten.
+        InputError: the folder holds something else. A trained run is never overwritten.
     """
     check_usable(folder)
     if has_begun(folder):

@@ -39,8 +39,8 @@ class Task:
 
     config: with the sizes that it takes from the data, when they are prepared. corpus: a `Corpus`; of fine-tuning splits by
     name. identity: entries of run.json: `text` holds a checksum of each split, `vocabulary` a fingerprint.
-    model, objective, batches, options, eval_options: what the training loop takes. packages: others that the result
-    depends on, whose versions are recorded. bits: what progress shows bits of, where tokens spell text.
+    model, objective, batches, options, eval_options: what the training loop takes. packages: names of packages
+    whose versions result.json records. bits: unit of progress where tokens spell text, such as bits/char; None elsewhere.
 
     Every kind has these methods:
 
@@ -50,7 +50,7 @@ class Task:
         objective(batch, carry, position)       compute the loss of a pass (`training.values.Objective`)
         choose_rates(model)         choose the learning rates of parameters that have their own
         evaluate(model)             evaluate the model while it is trained
-        measure(done, folder)       make the task's own entries of result.json, after training; it may leave files in the folder
+        measure(counters, folder)   make the task's own entries of result.json, after training; it may write into the folder
     """
 
     config: Any
@@ -153,7 +153,7 @@ class TextTask(Task):
         warn_of_length(self.config, self.protocol())
         self.connect()
 
-    def measure(self, done: Counters, folder: Path) -> Entries:
+    def measure(self, counters: Counters, folder: Path) -> Entries:
         protocols = {split: self.protocol(split) for split in self.corpus.splits if split != "train"}
         words = {split: protocol.in_words() for split, protocol in protocols.items()}
         settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
@@ -161,7 +161,7 @@ class TextTask(Task):
         best = self.model_class.load(folder, "best").to(device)
         final = {split: self.figures(best, split, protocol, folder) for split, protocol in protocols.items()}
         last = final
-        if done.best_step != done.step:
+        if counters.best_step != counters.step:
             model = self.model_class.load(folder, "last").to(device)
             last = {split: self.figures(model, split, protocol) for split, protocol in protocols.items()}
         counts = self.count_parameters()
@@ -172,9 +172,9 @@ class TextTask(Task):
             "final": final,
             "last": last,
             "best": {
-                "step": done.best_step,
-                "nll": done.best_nll,
-                self.eval_options.metric: done.best_metric,
+                "step": counters.best_step,
+                "nll": counters.best_nll,
+                self.eval_options.metric: counters.best_metric,
                 **self.describe_evaluation(),
             },
             **({"task": self.name} if self.name else {}),
@@ -230,8 +230,8 @@ def finish_loss(
             alpha mean(h_n^2) + beta mean((h_n - h_{n-1})^2)      alpha = `activation_regularization`, beta = `temporal_..`
 
     The published Penn Treebank code of Transformer-XL takes both before dropout, as here; AWD-LSTM takes AR after it.
-    Where processes share a batch, `value` is so weighted that its mean over them is that over all tokens of the batch;
-    the penalties are means over rows.
+    Processes that share a batch may have different numbers of tokens and rows. `value` is weighted by tokens and the penalties
+    by rows, so that the mean over processes is the mean over the batch.
 
     Args:
         value: loss, a mean over the tokens of its batch.

@@ -465,10 +465,10 @@ class Step(nn.Module):
         return replace(loss, value=value, nll=torch.as_tensor(loss.nll).detach(), carry=carry)
 
 
-class Engine:
-    """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed.
+class TrainingPasses:
+    """The training passes of a model in one process, or in several, which average their gradients.
 
-    A skipped layer has no gradient, nor a tail of the vocabulary that no token of this process is in.
+    Parameters may have no gradient: those of a skipped layer, and of a tail of the vocabulary without a token in this process.
     """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -477,7 +477,7 @@ class Engine:
         self.sharded = any(is_sharded(p) for p in model.parameters())
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
         if world_size() > 1 and not self.sharded:
-            with warnings.catch_warnings():  # of a name that torch before 2.13 has alone
+            with warnings.catch_warnings():  # torch before 2.13 has no other name for `broadcast_buffers`
                 warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
                 self.wrapped = nn.parallel.DistributedDataParallel(
                     Step(model, objective),
@@ -491,9 +491,9 @@ class Engine:
         return compute(batch, carry, position)
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
-        """Run the block, a forward and a backward pass, with an exchange of gradients only after the last batch of an update.
+        """Run the block, a forward and a backward pass; processes exchange gradients only in the last batch of an update.
 
-        last: this is that batch.
+        last: whether this is the last batch.
         """
         if self.sharded:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -505,8 +505,8 @@ class Engine:
     def gather_parameters(self) -> Iterator[None]:
         """Run the block with all parameters in every process, for evaluation.
 
-        Hooks of FSDP2 do not run: by the forward passes that they note the next backward pass gathers parameters ahead, but
-        of a validation text each process reads another part.
+        Hooks of FSDP2 do not run. They would record the forward passes, to gather parameters in the next backward pass, but
+        each process makes other passes here: it reads another part of the validation text.
         """
         if not self.sharded:
             yield

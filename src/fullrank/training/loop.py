@@ -32,8 +32,8 @@ from fullrank.training.checkpoint import (
     save_checkpoint,
 )
 from fullrank.training.device import (
-    Engine,
     Signals,
+    TrainingPasses,
     all_gather,
     all_reduce,
     autocast,
@@ -106,7 +106,7 @@ class Training(TrainingState):
         self.running = RunningLoss(self.device)
         self.counters = Counters()
         self.carry = {}
-        self.engine = Engine(model, self.objective)
+        self.passes = TrainingPasses(model, self.objective)
         self.metrics: JsonLines | None = None  # of the process that writes
         self.timing: JsonLines | None = None
 
@@ -156,7 +156,7 @@ class Training(TrainingState):
             stack.callback(self.timing.close)
 
     def run(self, signals: Signals, until: float) -> None:
-        """Make step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
+        """Make steps until the plan is done, patience is out, or a signal or `until` asks for a stop."""
         plan = self.plan
         counters = self.counters
         self.model.train()
@@ -188,8 +188,8 @@ class Training(TrainingState):
     def update(self, signals: Signals) -> None:
         """Update the parameters once, from the mean gradient over the tokens of its batches.
 
-        A request to end (`is_ending`) and the clock of one process, by which a checkpoint is due (`is_late`), are those of all:
-        they are exchanged with the loss.
+        Processes exchange two flags with the loss: one of them was asked to end (`is_ending`), or finds by its clock that a
+        checkpoint is due (`is_late`). So all of them decide alike.
         """
         counters = self.counters
         step = counters.step + 1
@@ -206,7 +206,7 @@ class Training(TrainingState):
             norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
         self.running.add(step, loss, nll, tokens)
-        if self.device.type == "cpu":  # on a GPU that is found out later, for no step waits
+        if self.device.type == "cpu":  # on a GPU it is checked later, so that no step waits
             self.check_loss()
         scale = seen / self.plan.tokens_per_step if self.options.rate_by_length else 1.0
         for group in self.optimizer.param_groups:
@@ -220,13 +220,13 @@ class Training(TrainingState):
         self.clock.step(seen)
 
     def gradient(self, step: int) -> tuple[Tensor, Tensor, int, int]:
-        """Leave the gradient of the mean loss over all tokens of the step; return loss, nats, tokens, and tokens seen.
+        """Accumulate the gradient of the mean loss over all tokens of the step, and return loss, nats, tokens, and tokens seen.
 
-        The number of tokens is known after the last batch only, so each batch counts relative to the first,
-        and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
+        The number of tokens is known after the last batch only. So each batch has its tokens over those of the first as weight,
+        and the sum is scaled at the end: by 1 with one batch, by 1/n with n equal ones.
         """
-        total = 0
-        first = 0
+        tokens = 0
+        first_tokens = 0
         seen = 0
         loss = torch.zeros((), device=self.device)
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -238,23 +238,23 @@ class Training(TrainingState):
             if world_size() > 1:
                 batch = batch.share(rank(), world_size())
             begin_draws(self.options.seed, position.number)
-            with self.engine.gradients(last=number == len(indices) - 1):
+            with self.passes.gradients(last=number == len(indices) - 1):
                 with autocast(self.options.precision, self.device):
-                    part = self.engine(batch, self.carry if index else {}, position)
-                self.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
-                seen += part.seen
-                if part.tokens == 0 and not part.value.requires_grad:
+                    result = self.passes(batch, self.carry if index else {}, position)
+                self.carry = {name: tensor.detach() for name, tensor in result.carry.items()}
+                seen += result.seen
+                if result.tokens == 0 and not result.value.requires_grad:
                     continue
-                first = first or part.tokens
-                share = part.tokens / first if first else 0.0
-                (part.value if share == 1 else part.value * share).backward()
-            loss = loss + part.value.detach() * share
-            nll = nll + part.nll
-            total += part.tokens
+                first_tokens = first_tokens or result.tokens
+                weight = result.tokens / first_tokens if first_tokens else 0.0
+                (result.value if weight == 1 else result.value * weight).backward()
+            loss = loss + result.value.detach() * weight
+            nll = nll + result.nll
+            tokens += result.tokens
         end_draws()
-        if total > first:
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first / total)
-        return loss, nll, total, seen
+        if tokens > first_tokens:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first_tokens / tokens)
+        return loss, nll, tokens, seen
 
     def log(self) -> None:
         """Write the lines about training since the last ones."""
@@ -275,7 +275,7 @@ class Training(TrainingState):
     def evaluate_model(self) -> tuple[bool, bool]:
         """Evaluate, give the schedule the result, and return (best so far, phase on its plateau).
 
-        May end training (`train.patience`, which is about all phases together).
+        Ends training after `train.patience` evaluations without improvement, counted over all phases.
         """
         counters = self.counters
         self.check_loss()
@@ -283,7 +283,7 @@ class Training(TrainingState):
         model = self.model
         metric = self.eval_options.metric
         precision = autocast(self.options.precision, self.device)
-        with self.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
+        with self.average.apply(), self.passes.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):

@@ -202,7 +202,7 @@ class Counters:
 
 
 def cost(metric: str, value: float) -> float:
-    """Turn the value of a metric into a number that is better the lower it is: a loss is one already, a score is negated."""
+    """Turn the value of a metric into a cost, where lower is better: a loss stays, a score is negated."""
     return value if metric == "loss" else -value
 
 
@@ -212,7 +212,8 @@ def cost(metric: str, value: float) -> float:
 class EvaluationOptions(NamedTuple):
     """The part of an eval section that training reads: how often to evaluate, and what makes a step the best.
 
-    Both cadences None: once an epoch. metric: `loss` (the lowest is best), or the name of a score (the highest is best).
+    With neither `every_steps` nor `every_epochs` it is once an epoch. metric: `loss` (the lowest is best), or the name of a
+    score (the highest is best).
     """
 
     every_steps: int | None
@@ -246,12 +247,11 @@ def note_best(bests: list[tuple[int, float]], step: int, ppl: float, options: Pl
 
 @dataclass(frozen=True)
 class Plan:
-    """Length and rhythm of a training.
+    """Length of a training, and the steps at which it is evaluated and saved.
 
-    total_steps: the end, and the length that schedules decay over. With a budget of `tokens` the first step that reaches it
-    is the last one.
-    It stays as planned when a phase ends early on a plateau: learning rates go on as if it had not, and training ends
-    when the last phase has had its own steps.
+    total_steps: the last step, over which schedules decay. With a budget of `tokens` it is the first step that reaches the
+    budget. It stays as planned when a phase ends early on a plateau. Learning rates then go on as if the phase had not ended
+    early, and training ends when the last phase has had its own steps.
     evaluate_every need not be a whole number: an evaluation is due at the first step at or after each multiple of it.
     """
 
@@ -288,7 +288,7 @@ class Plan:
         return _count_multiples(step, self.evaluate_every) > _count_multiples(step - 1, self.evaluate_every)
 
     def save_due(self, step: int) -> bool:
-        """Return whether a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
+        """Return whether a checkpoint follows `step` updates; without `save_every_steps`, at every evaluation."""
         every = self.options.save_every_steps
         return self.evaluation_due(step) if every is None else step % every == 0
 
@@ -332,8 +332,8 @@ def _count_multiples(step: int, every: float) -> int:
 def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches) -> Plan:
     """Make the plan of a training.
 
-    It ends with its last phase where every phase says after how many steps or epochs it ends, else with
-    `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
+    If every phase states its steps or epochs, training ends with the last phase. Else it ends as `train.steps`, `epochs` or
+    `tokens` says, or earlier: when the last phase has had its steps or is on its plateau.
 
     Args:
         options: section `train` of the configuration.
@@ -341,7 +341,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions
         batches: their number and tokens.
 
     Returns:
-        Length and rhythm of the training.
+        The plan.
     """
     per_epoch = batches.batches_per_epoch
     accumulation = options.gradient_accumulation_steps
