@@ -67,11 +67,10 @@ class WeightedValues(Attend):
         self.max_length = self.score.max_length
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        of_scores, of_weights = heads.notes
-        scoring = self.mix_scores.compute_matrices(heads, of_scores, layout)
-        mixing = self.mix.compute_matrices(heads, of_weights, layout)
-        reason = "a trace asks for attention weights"
-        problem = self.problem(heads, layout, scoring, mixing) if trace is None else reason
+        score_notes, weight_notes = heads.notes
+        scoring = self.mix_scores.compute_matrices(heads, score_notes, layout)
+        mixing = self.mix.compute_matrices(heads, weight_notes, layout)
+        problem = self.problem(heads, layout, scoring, mixing) if trace is None else "a trace asks for weights"
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
         scores = self.mix_scores.mix_scores(self.scores, heads, layout, scoring)
@@ -112,9 +111,9 @@ class WeightedValues(Attend):
             return reasons[0]
         query, keys, scale, distances = self.score.terms(*heads.select(self.score.needs), layout)
         p = self.dropout if self.training else 0.0
-        of_queries = None if mixing.of_queries is None else mixing.of_queries.to(heads.values.device)
+        matrix = None if mixing.of_queries is None else mixing.of_queries.to(heads.values.device)
         return Problem(
-            query, keys, heads.values, of_queries, distances, layout, scale, self.normalize.engine, p,
+            query, keys, heads.values, matrix, distances, layout, scale, self.normalize.engine, p,
             scoring.of_queries, mixing.of_keys, scoring.of_keys, self.mix_scores.convolution,
         )  # fmt: skip
 
@@ -243,7 +242,7 @@ class Attention(nn.Module):
         heads = replace(heads, notes=self.attend.remember(source, heads.scored))
         if past is None and not keeps:
             return heads, None
-        # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
+        # the next call reads a table as that of the distances 0, 1, 2 .., so that no other is kept
         table = heads.relative if layout.from_zero else None if past is None else past.relative
         new = KeyValues(heads.keys, heads.values, table, heads.notes)
         after = new if past is None else past.append(new)

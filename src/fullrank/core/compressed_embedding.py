@@ -185,9 +185,9 @@ class TensorTrainInput(Input):
     def start(self, std: float) -> None:
         """Fill the cores so that entries of the table, sums of products over all ranks, have variance std^2."""
         paths = math.prod(core.shape[3] for core in self.cores)
-        of_core = (std * paths**-0.5) ** (1 / len(self.cores))
+        core_std = (std * paths**-0.5) ** (1 / len(self.cores))
         for core in self.cores:
-            start_normal(core, of_core)
+            start_normal(core, core_std)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")
@@ -197,8 +197,8 @@ class TensorTrainInput(Input):
         for core in self.cores:
             before, words, width, after = core.shape
             place_value //= words
-            of_digits = core.transpose(0, 1).flatten(1)
-            rows = F.embedding(remainder // place_value, of_digits)
+            table = core.transpose(0, 1).flatten(1)
+            rows = F.embedding(remainder // place_value, table)
             remainder = remainder % place_value
             product = out @ rows.unflatten(-1, (before, width * after))
             out = product.reshape(*input_ids.shape, -1, after)

@@ -89,9 +89,9 @@ class LanguageModel(Layers):
         """
         check_tokens(input_ids)
         check_state(self, memory, cache, skip)
-        if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
-            before = (memory or self.new_memory()) if self.memory_length and cache is None else None
-            return Pass(self.final_norm(self.embedding(input_ids)), before, cache)
+        if input_ids.shape[1] == 0:  # nothing is read: memory and cache stay
+            unchanged = (memory or self.new_memory()) if self.memory_length and cache is None else None
+            return Pass(self.final_norm(self.embedding(input_ids)), unchanged, cache)
         x = self.embed(self.embedding, input_ids)
         state: State
         if self.memory_length and cache is None:
@@ -186,17 +186,17 @@ class LanguageModel(Layers):
         Args:
             input_ids: int64 (B, N), padded on the left.
             max_new_tokens: a row ends after so many new tokens.
-            min_new_tokens: tokens that `eos_id` must have before it.
+            min_new_tokens: the fewest new tokens before `eos_id`.
             temperature: see above; 0 takes the likeliest token.
             top_k: how many of the likeliest tokens are left; None for all.
             top_p: the probability of the smallest set of likeliest tokens that is left; None for all.
             min_p: the least probability of a token that is left, as a share of that of the likeliest; None for all.
             repetition_penalty: above 1 it makes tokens of the text so far less likely.
             greedy: takes the likeliest token.
-            beams: searches with so many texts at a time, and draws nothing; score: log p / length^length_penalty. None draws.
+            beams: width of a beam search, by log p / length^length_penalty; None draws tokens instead.
             length_penalty: an exponent, see `beams`.
-            no_repeat_ngram_size: size of the n-grams of new tokens that no text holds twice; None or 0: it may.
-            eos_id: ends a row, and fills it behind.
+            no_repeat_ngram_size: n, where new tokens may repeat no n-gram; None or 0: they may repeat any.
+            eos_id: ends a row, and fills the rest of it.
             seed: the same seed gives the same text; None draws another one each time.
             attention_mask: (B, N), 1 for tokens and 0 for padding.
             window: most tokens read at once; None for a segment of the loaded run, else `max_position_embeddings`.
@@ -220,8 +220,8 @@ class LanguageModel(Layers):
             attention_mask: as of `forward`.
         """
         check_targets(input_ids, targets)
-        hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
-        return TokenNll(self.output.nll(hidden, targets), after)
+        hidden, next_memory, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
+        return TokenNll(self.output.nll(hidden, targets), next_memory)
 
     def loss_parts(
         self,
@@ -248,8 +248,8 @@ class LanguageModel(Layers):
             skip: as of `forward`.
         """
         check_targets(input_ids, targets, fewer=True)
-        hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
+        hidden, next_memory, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         hidden = hidden[:, input_ids.shape[1] - targets.shape[1] :]
         if trace is not None:
             trace.hidden = hidden
-        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing), after)
+        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing), next_memory)

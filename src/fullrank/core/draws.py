@@ -51,8 +51,8 @@ class Draws:
             bits = self._bits(call, self.first, self.rows, count // self.rows)
         else:
             width = count // len(positions)
-            of_rows = self._bits(call, self.first, self.rows, tokens // self.rows * width)
-            bits = of_rows.reshape(tokens, width)[positions]
+            row_bits = self._bits(call, self.first, self.rows, tokens // self.rows * width)
+            bits = row_bits.reshape(tokens, width)[positions]
         return self._uniform(call), bits.reshape(shape)
 
     def seed(self) -> tuple[int, int]:

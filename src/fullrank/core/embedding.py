@@ -76,8 +76,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: W (V, E).
         bias: b (V,); None without.
     """
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    out = None if watched else engine.load().linear(x, weight, bias)
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    out = None if is_traced else engine.load().linear(x, weight, bias)
     return F.linear(x, weight, bias) if out is None else out
 
 
@@ -97,7 +97,7 @@ def start_normal(parameter: Tensor, std: float) -> None:
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
     """Check that ids are whole numbers from 0 to vocab_size - 1.
 
-    On a GPU, which would have to be waited for, and in compiled code their range is left to torch.
+    The range is left to torch in compiled code and on a GPU, for which a check would have to wait.
 
     Args:
         ids: tensor of any shape.
@@ -236,7 +236,7 @@ class Rotary(nn.Module):
         Args:
             heads: (B, H, N, D).
             positions: (M,) or (B, M), of which the heads have the last N.
-            rotation: tables of the last positions, or of more of them; None, or too short a one: made here.
+            rotation: tables of the last positions, N or more of them; shorter tables, and None, are made anew.
 
         Returns:
             Rotated heads (B, H, N, D), in their dtype.
@@ -267,9 +267,9 @@ def encode_distances(
     Args:
         layout: layout of queries and keys.
         width: E.
-        clamp_length: distance in tokens, as which greater ones count; None: none is clamped.
+        clamp_length: greatest distance in tokens, to which others are clamped; None: none is clamped.
         like: tensor whose dtype and device the result has.
-        rows: number of distances from the smallest on instead, for a table that will be read again; None: those of the layout.
+        rows: number of consecutive distances from the smallest, for a table that is read again; None: those of the layout.
 
     Returns:
         Sinusoids (T, E) or (rows, E), of the smallest distance first.
@@ -309,7 +309,7 @@ def encodings_of(layout: Layout, clamp_length: int | None, like: Tensor) -> Tens
 
     Args:
         layout: layout of queries and keys.
-        clamp_length: distance in tokens, as which greater ones count; None: none is clamped.
+        clamp_length: greatest distance in tokens, to which others are clamped; None: none is clamped.
         like: tensor (..., E) whose width, dtype and device new ones have.
     """
     if layout.encodings is not None:
@@ -331,8 +331,8 @@ class RelativeKeys(nn.Module):
 
     def forward(self, encodings: Tensor) -> Tensor:
         keys = linear(encodings, self.weight)
-        of_heads = keys.unflatten(-1, (self.num_heads, -1))
-        return of_heads.transpose(0, 1)
+        by_head = keys.unflatten(-1, (self.num_heads, -1))
+        return by_head.transpose(0, 1)
 
 
 class RelativeBiases(nn.Module):
@@ -531,9 +531,9 @@ class Alibi(DistanceBias):
         dtype = torch.promote_types(like.dtype, torch.float32)
         power = 1 << (self.num_heads.bit_length() - 1)
         head = torch.arange(self.num_heads, device=like.device, dtype=dtype)
-        of_power = (head + 1) / power
+        regular = (head + 1) / power
         between = (head - power + 0.5) / power
-        exponent = torch.where(head < power, of_power, between)
+        exponent = torch.where(head < power, regular, between)
         slopes = -self.scale * 2 ** (-8 * exponent)
         return slopes * distances.abs().to(dtype)[:, None]
 

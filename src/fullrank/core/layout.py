@@ -72,9 +72,9 @@ class Layout:
         keys = queries if keys is None else keys
         if causal and queries > keys:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
-        of_queries = torch.arange(keys - queries, keys, device=device)
-        of_keys = torch.arange(keys, device=device)
-        return cls(of_queries, of_keys, causal, key_mask, ((0, keys),), True, window)
+        query_positions = torch.arange(keys - queries, keys, device=device)
+        key_positions = torch.arange(keys, device=device)
+        return cls(query_positions, key_positions, causal, key_mask, ((0, keys),), True, window)
 
     @classmethod
     def from_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
@@ -222,8 +222,8 @@ class Layout:
             if self.stride is not None:
                 seen = seen & ((distances.abs() <= self.stride) | (distances % self.stride == 0))
         if self.documents is not None:
-            of_queries = self.documents[:, None, keys - queries :, None]
-            seen = seen & (of_queries == self.documents[:, None, None, :])
+            query_documents = self.documents[:, None, keys - queries :, None]
+            seen = seen & (query_documents == self.documents[:, None, None, :])
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]

@@ -181,7 +181,7 @@ class MemoryState(State):
         if mask is None and memory.lengths is None:
             self.positions = torch.arange(self.first, self.first + self.tokens, device=x.device)
         else:
-            self._tell_rows_apart(x)
+            self._count_by_row(x)
         self.keeps = not model.blocks.training and not torch.is_grad_enabled()
         self.version = _find_version(model.blocks, x, model.position.clamp_length) if self.keeps else ()
         self.before = [layer.last(self.limit) for layer in memory.layers]
@@ -191,7 +191,8 @@ class MemoryState(State):
         self.after: dict[int, LayerMemory] = {}
         self.layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
 
-    def _tell_rows_apart(self, x: Tensor) -> None:
+    def _count_by_row(self, x: Tensor) -> None:
+        """Set mask, positions and lengths of a segment whose rows differ in padding."""
         rows = len(x)
         if self.mask is None:
             self.mask = torch.ones(rows, self.tokens, dtype=torch.bool, device=x.device)
@@ -237,9 +238,9 @@ class MemoryState(State):
             return Layout.from_runs(self.tokens, runs, origin=self.first, device=device, window=self.window)
         positions, mask = _join_positions(memory, self.positions, self.mask)
         farthest = None
-        if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
-            apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
-            farthest = max(int(apart.max()), positions.shape[1] - 1)
+        if memory.tokens and memory.skipped:  # only then there may be gaps; the host waits for the device
+            distances = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
+            farthest = max(int(distances.max()), positions.shape[1] - 1)
         return Layout(self.positions, positions, True, mask, window=self.window, farthest=farthest)
 
     def _remember(self, memory: LayerMemory, hidden: Tensor, heads: KeyValues | None) -> LayerMemory:
@@ -249,9 +250,9 @@ class MemoryState(State):
         """
         limit = self.limit
         inputs = KeyValues(None, hidden.detach()[:, None])
-        kept = limit - self.tokens if self.mask is None else limit
-        if memory.inputs is not None and kept > 0:  # forgotten tokens are not copied
-            inputs = memory.inputs.last(kept).append(inputs)
+        num_old = limit - self.tokens if self.mask is None else limit
+        if memory.inputs is not None and num_old > 0:  # forgotten tokens are not copied
+            inputs = memory.inputs.last(num_old).append(inputs)
         if self.mask is None:
             all_runs = (*(memory.runs or ()), (self.first, self.tokens))
             runs = find_last_runs(join_runs(all_runs), limit)
@@ -292,7 +293,7 @@ def _join_positions(memory: LayerMemory, positions: Tensor, mask: Tensor) -> tup
 def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
     """Find the state that keys and values depend on beside the hidden states.
 
-    A parameter counts how often it was changed.
+    Each parameter has a number that grows with every change in place.
     """
     versions = ((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
     device = x.device.type

@@ -245,9 +245,9 @@ class DynamicMixing(Mixing):
         inner = config.hidden or 4 * heads
         self.composition = nn.ParameterDict()
         self.composition["hidden"] = torch.empty(width, parts, inner)
-        of_hidden = (parts, inner, config.rank, heads)
-        self.composition["first"] = torch.empty(of_hidden)
-        self.composition["second"] = torch.zeros(of_hidden)
+        shape_of_maps = (parts, inner, config.rank, heads)
+        self.composition["first"] = torch.empty(shape_of_maps)
+        self.composition["second"] = torch.zeros(shape_of_maps)
         self.composition["diagonal"] = torch.zeros(width, parts, heads)
         self.draw()
 
@@ -259,14 +259,12 @@ class DynamicMixing(Mixing):
 
     def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
         to_hidden, to_first, to_second, to_diagonal = self.composition.values()
-        of_parts = multiply("bne,esk->bnsk", x, to_hidden)
-        hidden = F.gelu(of_parts)
+        hidden = F.gelu(multiply("bne,esk->bnsk", x, to_hidden))
         first = multiply("bnsk,skrh->bnsrh", hidden, to_first)
         heads = first.shape[-1:]
         normed = F.rms_norm(first, heads, eps=1e-6)
         second = multiply("bnsk,skrh->bnsrh", hidden, to_second)
-        of_diagonal = multiply("bne,esh->bnsh", x, to_diagonal)
-        diagonal = torch.tanh(of_diagonal)
+        diagonal = torch.tanh(multiply("bne,esh->bnsh", x, to_diagonal))
         last = diagonal[..., None, :]
         rows = torch.cat((normed, second, last), dim=3)  # (B, N, S, 2 R + 1, H)
         notes = rows.flatten(2)
@@ -278,23 +276,23 @@ class DynamicMixing(Mixing):
     def compute_matrices(self, heads: Heads, notes: Tensor | None, layout: Layout) -> Matrices:
         assert notes is not None
         count = layout.shape[0]
-        of_queries = notes.narrow(2, -count, count)
-        matrix = self.compute_matrix(of_queries, 0)
+        query_notes = notes.narrow(2, -count, count)
+        matrix = self.compute_matrix(query_notes, 0)
         identity = torch.eye(self.size.num_heads).to(matrix)
-        of_keys = self.compute_matrix(notes, 1) if self.shape[0] == 2 else None
-        return Matrices(matrix + identity, of_keys)
+        key_matrices = self.compute_matrix(notes, 1) if self.shape[0] == 2 else None
+        return Matrices(matrix + identity, key_matrices)
 
     def compute_matrix(self, notes: Tensor, part: int) -> Tensor:
         """Compute sum_r w_1rj w_2ri + [i = j] d_i of one of the S parts, (B, N, H, H)."""
         parts, rank, heads = self.shape
-        of_tokens = notes[:, 0]
-        of_parts = of_tokens.unflatten(2, (parts, -1, heads))
-        rows = of_parts[:, :, part]
+        by_token = notes[:, 0]
+        by_part = by_token.unflatten(2, (parts, -1, heads))
+        rows = by_part[:, :, part]
         first, second, diagonal = rows.split((rank, rank, 1), dim=2)
         product = torch.einsum("bnrj,bnri->bnji", first, second)
         return product + torch.diag_embed(diagonal[:, :, 0])
 
     def multiply_adds(self, keys: float) -> float:
         parts, rank, heads = self.shape
-        of_notes = sum(parameter.numel() for parameter in self.parameters())
-        return of_notes + parts * heads**2 * (rank + keys)
+        cost_of_notes = sum(parameter.numel() for parameter in self.parameters())
+        return cost_of_notes + parts * heads**2 * (rank + keys)

@@ -176,11 +176,11 @@ class Layers(Model):
                 continue
             layout, past, memory = state.enter(i, x)
             cross = None if source is None else source.get_layer_input(i, x.shape[1])
-            of_layer = None if trace is None else trace.enter(x)
+            layer_trace = None if trace is None else trace.enter(x)
             pasts: list[Past] | None = [] if state.keeps else None
             # not by `__call__`, which is compiled, where lengths differ from call to call
             run = block.forward if state.keeps else block
-            out = run(x, layout, past=past, memory=memory, cross=cross, pasts=pasts, trace=of_layer)
+            out = run(x, layout, past=past, memory=memory, cross=cross, pasts=pasts, trace=layer_trace)
             state.leave(i, x, pasts or [])
             x = out
         return self.final_norm(x)
@@ -242,8 +242,8 @@ class Layers(Model):
 
     @property
     def max_length(self) -> int | None:
-        of_layers = (block.attention.attend.max_length for block in self.blocks)
-        return longest(self.position.max_length, *of_layers)
+        limits = (block.attention.attend.max_length for block in self.blocks)
+        return longest(self.position.max_length, *limits)
 
 
 def check_tokens(input_ids: Tensor) -> None:

@@ -147,12 +147,12 @@ class DecayedMap(nn.Module):
         """
         dtype = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-            of_keys = F.logsigmoid(self.key_decay).to(dtype)
-            of_values = F.logsigmoid(self.value_decay).to(dtype)
-            a = compute_decayed_sums(keys.to(dtype), of_keys, layout, past.keys)
-            b = compute_decayed_sums(values.to(dtype), of_values, layout, past.values)
-        of_query = query.to(dtype) * core.to(dtype)
-        features = of_query[:, :, None] * a * b  # (B, N, S, R)
+            log_key_decay = F.logsigmoid(self.key_decay).to(dtype)
+            log_value_decay = F.logsigmoid(self.value_decay).to(dtype)
+            a = compute_decayed_sums(keys.to(dtype), log_key_decay, layout, past.keys)
+            b = compute_decayed_sums(values.to(dtype), log_value_decay, layout, past.values)
+        weighted_query = query.to(dtype) * core.to(dtype)
+        features = weighted_query[:, :, None] * a * b  # (B, N, S, R)
         means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
         weight = self.weight * means[:, None, None].to(self.weight.dtype)
         out = features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1)

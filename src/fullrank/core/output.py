@@ -60,9 +60,9 @@ def log_probabilities(components: Components) -> Tensor:
         parts.append(torch.log_softmax(z, dim=-1))
     head, *tails = parts
     words = head.shape[-1] - len(tails)
-    of_tails = [tail + head[..., words + i, None] for i, tail in enumerate(tails)]
-    of_words = head[..., :words]
-    log_probs = torch.cat((of_words, *of_tails), dim=-1) if tails else head  # (T, K, V)
+    tail_log_probs = [tail + head[..., words + i, None] for i, tail in enumerate(tails)]
+    word_log_probs = head[..., :words]
+    log_probs = torch.cat((word_log_probs, *tail_log_probs), dim=-1) if tails else head  # (T, K, V)
     if components.log_prior is None:
         return log_probs.squeeze(1)
     return torch.logsumexp(components.log_prior[:, :, None] + log_probs, dim=1)

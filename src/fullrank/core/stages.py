@@ -88,7 +88,7 @@ class Heads:
     scored (B, H, N, D): the query that meets the keys.
     keys, values (B, H, M, D): there are always values.
     relative (H, T, D): keys of the distances in `layout.spans`.
-    notes: what `mix_scores` and `mix` remember of each key's token, (B, C, M, F) each; queries are the last N of the tokens.
+    notes: what `mix_scores` and `mix` remember of each key's token, (B, C, M, F) each. The last N are tokens of the queries.
     Grouped queries share G heads of keys, values and keys of distances. These are projected, kept and permuted as G heads, and
     repeated before the score (`repeat_heads`).
     """
@@ -824,9 +824,9 @@ class PositionWiseMixing(LearnedMixing):
         if query is None:
             return self.mixing
         by_token = query.transpose(1, 2)  # (B, N, H, D), which is how a projection lies in memory
-        of_query = by_token @ self.from_query.to(query.dtype)
-        return of_query + self.mixing.to(query.dtype)
+        product = by_token @ self.from_query.to(query.dtype)
+        return product + self.mixing.to(query.dtype)
 
     def multiply_adds(self, keys: float) -> float:
-        of_matrix = self.from_query.numel() * len(self.mixing)
-        return of_matrix + super().multiply_adds(keys)
+        cost_of_matrix = self.from_query.numel() * len(self.mixing)
+        return cost_of_matrix + super().multiply_adds(keys)

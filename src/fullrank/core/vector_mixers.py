@@ -54,16 +54,16 @@ class KnockingHeads(ProjectedMixing):
         gates = torch.sigmoid(self._map(heads, 1))
         return self._map(2 * raised * gates, 2)
 
-    def _map(self, heads: Tensor, which: int) -> Tensor:
-        matrix = self.maps[which]
+    def _map(self, heads: Tensor, number: int) -> Tensor:
+        matrix = self.maps[number]
         return heads @ matrix.to(heads.dtype)
 
     def multiply_adds(self) -> tuple[int, int]:
-        of_queries = self.size.num_heads * self.maps[0].numel()
-        of_keys = of_queries // self.size.groups
+        query_cost = self.size.num_heads * self.maps[0].numel()
+        key_cost = query_cost // self.size.groups
         if self.linear:
-            return of_queries, 2 * of_keys
-        return 0, 3 * of_keys
+            return query_cost, 2 * key_cost
+        return 0, 3 * key_cost
 
 
 @register("mix_qkv", "interleaved")
@@ -87,11 +87,11 @@ class InterleavedHeads(ProjectedMixing):
         self.pseudo_heads = config.pseudo_heads
         identity = make_identity(size.num_heads)
         single = identity[..., None]
-        of_each = single.repeat(3, 1, 1, config.pseudo_heads)
-        of_last = of_each[0].clone()
-        of_last[..., :-1] = 0
-        self.mixing = nn.Parameter(of_each)
-        self.collapsing = nn.Parameter(of_last)
+        mixing = single.repeat(3, 1, 1, config.pseudo_heads)
+        collapsing = mixing[0].clone()
+        collapsing[..., :-1] = 0
+        self.mixing = nn.Parameter(mixing)
+        self.collapsing = nn.Parameter(collapsing)
 
     def map_heads(self, heads: Tensor, part: int) -> Tensor:
         return multiply("bjnd,jip->binpd", heads, self.mixing[part])
@@ -144,8 +144,8 @@ class InterleavedHeads(ProjectedMixing):
         return multiply("bjnpd,ijp->bind", tokens, self.collapsing)
 
     def multiply_adds(self) -> tuple[int, int]:
-        of_heads = self.collapsing.numel() * self.size.head_dim
-        return 2 * of_heads, 2 * of_heads
+        cost = self.collapsing.numel() * self.size.head_dim
+        return 2 * cost, 2 * cost
 
 
 # -- outputs -------------------------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ class HeadGate(Gate):
         """Compute the gates sigmoid(W x) of inputs x (B, N, E) for outputs (B, H, N, D), (B, H, N, 1 or D)."""
         gates = torch.sigmoid(linear(x, self.weight))
         heads = outputs.shape[1]
-        of_heads = gates.unflatten(-1, (heads, -1))
-        return of_heads.transpose(1, 2).to(outputs.dtype)
+        by_head = gates.unflatten(-1, (heads, -1))
+        return by_head.transpose(1, 2).to(outputs.dtype)
 
     def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
         gates = self.compute_gates(x, outputs)
