@@ -29,8 +29,8 @@ _SOURCES = {
     "hugging_face": "a model of Hugging Face",
     "module": "a module",
 }
-_DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
-_SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
+_DOUBLE_ONLY = "it differs in float64 alone, where a kernel errs, as attention of torch does with a mask in float32"
+_SHOWS = 1e-4  # a larger leak in fp64 has to show in fp32, too
 
 
 class Check(NamedTuple):
@@ -38,7 +38,7 @@ class Check(NamedTuple):
 
     Attributes:
         call: how the model is run.
-        find: looks at such a run, and says what it found.
+        find: makes the finding of such a run.
     """
 
     call: Call
@@ -151,7 +151,7 @@ def check(
 
 
 def run_guarded(row: Check, subject: Subject) -> Finding:
-    """Run a check in fp64; again in fp32 where that is impossible, or where it shows a leak, which has to show twice.
+    """Run a check in fp64, and again in fp32 where fp64 is impossible or shows a leak: a leak has to show in both.
 
     A model that cannot be run in a plain call fails the check. Where it cannot be run in another way, the check does not apply.
     """
@@ -166,7 +166,7 @@ def run_guarded(row: Check, subject: Subject) -> Finding:
         if not row.call.is_plain:
             return inapplicable(f"it cannot be run so: {remark}")
         if subject.has_example and row.find not in (search_by_perturbation, search_by_gradient):
-            return inapplicable(f"beside the other inputs no text of another length or batch can be read: {remark}")
+            return inapplicable(f"the example inputs go with no text of another length or batch: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)
     if (finding.difference or 0.0) <= _SHOWS or subject.single is None:
         return finding

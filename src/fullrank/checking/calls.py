@@ -23,7 +23,7 @@ NOTHING_MOVES = "no token changes any logits at all, so there is nothing that co
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
 FLEX = "flex_attention"  # a second to import
 IMPLEMENTATIONS = ("eager", "sdpa", FLEX)
-GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
+GAIN = 1000.0  # of each scaled matrix: attention scores of a million then exceed a mask of -1e4
 MASKED = {"right": "with padding", "left": "with padding on the left", "ones": "with a mask of ones"}
 SEEDS = tuple(range(2, 12))  # of a training step: a branch that one text in four takes is met by 19 of 20 models
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +31,7 @@ RARE = True  # rare calls are part of a check that is not quick
 
 
 class CannotRun(Exception):
-    """The model does not offer this call; the words say why."""
+    """The model does not offer this call; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def most_cuts(self) -> int:
-        """The most positions from which on tokens are changed: all in a plain call, few where rows are read one by one."""
+        """Most positions tried as the first changed token: all in a plain call, few where rows are read one by one."""
         if self.is_plain:
             return 10_000
         return 5 if self.one_row else 12
@@ -202,8 +202,8 @@ class Run:
 
     def read(self, ids: Tensor) -> Reading:
         """Compute the logits of texts, so that they can be read again."""
-        read = partial(self, ids)
-        return Reading(read(), read, past=self.past)
+        compute = partial(self, ids)
+        return Reading(compute(), compute, past=self.past)
 
     def __call__(self, ids: Tensor) -> Tensor:
         with self.prepared():
@@ -218,9 +218,9 @@ class Run:
         options = {}
         mask = subject.masks()[self.call.mask] if self.call.mask else None
         is_padded = mask is not None and not bool(mask.all())
-        if (is_padded or self.call.packed) and subject.first_position is not None:  # which it does not count itself
-            real = torch.ones_like(ids[:1]) if mask is None else mask
-            positions = (real.cumsum(1) - 1).clamp_min(0)
+        if (is_padded or self.call.packed) and subject.first_position is not None:  # the model does not count them
+            tokens = torch.ones_like(ids[:1]) if mask is None else mask
+            positions = (tokens.cumsum(1) - 1).clamp_min(0)
             if self.call.packed:
                 half = subject.length // 2
                 positions = positions - half * (positions >= half)
@@ -247,7 +247,7 @@ def prepare_run(subject: Subject, call: Call) -> Run:
     if call.compiled or call.attention:  # a compiler may not see which words are selected
         subject = replace(subject, selects=False)
     model = subject.model
-    if call.is_certain and call.training and subject.ours:  # whose kernels draw, too
+    if call.is_certain and call.training and subject.ours:  # our kernels drop out weights themselves
         model = build_without_chance(model)
     if call.attention:
         model = attend_by(model, call.attention)
@@ -312,7 +312,7 @@ class CacheStep:
         if subject.step is None and not subject.ours:
             arguments = read_arguments(subject.original)
             has_others = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
-            self.name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
+            self.name = cache_argument(arguments) or ("past_key_values" if has_others else "")
             if not self.name:
                 raise CannotRun("forward takes no cache, and no step=... was given")
             if find_cache(subject.call(subject.ids[:, :1], use_cache=True), self.name) is None:

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 from fullrank.checking.report import divide_by_size, largest
 
-MOST_LAYERS = 16  # that are named
+MOST_LAYERS = 16  # that a finding names
 OWN_FORWARD = "the model's own forward"
 ModuleCall = tuple[str, int]  # a module's name, and which of its calls
 Side = Literal["in", "out"]
@@ -26,16 +26,16 @@ Edit = Callable[[Place, Tensors], Tensors]
 
 @dataclass(frozen=True)
 class Reading:
-    """Logits of texts, how to read the texts again, and the part that is looked at.
+    """Logits of texts, how to read the texts again, and the part of rows and positions that is looked at.
 
     Attributes:
         all_logits: logits (rows, length, V) of all texts.
         read: reads the texts again.
         before: gives the arguments of `read`, such as a cache of earlier tokens. What runs there is not looked at.
         past: tokens in that cache.
-        start: the first position that is looked at.
+        start: the first position of the part.
         end: the position after the last one; None: the end of the texts.
-        chosen: the rows; None: all.
+        chosen: the rows of the part; None: all.
     """
 
     all_logits: Tensor
@@ -88,12 +88,12 @@ class Reading:
                 return tensor.narrow(dims[0], self.start, past + end - self.start)
             if dims:
                 return None
-        least = 2 if tensor.is_floating_point() else 1  # a float (B, E) may be a summary of a text, token ids are none
+        fewest = 2 if tensor.is_floating_point() else 1  # a float (B, E) may be a summary of a text, token ids are none
         if (
-            tensor.dim() > least and len(tensor) in (1, rows) and tensor.shape[1] > self.length
+            tensor.dim() > fewest and len(tensor) in (1, rows) and tensor.shape[1] > self.length
         ):  # padded to whole blocks
             return tensor[:, self.start : end]
-        has_positions = tensor.dim() > 0 and (least == 1 or tensor.numel() > rows * tensor.shape[-1])
+        has_positions = tensor.dim() > 0 and (fewest == 1 or tensor.numel() > rows * tensor.shape[-1])
         return None if has_positions else tensor
 
 
@@ -157,7 +157,7 @@ def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda pla
         trace.callers[call] = running[-1]
         running.append(call)
         edited = note((*call, "in"), (args, options))
-        keeps = any(isinstance(value, list | dict) for value in (*args, *options.values()))  # it may add to them
+        keeps = any(isinstance(value, list | dict) for value in (*args, *options.values()))  # it may change them
         return None if keeps else edited
 
     def leave(name: str, module: nn.Module, args: Any, out: Any) -> Any:
@@ -183,7 +183,7 @@ def are_apart(tensor: Tensor, expected: Tensor) -> bool:
 
 
 @torch.no_grad()  # some modules give a parameter out as it is
-def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
+def find_layers(model: nn.Module, right: Reading, wrong: Reading, tolerance: float) -> tuple[str, ...]:
     """Name the modules whose code makes the logits of `wrong` differ from those of `right`; none where they do not differ.
 
     1. Run `wrong`, and replace each input and output of a module by that of `right`, in the part. A tensor that differs before
@@ -195,36 +195,36 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
         model: the model that both readings run.
         right: the reading that is expected.
         wrong: the reading that differs.
-        least: the difference of logits that counts.
+        tolerance: the largest difference of logits that does not count.
     """
     expected = right.observe(model)
     divide = divide_by_size(right.logits)
-    apart = dict[Place, None]()  # in the order in which they run
+    differing = dict[Place, None]()  # in the order in which they run
 
     def mend(among: Container[Place], place: Place, tensors: Tensors) -> Tensors:
         """Replace tensors of the places `among` by those of `right`, and note which of them differ."""
         mended = dict(tensors)
-        others = expected.tensors.get(place, {}) if place in among else {}
-        for i in tensors.keys() & others.keys():
-            source = right.view(others[i])
+        replacements = expected.tensors.get(place, {}) if place in among else {}
+        for i in tensors.keys() & replacements.keys():
+            source = right.view(replacements[i])
             copied = tensors[i].clone()  # not made contiguous: dropout follows the order in memory
-            into = wrong.view(copied)
-            if into is not None and source is not None and are_apart(into, source):
-                into.copy_(source)
+            target = wrong.view(copied)
+            if target is not None and source is not None and are_apart(target, source):
+                target.copy_(source)
                 mended[i] = copied
-                apart[place] = None
-        return mended if place in apart else tensors
+                differing[place] = None
+        return mended if place in differing else tensors
 
     def measure(logits: Tensor) -> float:
         """Sum all differences; 0 where none counts."""
-        off = (divide(logits) - divide(right.logits)).abs()
-        return float(off.sum()) if float(off.max()) > least else 0.0
+        differences = (divide(logits) - divide(right.logits)).abs()
+        return float(differences.sum()) if float(differences.max()) > tolerance else 0.0
 
     wrong.observe(model, partial(mend, expected.tensors))
     size = measure(wrong.logits)
     owners = dict[str, str]()
     mended = list[Place]()
-    for place in list(apart):
+    for place in list(differing):
         if not size or len(owners) == MOST_LAYERS:
             break
         trace = wrong.observe(model, partial(mend, [*mended, place]))
@@ -235,17 +235,17 @@ def find_layers(model: nn.Module, right: Reading, wrong: Reading, least: float) 
             owners.setdefault(owner, owner or f"{OWN_FORWARD}, before {name}")
             mended.append(place)
             size = remaining
-    return tuple(owners.values()) or (OWN_FORWARD,) * (size > 0)
+    return tuple(owners.values()) or ((OWN_FORWARD,) if size > 0 else ())
 
 
-def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, least: float) -> tuple[str, ...]:
+def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, tolerance: float) -> tuple[str, ...]:
     """Name the innermost modules whose later inputs a number depends on by gradient, though not on their later outputs.
 
     Args:
         trace: a run of the model with gradients.
         value: the number.
         later: has the part of inputs and outputs that is later.
-        least: the size of a gradient that counts.
+        tolerance: the largest gradient that does not count.
     """
     tensors = []
     for values in trace.tensors.values():
@@ -253,7 +253,7 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, least: 
     reached = set()
     for tensor, gradient in zip(tensors, torch.autograd.grad(value, tensors, allow_unused=True), strict=True):
         part = None if gradient is None else later.view(gradient)
-        if part is not None and part.numel() and float(part.abs().max()) > least:
+        if part is not None and part.numel() and float(part.abs().max()) > tolerance:
             reached.add(id(tensor))
 
     def is_reached(call: ModuleCall, side: Side) -> bool:
@@ -264,14 +264,14 @@ def find_layers_by_gradient(trace: Trace, value: Tensor, later: Reading, least: 
     return tuple(dict.fromkeys(names[:MOST_LAYERS])) or (OWN_FORWARD,)
 
 
-def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, least: float) -> tuple[str, ...]:
+def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, tolerance: float) -> tuple[str, ...]:
     """Name the innermost module by which the readings differ where it alone is compiled.
 
     Args:
         model: the model that both readings run.
         right: the reading that is expected.
         wrong: the reading that differs.
-        least: the difference of logits that counts.
+        tolerance: the largest difference of logits that does not count.
     """
     innermost = ""
     divide = divide_by_size(right.logits)
@@ -280,7 +280,7 @@ def find_layer_by_compiler(model: nn.Module, right: Reading, wrong: Reading, lea
             module.compile(backend="aot_eager")
             try:
                 logits = (divide(reading.repeat().logits) for reading in (right, wrong))
-                if largest(*logits) > least:
+                if largest(*logits) > tolerance:
                     innermost = name
             finally:
                 module._compiled_call_impl = None

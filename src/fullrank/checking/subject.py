@@ -23,13 +23,13 @@ from fullrank.forward import AsModule, logits_in, read_arguments
 
 ROWS = 3
 SEED = 5
-LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
+LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes, which sizes of models hardly are
 SHORT = 23
 WORDS = 2048  # that texts are made of and logits are compared at, where a model knows more than twice as many
 DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
 LARGE = 20_000_000  # parameters of a model that reads shorter texts
 SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
-_SHORTER = (31, 17, 7, 64, 8)  # tokens, for a model that does not say how few it reads, or in which steps
+_SHORTER = (31, 17, 7, 64, 8)  # tokens, for a model that does not say how many it reads, or multiples of what
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 MaskForm = Callable[[Tensor], Tensor]
 MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
@@ -51,14 +51,14 @@ class Subject:
         texts: random tokens (3, M), or vectors (3, M, E) of a model that reads these.
         length: tokens of the texts that are read, fewer than the model can read.
         dtype: in which the model computes.
-        fixed: the other inputs by name.
+        fixed: the other inputs by name, the same in every call.
         sequence: the name of the input that `ids` are; empty: the first one.
         step: `step(ids, cache)` gives logits and the next cache of a module with a cache of its own kind.
         has_example: the inputs are those of a user.
         mask_form: turns a mask of ones and zeros into the form that the model takes; None: it takes no mask of padding.
         first_position: the position id of the first token; None: positions cannot be given.
         selects: only logits of `words` are computed.
-        leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
+        leaking: the modes (True is training) in which a call has already shown a leak.
     """
 
     model: Any
@@ -200,7 +200,7 @@ class Subject:
 
     @property
     def even(self) -> int:
-        """The length of a text as people train with: the largest power of two up to `length`; of an example its own length."""
+        """The largest power of two up to `length`, a usual length in training; of an example its own length."""
         return self.length if self.has_example else 1 << (self.length.bit_length() - 1)
 
     @property
@@ -436,11 +436,11 @@ def _add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject
 
 
 def prepare(subject: Subject, shorter: Sequence[int] = ()) -> Subject:
-    """Give the subject a moved copy of the model, in double precision where it can compute so.
+    """Give the subject a copy of the model with moved parameters, in double precision where the model can compute in it.
 
     Some models cannot, as they have constants in fp32; their copy keeps the dtype of the model. `shorter` are lengths of texts
-    that are tried, too, since a model may have a longest text and not say it.
-    Raises InputError where the model can be run in no such way, or gives no logits (B, N, V).
+    that are tried after its own, since a model may not say how long a text it reads.
+    Raises InputError where no length and precision runs, or the model gives no logits (B, N, V).
     """
     original = subject.original
     name = type(original).__name__
@@ -491,13 +491,13 @@ def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
     ids = subject.ids
     changed = subject.change(ids)
-    in_row = torch.cat((changed[:1], ids[1:]))
-    in_place = torch.cat((changed[:, :1], ids[:, 1:]), 1)
+    other_row = torch.cat((changed[:1], ids[1:]))
+    other_position = torch.cat((changed[:, :1], ids[:, 1:]), 1)
     try:
-        logits, by_row, by_place = map(subject.logits, (ids, in_row, in_place))
+        logits, after_row, after_position = map(subject.logits, (ids, other_row, other_position))
     except Exception:  # a check says why
         return
-    if largest(by_row[1:], logits[1:]) > 1e-4 and not largest(by_place[:, 1:], logits[:, 1:]) > 1e-7:
+    if largest(after_row[1:], logits[1:]) > 1e-4 and not largest(after_position[:, 1:], logits[:, 1:]) > 1e-7:
         raise InputError(
             f"{subject.sequence or 'the model'}: rows see each other, positions of a row do not: time seems to come "
             "first; check a function that reads (B, N), such as lambda ids: model(ids.mT).transpose(0, 1)"
@@ -517,11 +517,11 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
     example = subject.fixed.get(subject.mask_name)
     ids = subject.ids
     if isinstance(example, Tensor) and example.shape[:2] != ids.shape[:2]:
-        return None  # a square one
+        return None  # a mask of queries and keys, not of padding
     ones = subject.masks()["ones"]
     hidden = ones.clone()
     hidden[:, 0] = 0
-    other = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
+    other_first = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
     logits = subject.logits(ids)
     accepted_forms = []
     for form in MASKS:
@@ -529,7 +529,7 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
         with contextlib.suppress(Exception):
             with_ones = tried.logits(ids, ones)
             accepted_forms.append(form)
-            is_hidden = agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:])
+            is_hidden = agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other_first, hidden)[:, 1:])
             if is_hidden and agree(with_ones, logits):
                 return form
     return next(iter(accepted_forms), None)

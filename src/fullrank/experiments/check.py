@@ -148,8 +148,8 @@ _MOST = {
     "vocab_size": VOCABULARY, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3, "stride": 3,
 }  # fmt: skip
 _LAYERS = 2
-_PAIRED = 23  # positions where there are parameters for each pair of them
-_OTHER = 3  # how many words more the source knows: languages that are mixed up show
+_PAIRED = 23  # positions of a model that has parameters for each pair of positions
+_OTHER = 3  # tokens that the source vocabulary has more: languages that are mixed up show
 
 
 def shrink_config(config: ModelConfig, *, translates: bool = False) -> ModelConfig:
