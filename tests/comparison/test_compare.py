@@ -9,7 +9,7 @@ from made_runs import CORPUS, SLICE, edit_config, find, make_pairs_of_seeds, mak
 
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import find_warnings, report_to_dict, summarize
-from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose, integer, number
+from fullrank.comparison.runs import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Run, choose_measure, integer, number
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 ON_TEST = {"split": "test", "checkpoint": "final"}
@@ -109,7 +109,7 @@ def describe_run(kind, paper=None):
     ],
 )
 def test_the_measure_follows_the_tokens_and_the_paper(runs, measure):
-    assert choose(runs) is measure
+    assert choose_measure(runs) is measure
 
 
 def make_protocols(next_token):

@@ -66,8 +66,8 @@ class AttentionSpectrum:
                         yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
                 curve = values.curves.mean(0)
                 for k, share in enumerate(curve, start=1):
-                    of_share = {**labels, "share": k / len(curve)}
-                    yield Record(of_share, "cumulative share", share, protocol=self.weights)
+                    share_labels = {**labels, "share": k / len(curve)}
+                    yield Record(share_labels, "cumulative share", share, protocol=self.weights)
 
 
 def summarize_values(s: np.ndarray) -> Spectrum:
@@ -99,9 +99,9 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
             if number not in attention.plain and layer.mixing is not None:
                 weights["after"] = layer.mixed
             for when, matrices in weights.items():
-                of_text = torch.linalg.svdvals(matrices.double()).cpu().numpy()
-                values.setdefault((number, when), []).append(of_text)
-    spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
+                singular_values = torch.linalg.svdvals(matrices.double()).cpu().numpy()
+                values.setdefault((number, when), []).append(singular_values)
+    spectra = {key: summarize_values(np.concatenate(batches)) for key, batches in values.items()}
     layers = []
     for number in dict.fromkeys(number for number, _ in spectra):
         before = spectra[number, "before"]

@@ -24,7 +24,7 @@ from fullrank.comparison.runs import (
     TRANSLATION,
     Measure,
     Run,
-    choose,
+    choose_measure,
     find_metric,
     integer,
     list_measures,
@@ -222,7 +222,7 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     runs = [read_run(folder) for folder in unique.values()]
     same_task = [run for run in runs if run.kind == runs[0].kind]
     finished = [run for run in same_task if run.result is not None]
-    measure = choose(finished or same_task)
+    measure = choose_measure(finished or same_task)
     rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -234,14 +234,14 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
 
 
 def _build_rows(runs: Sequence[Run], table: str | None, first_slot: int = 0) -> list[Row]:
-    seeds = group_by_seed(runs)
-    parts = [_name_part(row[0], table) for row in seeds]
-    names = name_rows(seeds)
+    runs_of_rows = group_by_seed(runs)
+    parts = [_name_part(row[0], table) for row in runs_of_rows]
+    names = name_rows(runs_of_rows)
     if table is not None:
-        names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
+        names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, runs_of_rows, strict=True)])
     slots = itertools.count(first_slot)
-    texts = number_texts(seeds)
-    return list(map(Row, names, slots, seeds, texts, parts))
+    texts = number_texts(runs_of_rows)
+    return list(map(Row, names, slots, runs_of_rows, texts, parts))
 
 
 def _name_part(run: Run, table: str | None) -> str:
@@ -263,18 +263,18 @@ def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
         splits = dict.fromkeys(split for run in runs for split in run.get_mapping("final"))
         metrics = dict.fromkeys(name for run in runs for name in run.metric_names)
         return Group(rows, list(map(find_metric, metrics)), list(splits))
-    measured = []
+    measured_splits = []
     for split in _ORDER:
         values = [measure.value(run, split) for run in runs]
         if any(value is not None for value in values):
-            measured.append(split)
+            measured_splits.append(split)
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
     measures = [measure]
     if measure is BLEU and is_tokenised:
         measures.append(TOKENISED_BLEU)
     if runs[0].tokens == PRETRAINED:  # each model has its tokens
         measures.append(BITS_PER_BYTE)
-    return Group(rows, measures, measured or SPLITS)
+    return Group(rows, measures, measured_splits or SPLITS)
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
@@ -319,8 +319,8 @@ def number_names(names: Sequence[str]) -> list[str]:
 def identify_text(run: Run) -> dict[str, Any]:
     """Identify the text behind a figure, as far as recorded.
 
-    Another training text is another model, not another text. Perplexities are of its tokens, BLEU is of reference
-    translations by a signature, scores of fine-tuning are of examples.
+    The training text is no part of it: another one makes another model. A perplexity has the tokens of the text, BLEU the
+    reference translations and a signature, a score of fine-tuning the examples.
     """
     if run.finetunes:
         digests = run.get_mapping("sha256")
@@ -336,7 +336,7 @@ def identify_text(run: Run) -> dict[str, Any]:
 
 
 def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """List the differences between two texts; a figure that only one of them records decides nothing."""
+    """List the entries in which two texts differ; one that a text does not record is not compared."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
     return [name for name in first if name in second and first[name] != second[name]]

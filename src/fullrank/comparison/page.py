@@ -44,8 +44,8 @@ def summarize(compared: Comparison) -> tuple[str, list[str]]:
     headline = claims[0] if claims else "No run has finished yet"
     sentences: list[str] = []
     if compared.mixed_texts or parts > 1:
-        what = "tasks" if groups[0].runs[0].finetunes else "models"
-        headline = f"{parts} {what} in one table: rows of each are compared with its first"
+        kind = "tasks" if groups[0].runs[0].finetunes else "models"
+        headline = f"{parts} {kind} in one table: rows of each are compared with its first"
         names = [group.part or f"On {group.runs[0].label or 'a text that is not recorded'}" for group in groups]
         sentences = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
     if compared.mixed_texts:
@@ -73,14 +73,14 @@ def write_headline(group: Group) -> str:
         figure += f" ± {blocks.format_value(statistics.stdev(values), measure.format)}"
     if not others:
         return f"{best.name}: {figure}"
-    other = group.find_baseline(best) or others[0]
-    difference = compare_rows(best, other, measure, split)
+    baseline = group.find_baseline(best) or others[0]
+    difference = compare_rows(best, baseline, measure, split)
     if difference is None or difference.value is None:
         return f"{best.name} is {measure.extreme}: {figure}"
     size = measure.show_difference(abs(difference.value)).removeprefix("+")
-    figure += f", {size} {'above' if measure.higher else 'below'} {other.name}"
+    figure += f", {size} {'above' if measure.higher else 'below'} {baseline.name}"
     if difference.interval is None:
-        seeds = "one seed" if min(len(best.runs), len(other.runs)) == 1 else "no scatter over the seeds"
+        seeds = "one seed" if min(len(best.runs), len(baseline.runs)) == 1 else "no scatter over the seeds"
         return f"{best.name} is {measure.extreme}: {figure} ({seeds}, no interval)"
     low, high = difference.interval
     ends = [measure.show_difference(end).removesuffix(" points") for end in (low, high)]
@@ -263,9 +263,9 @@ def _build_comparison(compared: Comparison) -> Iterator[Block]:
         note = f"Notes of {recipe}: {text}"
         where_to_read = f" ... (`fullrank recipes show {recipe}`)"
         yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=where_to_read))
-    of_runs = drop_labels([record for record in compared.records if "run" in record.labels], "part")
-    if of_runs:
-        grid = build_grid(Table(("row", "seed", "run", "split")), of_runs)
+    run_records = drop_labels([record for record in compared.records if "run" in record.labels], "part")
+    if run_records:
+        grid = build_grid(Table(("row", "seed", "run", "split")), run_records)
         yield Details(f"Single runs ({len(compared.runs)})", [grid])
 
 

@@ -321,10 +321,10 @@ class Measure:
         return value - base if self.higher else value / base - 1
 
     def find_paper(self, run: Run, split: str) -> tuple[float, float | None, str] | None:
-        """Find the paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.
+        """Find the paper's figure as the recipe states it: mean, deviation, and its source where that is the test server.
 
-        Of fine-tuning `{matthews_correlation: 59.8}` is of the development split. `[59.8, 1.2]` has a deviation, too.
-        `test` and `test_mismatched` are the server's scores of the splits that ours stand for.
+        In fine-tuning `{matthews_correlation: 59.8}` is of the development split. `[59.8, 1.2]` has a deviation, too.
+        `test` and `test_mismatched` are scores of the GLUE server, which stand beside ours of `dev` and `dev_mismatched`.
         """
         paper = run.get_mapping("paper")
         source = ""
@@ -332,8 +332,8 @@ class Measure:
             keys = [split + ending for ending in self.paper]
             published = next((paper[key] for key in keys if key in paper), None)
         else:
-            of_split = paper if split == "dev" else mapping(paper.get(split))
-            published = of_split.get(self.key)
+            figures = paper if split == "dev" else mapping(paper.get(split))
+            published = figures.get(self.key)
             if published is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
                 published = paper.get(split.replace("dev", "test", 1))
                 source = "test server"
@@ -402,12 +402,12 @@ def find_metric(name: str) -> Measure:
     return Measure(name, words, words.removesuffix(" correlation"), "score", scale=100.0)
 
 
-def choose(runs: Sequence[Run]) -> Measure:
+def choose_measure(runs: Sequence[Run]) -> Measure:
     """Choose the measure in which runs of one task are compared.
 
-    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU. Bits where all runs read
-    bytes or characters, or where a paper's figures of one are in bits: per character if all read characters, else per
-    byte. Perplexity otherwise, and where there is no split of which all finished runs have the measure.
+    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU. Bits where all runs read bytes or
+    characters, or where the paper states bits for one of them: per character if all read characters, else per byte. Otherwise
+    perplexity. It is perplexity, too, where no split has the measure of all finished runs.
     """
     if not runs:
         return PERPLEXITY

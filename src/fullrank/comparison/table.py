@@ -24,8 +24,8 @@ def build_tables(group: Group, records: Sequence[Record], has_title: bool) -> It
         has_title: whether the first table is named by the group's text, as where there are several groups.
     """
     names = {row.name for row in group.rows}
-    of_rows = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
-    shown = drop_labels(of_rows, "part", "baseline")
+    row_records = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
+    shown = drop_labels(row_records, "part", "baseline")
     headings = _choose_headings(group)
     tables = [[*_declare_figures(group, split, headings)] for split in group.splits]
     if len(headings) == len(group.measures) == 1:
