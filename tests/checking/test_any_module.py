@@ -177,6 +177,19 @@ def test_the_models_own_rounding_is_no_leak():
     assert "own rounding" in finding(1.0).reason
 
 
+def test_rounding_that_a_model_enlarges_is_no_difference():
+    """An angle of 10^7: the last digits of a mean, which depend on how many tokens are added at once, are seen in its sine."""
+
+    class Enlarges(nn.Module):
+        def forward(self, x):
+            counts = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
+            return torch.sin(1e7 * x.cumsum(1) / counts[:, None])
+
+    finding = fr.check(leaky.Model({1: Enlarges()}), only=["future, prefix = whole"], quick=True).findings[0]
+    assert finding.verdict == "passes"
+    assert "own rounding" in finding.reason
+
+
 @pytest.mark.full
 def test_an_encoder_decoder_of_hugging_face():
     import transformers

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.agreement import Comparison, measure
+from fullrank.checking.agreement import Comparison, measure, measure_one
 from fullrank.checking.calls import NOTHING_MOVES, SEEDS, Call, Run
 from fullrank.checking.copies import duplicate, mode
 from fullrank.checking.layers import Place, Reading, Tensors, find_layers_by_gradient, observe
-from fullrank.checking.report import Finding, inapplicable, judge
+from fullrank.checking.report import Finding, allow_noise, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, equals
 from fullrank.forward import logits_in
 
@@ -89,9 +89,7 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
             return judge(looked_at, repeated, limit, reason, remark=remark, path=call.name)
         if not (call.training or call.mask):  # each text stands in several rows
             noise = measure_one(replace(base, all_logits=base.all_logits.roll(len(subject.ids), 0)), base)
-            if noise > limit:
-                limit = min(10 * noise, 1000 * limit)
-                reason = f"ten times the model's own rounding, {noise:.1e}"
+            limit, reason = allow_noise(limit, reason, noise)
     finding = judge(looked_at, difference, limit, reason, path=call.name)
     if finding.verdict == "passes" or not math.isfinite(difference):
         return finding
@@ -111,12 +109,6 @@ def find_leak(run: Run, cuts: list[int]) -> Finding:
         subject.leaking.add(call.training)
     leaks = describe_cut(subject, run.past + worst.reading.logits.shape[1])
     return replace(finding, leaks=leaks, remark=leaks)
-
-
-def measure_one(reading: Reading, expected: Reading) -> float:
-    """Measure the largest difference of a reading from another, as a share of the size of logits."""
-    (difference,) = measure([Comparison("", reading, expected)]).values()
-    return difference
 
 
 def _compare_cuts(run: Run, texts: Tensor, base: Reading, cuts: list[int]) -> list[Comparison]:

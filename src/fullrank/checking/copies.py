@@ -53,6 +53,24 @@ def move_copy(model: nn.Module) -> Any:
     return copied
 
 
+@contextmanager
+def rounded_anew(model: nn.Module) -> Iterator[None]:
+    """Run the block with every parameter changed by about its rounding, and then put back."""
+    generator = torch.Generator().manual_seed(19)
+    saved = {parameter: parameter.detach().clone() for parameter in model.parameters()}
+    with torch.no_grad():
+        for parameter in saved:
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.mul_(1 + torch.finfo(parameter.dtype).eps * noise)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in saved.items():
+                parameter.copy_(value)
+
+
 def find_dtype(model: nn.Module) -> torch.dtype:
     """Find the dtype of the first parameter of floating-point numbers; float32 without any."""
     types = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())

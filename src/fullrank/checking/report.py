@@ -192,6 +192,19 @@ def allow(dtype: torch.dtype) -> tuple[float, str]:
     return _TOLERANCES[dtype], f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
 
 
+def allow_noise(limit: float, reason: str, noise: float) -> tuple[float, str]:
+    """Raise a limit, a thousandfold at most, where the model's own rounding is larger; return it with its reason.
+
+    Args:
+        limit: the largest difference that passes.
+        reason: why this limit.
+        noise: what rounding alone was seen to change.
+    """
+    if 10 * noise <= limit:
+        return limit, reason
+    return min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
+
+
 def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
     """Make a function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
 
