@@ -1,5 +1,6 @@
 """`fullrank train --procs N`: what torchrun is asked to run, and faults that are reported before any process starts."""
 
+import itertools
 import logging
 
 import pytest
@@ -18,15 +19,15 @@ def test_every_option_reaches_the_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "launch", lambda processes, words: launched.append((processes, list(words))) or 3)
     options = ["--row", "b", "--scale", "tiny", "--out", str(tmp_path / "run"), "--kernel", "native", "--quiet"]
     with pytest.raises(SystemExit) as ended:
-        main(["train", TINY, "train.steps=2", *options, "--procs", "2"])
+        main(["train", *options, "--procs", "2", "--import", "json", "--", TINY, "train.steps=2"])
     assert ended.value.code == 3
     (processes, words) = launched[0]
     assert processes == 2
-    assert words[:3] == ["train", TINY, "train.steps=2"]
-    pairs = set(zip(words[3:], [*words[4:], ""], strict=True))
+    assert words[:3] == ["train", "--import", "json"]
+    assert words[-3:] == ["--", TINY, "train.steps=2"]
+    pairs = set(itertools.pairwise(words))
     assert {("--row", "b"), ("--scale", "tiny"), ("--out", str(tmp_path / "run")), ("--kernel", "native")} <= pairs
     assert "--quiet" in words
-    assert words[-2:] == ["--procs", "1"]
 
 
 def test_a_fault_of_the_configuration_is_reported_once(monkeypatch, capsys):

@@ -34,7 +34,7 @@ from fullrank.cli.app import (
     verb,
 )
 from fullrank.core.errors import InputError
-from fullrank.files import is_main_process
+from fullrank.files import is_distributed, is_main_process
 
 if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
@@ -149,12 +149,11 @@ def train(
     config = resolved.config
     if until is not None and isinstance(config, FinetuneConfig):
         raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
-    if procs > 1:
+    if procs > 1 and not is_distributed():
         from fullrank.training.device import launch
 
         words = [choice.config if word == argument else word for word in context.obj]
-        words += [*import_options(), "--procs", "1"]  # the last one counts of an option that comes twice
-        raise typer.Exit(launch(procs, words))
+        raise typer.Exit(launch(procs, [words[0], *import_options(), *words[1:]]))
     from fullrank.comparison.page import write_report
     from fullrank.experiments.run import train as train_model
 
