@@ -306,10 +306,14 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
 
 def number_names(names: Sequence[str]) -> list[str]:
     """Make equal names distinct by `(2)`, `(3)` ..."""
-    distinct = []
-    for index, name in enumerate(names):
-        count = names[: index + 1].count(name)
-        distinct.append(name if count == 1 else f"{name} ({count})")
+    distinct: list[str] = []
+    for name in names:
+        label = name
+        number = 2
+        while label in distinct:
+            label = f"{name} ({number})"
+            number += 1
+        distinct.append(label)
     return distinct
 
 
