@@ -386,8 +386,9 @@ def find_vocabulary_layer(model: Any) -> nn.Linear:
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     # device_map replaces the forward pass
     if type(head) not in (nn.Linear, Linear) or "forward" in vars(head):
+        kind = "none" if head is None else type(head).__name__
         raise InputError(
-            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); given {type(head).__name__}"
+            f"{name}: output replaces an nn.Linear (not quantized, not placed by device_map); its vocabulary layer: {kind}"
         )
     if head.weight.is_meta:
         return head
