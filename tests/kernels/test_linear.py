@@ -1,4 +1,4 @@
-"""x W' + b, for few rows in C++ and for large products by oneDNN, against `torch.nn.functional.linear`."""
+"""x W' + b, for few rows in C++ and for large products by oneDNN, against PyTorch's; attention of one query in C++."""
 
 import copy
 
@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.core.embedding import Linear, linear
+from fullrank.core.engine import Problem
 from fullrank.kernels import vocabulary
 from fullrank.kernels.build import library
-from fullrank.kernels.native.linear import multiply_few_rows
+from fullrank.kernels.native.few_rows import attend_one_query, multiply_few_rows
 from fullrank.kernels.vocabulary import multiply, multiply_large
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="no C++ compiler")
@@ -50,6 +51,24 @@ def test_few_rows(dtype, rows, width, size, threads):
         out = multiply_few_rows(x, weight, offset)
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCES[dtype] * width**0.5)
     torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("mixing", [None, (5, 5), (3, 1, 5, 5)])
+@pytest.mark.parametrize(("length", "width"), [(1, 1), (7, 16), (130, 20), (600, 64)])
+def test_one_query(dtype, mixing, length, width):
+    torch.manual_seed(3)
+    keys, values = torch.randn(2, 3, 5, length + 2, width, dtype=dtype)[:, :, :, :length]
+    query = torch.randn(3, 1, 5, width, dtype=dtype).transpose(1, 2)
+    matrix = None if mixing is None else torch.randn(mixing, dtype=dtype)
+    problem = Problem(query, keys, values, matrix, None, fr.Layout.of(1, length), 0.3, "softmax", 0.0)
+    with torch.no_grad():
+        out = attend_one_query(problem)
+    weights = (0.3 * query.double() @ keys.double().mT).softmax(-1)
+    if matrix is not None:
+        weights = torch.einsum("bjnm,bnji->binm", weights, matrix.double().expand(3, 1, 5, 5))
+    torch.testing.assert_close(out.double(), weights @ values.double(), rtol=0, atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(("shape", "size"), [((3, 67, 65), 90), ((201, 128), 47), ((4,), 3)])

@@ -7,7 +7,7 @@
 The last two are for every normaliser and mixing that engines know, and keep nothing of the size of the weights. Without a C++
 compiler, and for relative scores on a GPU, the definition computes.
 
-Products with weights are PyTorch's but for few rows on a CPU (`native/linear.py`) and where oneDNN is the faster library
+Products with weights are PyTorch's but for few rows on a CPU (`native/few_rows.py`) and where oneDNN is the faster library
 (`vocabulary.multiply_large`).
 """
 
@@ -28,7 +28,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.native import fits, is_plain, needs_grad
-from fullrank.kernels.native.linear import LEAST_WEIGHTS, MOST_ROWS, multiply_few_rows
+from fullrank.kernels.native.few_rows import LEAST_WEIGHTS, MOST_ROWS, attend_one_query, multiply_few_rows
 from fullrank.kernels.vocabulary import is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
@@ -136,9 +136,17 @@ def attend(problem: Problem | str) -> Tensor | None:
         return None
     if _forced is not None:
         return _run_fixed(_forced, problem)
-    name = "reference" if isinstance(problem, str) else _fastest(problem)
+    if isinstance(problem, str):
+        _note("reference")
+        return None
+    if problem.layout.shape[0] == 1 and not torch.is_grad_enabled():
+        out = attend_one_query(problem)
+        if out is not None:
+            _note("native")
+            return out
+    name = _fastest(problem)
     _note(name)
-    return None if isinstance(problem, str) or name == "reference" else KERNELS[name].run(problem)
+    return None if name == "reference" else KERNELS[name].run(problem)
 
 
 def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:

@@ -43,6 +43,8 @@ def library() -> ctypes.CDLL | None:
         loaded.fullrank_mixed.restype = ctypes.c_int
         loaded.fullrank_linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4 + [ctypes.c_int]
         loaded.fullrank_linear.restype = None
+        loaded.fullrank_one_query.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 8, ctypes.c_double]
+        loaded.fullrank_one_query.restype = ctypes.c_int
         sizes = [ctypes.c_int64] * 3
         loaded.fullrank_transpose.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *sizes]
         loaded.fullrank_transpose.restype = None

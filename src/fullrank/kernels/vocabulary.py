@@ -289,7 +289,8 @@ def takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """
     is_large = x.dim() > 1 and x.numel() * weight.shape[0] >= _LEAST_PRODUCT and x.dtype == torch.float32
     is_chosen = is_large and prefers_onednn() and bool(torch.backends.mkldnn.enabled)
-    return is_chosen and are_plain(x, weight, bias)
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return is_chosen and are_plain(*operands) and x.shape[-1] == weight.shape[1]
 
 
 def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -313,23 +314,18 @@ def multiply_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return cast("Tensor", OneDnnProduct.apply(x, weight, bias))
 
 
-def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether a product has dense operands on a CPU, in one dtype, that nobody traces, watches, casts or transforms.
-
-    Args:
-        x: (.., E).
-        weight: (V, E).
-        bias: (V,); None for none.
-    """
-    watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() or is_transformed()
-    has_tangents = forward_ad._current_level >= 0
-    if watched or has_tangents or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+def are_plain(*operands: Tensor) -> bool:
+    """Return whether operands are dense, on a CPU, of one dtype, and nobody traces, watches, casts or transforms them."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    for tensor in (x, weight) if bias is None else (x, weight, bias):
+    is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
+    if is_traced or is_transformed() or forward_ad._current_level >= 0:
+        return False
+    for tensor in operands:
         is_dense = tensor.is_cpu and tensor.layout is torch.strided
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != x.dtype or not is_dense:
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != operands[0].dtype or not is_dense:
             return False
-    return x.shape[-1] == weight.shape[1]
+    return True
 
 
 # -- one softmax of the vocabulary -------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ def _count_idle(heads: Tensor) -> int:
     return -heads.shape[-1] % vector
 
 
-def _find_room(heads: Tensor, width: int) -> int | None:
+def find_room(heads: Tensor, width: int) -> int | None:
     """Count the rows from one head of (B, H, M, D) to the next, each of `width` numbers; None where they do not lie so."""
     batch, count, rows, _ = heads.shape
     to_text, to_head, to_row, to_number = heads.stride()
@@ -288,8 +288,8 @@ def _lie_ready(problem: Problem) -> bool:
         return False
     idle = _count_idle(keys)
     width = keys.shape[3] + idle
-    room = _find_room(keys, width)
-    if room is None or room != _find_room(values, width):
+    room = find_room(keys, width)
+    if room is None or room != find_room(values, width):
         return False
     # what stands behind values is cut off from the output
     return idle == 0 or getattr(keys._base, "ends_in_zeros", False)
@@ -397,7 +397,7 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
             assert x.is_contiguous() or name in ("keys", "values")
     call.B, call.H, call.N, call.D = arguments.query.shape
     call.M = arguments.keys.shape[2]
-    call.K = _find_room(arguments.keys, call.D)
+    call.K = find_room(arguments.keys, call.D)
     call.threads = torch.get_num_threads()
     call.narrow = call.N <= 16 or 32 < call.N <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
     call.packed = arguments.first.dim() == 2

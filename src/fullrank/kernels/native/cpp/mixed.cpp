@@ -8,6 +8,7 @@
 
 #include "gradients.h"
 #include "linear.h"
+#include "one_query.h"
 
 namespace {
 
@@ -129,6 +130,21 @@ extern "C" void fullrank_linear(const void* x, const void* weight, const void* b
         Linear<double>{(const double*)x, (const double*)weight, (const double*)bias, (double*)out, width, size}.run(rows, threads);
     else
         Linear<float>{(const float*)x, (const float*)weight, (const float*)bias, (float*)out, width, size}.run(rows, threads);
+}
+
+// query and out (texts, heads, width), keys and values (texts, heads, room, width); 1 where there is not enough memory
+extern "C" int fullrank_one_query(const void* query, const void* keys, const void* values, const void* mixing, void* out,
+                                  int64_t texts, int64_t heads, int64_t length, int64_t width, int64_t room, int64_t threads,
+                                  int64_t of_each_text, int64_t is_double, double scale) try {
+    auto attend = [&](auto zero) {
+        using T = decltype(zero);
+        OneQuery<T>{(const T*)query, (const T*)keys, (const T*)values, (const T*)mixing, (T*)out, texts, heads, length, width,
+                    room, of_each_text != 0, (T)scale}.run(threads);
+    };
+    is_double ? attend(0.0) : attend(0.0f);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
 extern "C" void fullrank_transpose(const float* from, int64_t apart, float* to, int64_t rows, int64_t columns, int64_t threads) {
