@@ -70,7 +70,8 @@ class WeightedValues(Attend):
         score_notes, weight_notes = heads.notes
         scoring = self.mix_scores.compute_matrices(heads, score_notes, layout)
         mixing = self.mix.compute_matrices(heads, weight_notes, layout)
-        problem = self.problem(heads, layout, scoring, mixing) if trace is None else "a trace asks for weights"
+        reason = "a trace asks for attention weights"
+        problem = self.problem(heads, layout, scoring, mixing) if trace is None else reason
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
         scores = self.mix_scores.mix_scores(self.scores, heads, layout, scoring)

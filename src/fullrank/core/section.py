@@ -182,21 +182,21 @@ class _Unfit(Exception):
     """A value does not fit a type."""
 
 
-def words(hint: Any) -> str:
-    """Describe in words the values that a type allows."""
+def describe_type(hint: Any) -> str:
+    """Describe the values that a type allows."""
     origin = get_origin(hint)
     args = get_args(hint)
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
-        return " and ".join(conditions) or words(args[0])
+        return " and ".join(conditions) or describe_type(args[0])
     if origin in _UNIONS:
-        return " or ".join(words(choice) for choice in args if choice is not types.NoneType)
+        return " or ".join(describe_type(choice) for choice in args if choice is not types.NoneType)
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is list:
-        return f"a list, each {words(args[0])}"
+        return f"a list, each {describe_type(args[0])}"
     if origin is dict:
-        return "a mapping" + (f" with the keys {words(args[0])}" if get_origin(args[0]) is Literal else "")
+        return "a mapping" + (f" with the keys {describe_type(args[0])}" if get_origin(args[0]) is Literal else "")
     return _WORDS.get(hint, "a section of keys")
 
 
@@ -214,7 +214,7 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
     try:
         return _convert(hint, value, key)
     except _Unfit:
-        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
+        raise ConfigError(f"{key}: {describe_type(hint)}, given {value!r}") from None
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
@@ -324,7 +324,7 @@ class Section(metaclass=_Sections):
                 value = default_of(option)
             object.__setattr__(self, name, value)
         self._resolve()
-        # a faulty value was replaced by its default: what is said of that means nothing
+        # a faulty value has been replaced by its default, so that further faults of its key mean nothing
         for line in (*self._unmet_needs(), *self._faults()):
             if not any(path in line for path in faulty):
                 lines.append(line)

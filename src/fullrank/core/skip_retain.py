@@ -60,9 +60,9 @@ _register_uniform("not_first_or_last", spares_first=True, spares_last=True)  # E
 
 
 class SkipRetain:
-    """A schedule of the layers that training skips, by Eq. 1 to 5 or one of one's own (Skip Cross-head §2.1).
+    """A schedule of the layers that training skips, by Eq. 1 to 5 or your own (Skip Cross-head §2.1).
 
-    `SkipRetain("linear", num_layers=16)`; `SkipRetain("uniform", 0.1, num_layers=8)`; a schedule of one's own is a function
+    `SkipRetain("linear", num_layers=16)`; `SkipRetain("uniform", 0.1, num_layers=8)`; your own schedule is a function
     of p that gives a function of a layer (from 0) and of the number of layers::
 
         @fr.register("skip", "even")
@@ -104,7 +104,7 @@ class SkipRetain:
 
 
 def draw(seed: int, step: int, layer: int) -> float:
-    """Draw a number in [0, 1) that depends on the three alone: the first of Python's generator, seeded with their text.
+    """Draw a number in [0, 1) that depends on the three alone: the first of Python's generator with their text as seed.
 
     Args:
         seed: the seed of the run.
