@@ -39,7 +39,7 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows `first` .. `first + rows` - 1 of a batch of `of` rows, which `count` processes share.
+    """Rows `first` .. `first + rows` - 1 of a batch of `batch_rows` rows, which `processes` processes share.
 
     tokens: those that the loss of the whole batch is a mean over. read: those that count as trained on.
     A process without rows reads the first row, with weight 0: it takes part in the exchange of gradients.
@@ -47,10 +47,10 @@ class Part:
 
     first: int
     rows: int
-    of: int
+    batch_rows: int
     tokens: int
     read: int
-    count: int
+    processes: int
 
     @property
     def slice(self) -> slice:
@@ -144,7 +144,7 @@ class Blocks:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._length = min(self.segment_length, len(self.ids))  # never longer than the text: nobody waits for padding
+        self._length = min(self.segment_length, len(self.ids))  # a longer block would be padding
         self._blocks = -(-len(self.ids) // self._length)
         self.batches_per_epoch = -(-self._blocks // self.batch_size)
         self._order = lru_cache(maxsize=2)(self._draw_order)  # of this epoch and the next
@@ -158,13 +158,13 @@ class Blocks:
     def batch(self, epoch: int, index: int) -> Batch:
         first = index * self.batch_size
         blocks = self._order(epoch)[first : first + self.batch_size]
-        at = blocks[:, None] * self._length + np.arange(-1, self._length)
-        padding = at[:, 1:] >= len(self.ids)
-        read = self.ids[np.clip(at, 0, len(self.ids) - 1)].astype(np.int64)
-        read[at < 0] = self.start_id
+        positions = blocks[:, None] * self._length + np.arange(-1, self._length)
+        padding = positions[:, 1:] >= len(self.ids)
+        tokens = self.ids[np.clip(positions, 0, len(self.ids) - 1)].astype(np.int64)
+        tokens[positions < 0] = self.start_id
         # copies, so that a write to inputs does not change targets
-        inputs = read[:, :-1].copy()
-        targets = read[:, 1:].copy()
+        inputs = tokens[:, :-1].copy()
+        targets = tokens[:, 1:].copy()
         inputs[padding] = targets[padding] = self.start_id
         weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
@@ -184,13 +184,13 @@ class Streams:
     Streams are of equal length and of whole segments; up to batch_size * segment_length + batch_size - 2 tokens at their ends
     are never targets.
 
-    What `options` (the train section) draw from (seed, epoch):
+    Keys of the train section (`options`); what is random is drawn from (seed, epoch):
     segment_deviation, half_segments: lengths of segments are random, N(L, deviation^2), a share of them N(L / 2, deviation^2),
-    five tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and
-    their lengths are stretched by the few thousandths that make them fill it exactly.
-    segment_multiple: all but the last are multiples of it, and of two of it at least before they are stretched.
-    partial_shuffle: each stream begins at a place of its own in every epoch, and goes round (Press 2019).
-    context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
+    five tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average. Their
+    lengths are then scaled to fill it exactly, which changes them by a few thousandths.
+    segment_multiple: lengths of all segments but the last are multiples of it, and at least two of it before they are scaled.
+    partial_shuffle: each stream begins at a random position in every epoch, and wraps around (Press 2019).
+    context: tokens before a segment that are among its inputs, fewer at the beginning of a stream.
     """
 
     ids: np.ndarray
@@ -221,13 +221,13 @@ class Streams:
         multiple = options.segment_multiple
         if not self._random:
             return np.arange(count + 1) * length
-        drawn = np.random.default_rng([options.seed, epoch, _LENGTHS])
-        means = np.where(drawn.random(count) < options.half_segments, length / 2, length)
+        generator = np.random.default_rng([options.seed, epoch, _LENGTHS])
+        means = np.where(generator.random(count) < options.half_segments, length / 2, length)
         shortest = min(max(5, 2 * multiple), length)  # less than a multiple would round to none
-        lengths = np.maximum(drawn.normal(means, options.segment_deviation), shortest)
+        lengths = np.maximum(generator.normal(means, options.segment_deviation), shortest)
         stretch = self._stream / lengths.sum() / multiple
-        places = np.concatenate(([0.0], np.cumsum(lengths)))
-        cuts = np.rint(places * stretch).astype(np.int64) * multiple
+        borders = np.concatenate(([0.0], np.cumsum(lengths)))
+        cuts = np.rint(borders * stretch).astype(np.int64) * multiple
         cuts[-1] = self._stream
         return cuts
 
@@ -235,15 +235,15 @@ class Streams:
         rows = self.options.batch_size
         start, end = self._cuts(epoch)[index : index + 2].tolist()
         context = min(self.options.context, start)
-        at = np.tile(np.arange(start - 1 - context, end), (rows, 1))
+        positions = np.tile(np.arange(start - 1 - context, end), (rows, 1))
         if self.options.partial_shuffle:
-            drawn = np.random.default_rng([self.options.seed, epoch, _OFFSETS])
-            offsets = drawn.integers(self._stream, size=(rows, 1))
-            at = (at + offsets) % self._stream
-        at += np.arange(rows)[:, None] * self._stream
-        read = torch.from_numpy(self.ids[np.maximum(at, 0)].astype(np.int64))
-        read[torch.from_numpy(at < 0)] = self.start_id
-        return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
+            generator = np.random.default_rng([self.options.seed, epoch, _OFFSETS])
+            offsets = generator.integers(self._stream, size=(rows, 1))
+            positions = (positions + offsets) % self._stream
+        positions += np.arange(rows)[:, None] * self._stream
+        tokens = torch.from_numpy(self.ids[np.maximum(positions, 0)].astype(np.int64))
+        tokens[torch.from_numpy(positions < 0)] = self.start_id
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1 + context :].clone())
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         lengths = np.diff(self._cuts(epoch))
@@ -297,7 +297,7 @@ class Masking:
     """The rule by which tokens are masked, for models that predict them (BERT, Devlin et al. 2019).
 
     A token is chosen with `mlm_probability`. Of the chosen ones, a share `mask_replace_prob` becomes `<mask>` (`mask_id`), a
-    share `random_replace_prob` a random token, and the rest stay: so a model cannot trust its input anywhere.
+    share `random_replace_prob` a random token, and the rest stay. So the model cannot tell which of its inputs are true.
     marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
     """
 
@@ -313,23 +313,23 @@ class Masking:
         Every token that is no padding takes three numbers of `generator`.
         """
         tokens = text.targets.numpy()
-        real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
-        read = tokens[real]
-        choice, kind, replacement = generator.random((len(read), 3)).T
-        chosen = (choice < self.options.mlm_probability) & ~np.isin(read, self.marks)
-        replaced = self.options.mask_replace_prob
-        seen = read.copy()
-        seen[chosen & (kind < replaced)] = self.mask_id
-        random = chosen & (kind >= replaced) & (kind < replaced + self.options.random_replace_prob)
-        seen[random] = self.ordinary[(replacement[random] * len(self.ordinary)).astype(np.int64)]
+        is_token = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
+        originals = tokens[is_token]
+        choice, kind, replacement = generator.random((len(originals), 3)).T
+        chosen = (choice < self.options.mlm_probability) & ~np.isin(originals, self.marks)
+        mask_prob = self.options.mask_replace_prob
+        corrupted = originals.copy()
+        corrupted[chosen & (kind < mask_prob)] = self.mask_id
+        is_random = chosen & (kind >= mask_prob) & (kind < mask_prob + self.options.random_replace_prob)
+        corrupted[is_random] = self.ordinary[(replacement[is_random] * len(self.ordinary)).astype(np.int64)]
         inputs = tokens.copy()
-        inputs[real] = seen
-        at = np.flatnonzero(real)[chosen]
+        inputs[is_token] = corrupted
+        at = np.flatnonzero(is_token)[chosen]
         return MaskedBatch(
             torch.from_numpy(inputs),
             torch.from_numpy(at),
             torch.from_numpy(tokens.ravel()[at]),
-            None if real.all() else torch.from_numpy(real.astype(np.float32)),
+            None if is_token.all() else torch.from_numpy(is_token.astype(np.float32)),
         )
 
 

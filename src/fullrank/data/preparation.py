@@ -51,7 +51,7 @@ from fullrank.files import (
 logger = logging.getLogger(__name__)
 _BUILTIN_MIN_COUNT = 3
 _PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one
-# of tokens, at the end of a label; words are the usual
+# ends of labels by the kind of tokens; words have none
 _LABELS = {"byte": ", bytes", "character": ", characters", "bpe": ", BPE", "pretrained": ", tokens of the model"}
 
 
@@ -184,8 +184,8 @@ def _build(info: CorpusInfo, settings: Settings, sources: Sources, tokenizer: To
     counts = {}
     for split in SPLITS:
         logger.info(f"{info.name}: encoding {split}")
-        most = settings.max_tokens if split == "train" else None
-        counts[split] = _encode(tokenizer, sections[split], folder / f"{split}.{IDS}.bin", f"data.{split}", most)
+        limit = settings.max_tokens if split == "train" else None
+        counts[split] = _encode(tokenizer, sections[split], folder / f"{split}.{IDS}.bin", f"data.{split}", limit)
     marks = []
     if info.name == "builtin":
         marks.append(f"Python {platform.python_version()}")
@@ -227,7 +227,7 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings) -> Tokenize
         return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
     words = partial(build_words, split=settings.split, sos=settings.sos)
     build = words if kind == "word" else build_characters
-    marks = [SOS] * settings.sos
+    marks = [SOS] if settings.sos else []
     counts = _count(pieces, build([UNK, LINE_END, *marks], lowercase=lowercase), settings)
     if kind == "word" and counts.keys() <= {LINE_END, *marks}:
         raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
@@ -258,18 +258,18 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
 
 def _end_lines(piece: Piece, tokenizer: Tokenizer) -> str:
     """Return the text of a piece; a last line without an end gets its <eos>."""
-    return piece.text + "\n" * (piece.open_end and tokenizer.kind in ("word", "bpe"))
+    return f"{piece.text}\n" if piece.open_end and tokenizer.kind in ("word", "bpe") else piece.text
 
 
 def _encode(
     tokenizer: Tokenizer, sections: Sequence[Section], file_of_ids: Path, key: str, max_tokens: int | None = None
 ) -> Mapping[str, int]:
-    """Write the ids of a text, of its first `max_tokens` where that is set, and count it. key: names it in errors.
+    """Write the ids of a text, of its first `max_tokens` where that is set, and count them. key: names the text in errors.
 
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype = id_type(len(tokenizer))
-    most = sys.maxsize if max_tokens is None else max_tokens
+    limit = sys.maxsize if max_tokens is None else max_tokens
     has_sos = tokenizer.sos_id is not None
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -285,8 +285,8 @@ def _encode(
     sizes = np.zeros(3, dtype=np.int64)
     with file_of_ids.open("wb") as file:
         for ids, piece_sizes, begins in encoded:
-            if tokens + len(ids) > most:
-                ids = ids[: most - tokens]
+            if tokens + len(ids) > limit:
+                ids = ids[: limit - tokens]
                 text = tokenizer.decode(ids.tolist())
                 if tokenizer.kind == "byte":  # a character may be cut, which `decode` shows as another
                     text = ids.astype(np.uint8).tobytes().decode("utf-8", "surrogateescape")
@@ -294,7 +294,7 @@ def _encode(
             tokens += len(ids)
             sizes += piece_sizes
             file.write(ids.tobytes())
-            if tokens == most:
+            if tokens == limit:
                 break
     if tokens == 0:
         raise InputError(f"{key}: {_list_names(sections)}: there is no token in this text")

@@ -174,8 +174,8 @@ def id_type(entries: int) -> np.dtype[Any]:
 class Built:
     """What was written into the folder of a corpus.
 
-    counted: of each split, to compare with the published counts, from which they may be `slack` away. marks: in brackets
-    after the name of the corpus in its label.
+    counted: count of each split, which may differ from the published one by `slack`. marks: words in brackets after the name of
+    the corpus in its label.
     """
 
     tokenizers: Mapping[str, Tokenizer]
@@ -190,7 +190,7 @@ class Built:
 class Plan:
     """How a corpus is prepared: `build` writes the files of its columns into a folder.
 
-    name: the beginning of the folder's name. identity: versions of what else the ids depend on, beside sources and settings.
+    name: the beginning of the folder's name. identity: what the ids depend on beside sources and settings, such as versions.
     """
 
     info: CorpusInfo

@@ -204,7 +204,7 @@ def warn_of_length(config: RunConfig, protocol: Any) -> None:
 def _choose_window(evaluation: EvalConfig, segment_length: int) -> tuple[int | None, int | None]:
     """Choose context and stride, None where no window slides.
 
-    One that is not given is what is left of the segment.
+    Where `eval` states one of them, the other is the rest of the segment.
     """
     context = evaluation.context
     stride = evaluation.stride
@@ -511,14 +511,14 @@ def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], ta
 
     The last target of a row is the only one that the model does not read in the same row.
     """
-    lasts = Tally(device_of(model))
+    last_tally = Tally(device_of(model))
     for batch in batches:
         ids, is_token, counts = _pad(batch, device_of(model))
         mask = None if is_token.all() else is_token
         per_token = model.nll(ids[:, :-1], ids[:, 1:], attention_mask=mask).per_token
         tally.add(per_token[counts])
-        lasts.add(per_token.gather(1, is_token.sum(1, keepdim=True) - 1))
-    return replace(tally.total(), last_position=lasts.total())
+        last_tally.add(per_token.gather(1, is_token.sum(1, keepdim=True) - 1))
+    return replace(tally.total(), last_position=last_tally.total())
 
 
 def score(

@@ -247,10 +247,10 @@ def finish_loss(
     """
     tokens = batch.tokens
     part = batch.part or Part(0, batch.rows, batch.rows, tokens, batch.read, 1)
-    weight = part.rows * part.count / part.of
+    weight = part.rows * part.processes / part.batch_rows
     mean = value
-    if tokens * part.count != part.tokens:
-        mean = value * (tokens * part.count / max(part.tokens, 1))
+    if tokens * part.processes != part.tokens:
+        mean = value * (tokens * part.processes / max(part.tokens, 1))
     if (
         trace is not None
         and trace.last is not None

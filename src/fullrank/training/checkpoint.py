@@ -151,7 +151,7 @@ class RunningLoss:
 
 @dataclass
 class Clock:
-    """Seconds of wall clock, and of training alone, by phase; the first step of a part and of a phase is left out."""
+    """Seconds of wall clock, and of training alone by phase, without the first step after each start and in each phase."""
 
     device: torch.device
     counters: Counters
@@ -229,7 +229,7 @@ class TrainingState:
             training[f"carry.{name}"] = gather_rows(tensor)
         for name, parameter in average.parameters.items():
             if average.count or name not in weights:
-                training[f"own.{name}"] = average.averages.get(name, parameter)  # exchanged while they apply
+                training[f"own.{name}"] = average.averages.get(name, parameter)  # the two are exchanged in `apply`
         counters = self.counters
         counters.window_tokens = self.running.tokens
         counters.averaged = average.count
@@ -241,23 +241,23 @@ class TrainingState:
         current = self.model.state_dict()
         weights = {name: distribute_like(tensor, current.get(name)) for name, tensor in snapshot.weights.items()}
         load_tensors(self.model, weights, path)
-        parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+        tensors: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)  # by the first word of their names
         for name, tensor in snapshot.training.items():
             kind, _, entry_name = name.partition(".")
             part = take_rows(tensor) if kind == "carry" else self._distribute(entry_name, tensor)
-            parts[kind][entry_name] = part.to(self.running.device)
+            tensors[kind][entry_name] = part.to(self.running.device)
         try:
             timed = {name: TimedSteps(**steps) for name, steps in snapshot.state["timed"].items()}
             counters = self.counters = Counters(**{**snapshot.state, "timed": timed})
             self.running.tokens = counters.window_tokens
-            self.average.restore(counters.averaged, parts["own"])
+            self.average.restore(counters.averaged, tensors["own"])
             parameters = dict(self.model.named_parameters())
-            for key, tensor in parts["optimizer"].items():
+            for key, tensor in tensors["optimizer"].items():
                 name, _, entry = key.rpartition("|")
                 self.optimizer.state[parameters[name]][entry] = tensor
             self.schedule.restore(counters.schedule)
-            self.carry = parts["carry"]
-            self.running.nll = parts["window"]["nll"].reshape(())
+            self.carry = tensors["carry"]
+            self.running.nll = tensors["window"]["nll"].reshape(())
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise InputError(
                 f"{path} does not fit the train section of config.yaml: {one_line(error)}; set it back or start again "
@@ -316,8 +316,8 @@ def save_checkpoint(folder: Path, snapshot: Snapshot, keep_weights: int | None =
 
 
 @contextmanager
-def _explain_failure(folder: Path, what: str) -> Iterator[None]:
-    """Run the block; where the disk fails in it, raise RunError, which says that `what` was not written."""
+def _explain_failure(folder: Path, content: str) -> Iterator[None]:
+    """Run the block, which writes `content`; raise RunError where the disk fails."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -326,7 +326,7 @@ def _explain_failure(folder: Path, what: str) -> Iterator[None]:
         last = _read_link(folder, "last")
         intact = f"last ({last}) is intact" if last else "there is no earlier checkpoint"
         raise RunError(
-            f"{what} could not be written to {folder}: {why}; {intact}. Make room and run the same command again to go on"
+            f"{content} could not be written to {folder}: {why}; {intact}. Make room and run the same command again to go on"
         ) from error
 
 

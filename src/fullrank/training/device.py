@@ -122,7 +122,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 # random numbers are functions of configuration, seed and place alone, so that no state of a generator is saved
-_APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other
+_CALL_STRIDE = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: calls draw from sequences far apart
 
 
 def seed_everything(*key: int) -> None:
@@ -140,13 +140,13 @@ def begin_draws(seed: int, number: int) -> None:
     """Begin the draws of pass `number` (from 1) of a training, and seed the generators for it."""
     seed_everything(seed, number, rank())
     generator = np.random.PCG64([seed, number])
-    at = 0
+    position = 0
 
     def words(call: int, start: int, size: int) -> Tensor:
-        nonlocal at
-        target = call * _APART + start
-        generator.advance((target - at) % 2**128)
-        at = target + size
+        nonlocal position
+        target = call * _CALL_STRIDE + start
+        generator.advance((target - position) % 2**128)
+        position = target + size
         return torch.from_numpy(generator.random_raw(size).view(np.int64))
 
     draws.current = draws.Draws(words)

@@ -352,13 +352,13 @@ class Training(TrainingState):
         if step is not None:
             raise self.explain_divergence("the loss", step)
 
-    def explain_divergence(self, what: str, step: int) -> RunError:
+    def explain_divergence(self, quantity: str, step: int) -> RunError:
         options = self.options
         last = self.folder / "checkpoints" / "last"
         clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
         intact = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
         return RunError(
-            f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
-            f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {intact}"
+            f"{quantity} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), "
+            f"raise train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {intact}"
         )

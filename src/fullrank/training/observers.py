@@ -61,7 +61,7 @@ def metrics_line(
 
 
 def perplexity(nll: float) -> float:
-    """Compute exp of nats per token, held below what a float can carry."""
+    """Compute exp of nats per token, limited to a finite float."""
     return math.exp(min(nll, 700.0))
 
 

@@ -109,7 +109,7 @@ class Observer:
     """A progress display or tracker. It must not touch the model or draw random numbers."""
 
     def start(self, *, step: int, total_steps: int) -> None:
-        """Handle the start of this part, before its first step; `step` are already made."""
+        """Handle a start of the run, before its next step; `step` steps are already made."""
 
     def advance(self, step: int) -> None:
         """Handle the end of every step."""
@@ -121,7 +121,7 @@ class Observer:
         """Handle a message for the user."""
 
     def finish(self) -> None:
-        """Handle the end of this part, with or without an error; called once."""
+        """Handle the end of training, or its interruption by an error; called once for each start."""
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -148,11 +148,11 @@ class Counters:
     since_best: int = 0  # evaluations
     stopped_early: bool = False
     finished: bool = False
-    seconds: float = 0.0  # wall clock, all parts
+    seconds: float = 0.0  # wall clock, over all starts of the run
     phase: str | None = None  # of the next step; None without phases
     phase_began: int = 0  # steps made before it
     phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see note_best
-    # training alone, without the first step of each part and phase, by phase (`train` without phases)
+    # training alone, without the first step of each start and phase, by phase (`train` without phases)
     timed: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
