@@ -152,7 +152,7 @@ class LoadedModel:
         memory = None
         for ids, targets in batches:
             with evaluating(self.module):
-                nll, memory = self._nll(self._place(ids), self._place(targets), memory)
+                nll, memory = self._nll(self._to_device(ids), self._to_device(targets), memory)
             yield nll
 
     def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
@@ -165,7 +165,7 @@ class LoadedModel:
         memory = None
         for ids in texts:
             with evaluating(module):
-                layers, memory = self._trace(self._place(ids), memory)
+                layers, memory = self._trace(self._to_device(ids), memory)
             yield layers
 
     @property
@@ -177,9 +177,9 @@ class LoadedModel:
     def _read(self, need: str, ids: Tensor, *arguments: Any) -> Any:
         self.require({need})
         with evaluating(self.module):
-            return getattr(self, f"_{need}")(self._place(ids), *arguments)
+            return getattr(self, f"_{need}")(self._to_device(ids), *arguments)
 
-    def _place(self, ids: Tensor) -> Tensor:
+    def _to_device(self, ids: Tensor) -> Tensor:
         check_ids(ids)
         return ids.to(self.device)
 
@@ -192,8 +192,8 @@ class LoadedModel:
 
     def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         logits = self._logits(ids).flatten(0, 1)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        nll = F.cross_entropy(logits.to(wide), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        nll = F.cross_entropy(logits.to(dtype), targets.flatten(), reduction="none", ignore_index=IGNORED)
         return nll.view(targets.shape), None
 
 

@@ -153,13 +153,13 @@ def read_file(model: LoadedModel, path: Path, segment_length: int | None = None,
     return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
 
 
-def choose_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
+def choose_length(model: LoadedModel, segment_length: int | None, default: int = SEGMENT_LENGTH) -> int:
     """Choose the number of tokens of a segment.
 
     Args:
         model: what will read it.
-        segment_length: what is asked for; None for `usual`, or for what the model reads at most, if that is less.
-        usual: number where none is asked for.
+        segment_length: the number; None for `default`, or for what the model reads at most, if that is less.
+        default: the number where none is given.
 
     Returns:
         The number.
@@ -169,7 +169,7 @@ def choose_length(model: LoadedModel, segment_length: int | None, usual: int = S
     """
     longest = model.max_length
     if segment_length is None:
-        return min(usual, longest or usual)
+        return min(default, longest or default)
     if longest is not None and segment_length > longest:
         raise InputError(
             f"--segment-length: {segment_length}, but {model.name} reads at most {longest} tokens; shorten it"

@@ -213,8 +213,12 @@ def _report_lines(report: Report) -> Iterator[str | Grid]:
         yield f"{about['name']}: {about['source']}, called {about['calls']:,} times"
     if report.shrunk:
         yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
-    text_headings = [Heading("check", left=True), Heading("verdict", left=True)]
-    headings = [*text_headings, Heading("largest", "difference"), Heading("tolerance")]
+    headings = [
+        Heading("check", left=True),
+        Heading("verdict", left=True),
+        Heading("largest", "difference"),
+        Heading("tolerance"),
+    ]
     rows = []
     for finding in report.findings:
         verdict = Cell(finding.verdict, strong=finding.verdict == "fails")

@@ -72,7 +72,7 @@ def _choose_headings(group: Group) -> dict[str, str]:
 
 def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> Iterator[Column]:
     """Yield the columns of a split: for each measure our figure, the difference, the paper's figure, and that of counting."""
-    of_split = {"split": split}
+    split_labels = {"split": split}
     final = {"split": split, "checkpoint": "final"}
     for measure in group.measures:
         key = measure.key
@@ -91,7 +91,7 @@ def _declare_figures(group: Group, split: str, headings: Mapping[str, str]) -> I
                 group=name,
             )
         yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
-        yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
+        yield Column(f"{key}_paper", "paper", split_labels, form, f"{key}_paper_deviation", group=name)
         for model, heading in COUNTING.items():
             yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
 

@@ -157,16 +157,16 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
     for key in lines:
         rows.append([Cell(format_label(value)) for value in key])
     for column in columns:
-        of_column = [record for record in records if _fits(column, record)]
-        measured = [record.value for record in of_column if record.measure == column.measure]
+        column_records = [record for record in records if _fits(column, record)]
+        measured = [record.value for record in column_records if record.measure == column.measure]
         values = list(filter(is_finite, measured))
         form = column.format or _choose_format(values)
-        best = None  # as text, so that values that look equal are emphasised alike
+        best = None  # as text: values that look equal are emphasised alike
         if column.best and len(values) > 1:
             best = format_value(min(values) if column.best == "lowest" else max(values), form)
-        headings.append(_build_heading(column, of_column, not isinstance(table.columns, str)))
-        for cells, of_line in zip(rows, lines.values(), strict=True):
-            cells.append(_build_cell(column, form, best, of_line))
+        headings.append(_build_heading(column, column_records, not isinstance(table.columns, str)))
+        for cells, line_records in zip(rows, lines.values(), strict=True):
+            cells.append(_build_cell(column, form, best, line_records))
     notes = dict.fromkeys(record.note for record in records if record.note)
     return Grid(headings, rows, table.title, list(notes))
 
@@ -232,8 +232,8 @@ def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -
     return Heading(text, unit, group=column.group, page_only=column.page_only)
 
 
-def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
-    by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
+def _build_cell(column: Column, form: str, best: str | None, records: Sequence[Record]) -> Cell:
+    by_measure = {record.measure: record for record in reversed(records) if record.has(column.where)}
     measured = by_measure.get(column.measure)
     if measured is None:
         return Cell("")
