@@ -108,5 +108,6 @@ def test_a_long_text_is_that_of_short_texts_one_after_another(tied):
     for end in range(2, 42, 20):
         expected = lm.generate(text[:, :end], max_new_tokens=20, temperature=0.0)
         assert text[:, : end + 20].equal(expected)
-    with pytest.raises(InputError, match="attention_mask"):
-        sample(lm, torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 5), max_new_tokens=40)
+    for name, value in (("attention_mask", torch.ones(1, 5)), ("max_new_tokens", 1.5)):
+        with pytest.raises(InputError, match=name):
+            sample(lm, torch.tensor([[1, 2]]), **{"max_new_tokens": 40} | {name: value})

@@ -392,8 +392,8 @@ class Constraints:
         max_lengths = torch.as_tensor(max_new_tokens, device=prompt_ids.device).expand(prompt_ids.shape[0])
         shortest = int(max_lengths.min())
         ngram = no_repeat_ngram_size or 0
-        if shortest < 1:
-            raise InputError(f"max_new_tokens: one or more, given {shortest}")
+        if shortest < 1 or max_lengths.is_floating_point():  # no length would be equal to a fraction
+            raise InputError(f"max_new_tokens: a whole number, one or more, given {max_new_tokens}")
         if not 0 <= min_new_tokens <= shortest:
             raise InputError(f"min_new_tokens: from 0 to max_new_tokens ({shortest}), given {min_new_tokens}")
         if ngram < 0:
