@@ -200,7 +200,8 @@ def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tens
         raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
     counted = counts if weights is None else weights.masked_fill(~counts, 0)
     scale = counted.flatten().to(dtype)
-    return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+    total = scale.sum()
+    return scale / torch.where(total == 0, 1, total)
 
 
 def _flatten_hidden(hidden: Tensor, width: int) -> Tensor:
