@@ -328,15 +328,13 @@ class Latents(nn.Module):
             nn.init.zeros_(self.latent.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = hidden.shape[:-1].numel()
-        width = hidden.shape[-1]
+        hidden = hidden.flatten(0, -2)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         latent = torch.tanh(self.latent(hidden))
-        states = self.dropout(latent).reshape(tokens, self.mixtures, width)
+        states = self.dropout(latent).unflatten(-1, (self.mixtures, -1))
         if self.residual:
-            states = hidden.reshape(tokens, 1, width) + states
-        log_prior = torch.log_softmax(self.prior(hidden).to(dtype), dim=-1)  # (B, N, K)
-        return states, log_prior.reshape(tokens, self.mixtures)
+            states = hidden[:, None] + states
+        return states, torch.log_softmax(self.prior(hidden).to(dtype), dim=-1)
 
 
 @register("output", "mixture_of_softmaxes")

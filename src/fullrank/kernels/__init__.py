@@ -29,7 +29,7 @@ from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.native import fits, is_plain, needs_grad
 from fullrank.kernels.native.few_rows import LEAST_WEIGHTS, MOST_ROWS, attend_one_query, multiply_few_rows
-from fullrank.kernels.vocabulary import is_transformed, leave_out_of_graphs
+from fullrank.kernels.vocabulary import is_exporting, is_transformed, leave_out_of_graphs
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
@@ -115,7 +115,7 @@ def _rank_plain(problem: Problem, queries: int) -> list[str]:
         last = "sdpa" if torch.compiler.is_compiling() else "reference"
         return ["native", last] if queries > 1 else [last]
     least = _NATIVE_HALF if half else _NATIVE_FP32
-    return ["sdpa"] if queries < least else ["native", "sdpa"]
+    return ["sdpa"] if is_exporting() or queries < least else ["native", "sdpa"]
 
 
 def _fastest(problem: Problem) -> str:

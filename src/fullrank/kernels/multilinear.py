@@ -30,7 +30,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.vocabulary import define_operator, is_transformed, make_gradients, multiply, product_dtype
+from fullrank.kernels.vocabulary import (
+    define_operator,
+    is_exporting,
+    is_transformed,
+    make_gradients,
+    multiply,
+    product_dtype,
+)
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
@@ -406,8 +413,8 @@ def declines(problem: Pairs | Tokens) -> str | None:
         few = problem.tokens.shape[1] - problem.before.shape[0] <= _CHUNK
         return "few tokens" if few else None
     batch, queries, _ = problem.query.shape
-    if is_small(batch, queries, problem.keys.shape[1]):
-        return "a small T"
+    if is_exporting() or is_small(batch, queries, problem.keys.shape[1]):
+        return "a small T, or an exported graph for any size of it"
     if is_transformed():
         return "a transform of torch.func, which operators written by hand do not know"
     return None

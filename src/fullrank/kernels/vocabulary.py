@@ -181,6 +181,10 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
+# whether `torch.export` makes a graph, which is for inputs of any size; PyTorch 2.6 cannot tell
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
 def mark_constant(function: Function) -> Function:
     """Let a compiler call the function while it traces, and take the answer for a constant.
 

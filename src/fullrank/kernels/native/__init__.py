@@ -302,7 +302,8 @@ def _table_rows(layout: Layout) -> Tensor:
     """
     assert layout.runs is not None
     positions = list_positions(layout.runs, torch.device("cpu"))
-    distances = positions[len(positions) - layout.shape[0]] - positions  # from the first query
+    start, size = layout.runs[-1]
+    distances = start + size - layout.shape[0] - positions  # from the first query
     nearest = distances.clamp_min(0)  # from a query that sees the key
     return (layout.distance_rows(nearest) - nearest + distances).int()
 
