@@ -204,14 +204,14 @@ template <class T, int C> struct Block {
         }
     }
 
-    // the same from the known logarithms, normalized as well as a rounded logarithm tells; sum: of all so far;
-    // slopes: 2 - sigmoid(score), where sigsoftmax needs them
+    // the same from the known logarithms, normalized as well as a rounded logarithm tells, 0 in rows beyond the text; sum: of
+    // all so far; slopes: 2 - sigmoid(score), where sigsoftmax needs them
     void weigh_again(const Rows& r, int64_t h, int64_t start, int64_t keys) {
         T* s = weights + (h * room + start) * W;
         T* slope = slopes ? slopes + (h * room + start) * W : nullptr;
         const T* known = (const T*)call.lse + (r.text * H + h) * N + r.row;
         T lse[W];
-        for (int64_t n = 0; n < W; ++n) lse[n] = known[n < r.count ? n : r.count - 1];
+        for (int64_t n = 0; n < W; ++n) lse[n] = n < r.count ? known[n] : INFINITY;
         const bool sig = call.sigsoftmax;
         for (int64_t w = 0; w < W; w += VL<T>) {
             const V z = load(lse + w);

@@ -80,8 +80,9 @@ template <class T, int C> struct Gradients {
         }
         block.mixing.add_delta(delta);
         block.mixing.put_gradient(r, d_mixing, call.d_mixing);
-        // so that the gradients of a row's scores add up to zero, although the logarithm of their sum was rounded
-        for (int64_t x = 0; x < H * W; ++x) delta[x] /= block.sum[x];
+        // so that the gradients of a row's scores add up to zero, although the logarithm of their sum was rounded; the weights
+        // of rows beyond the text are 0
+        for (int64_t x = 0; x < H * W; ++x) delta[x] /= block.sum[x] == 0 ? 1 : block.sum[x];
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, sums);
         block.scoring.put_gradient(r, d_scoring, call.d_scoring);
