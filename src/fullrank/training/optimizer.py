@@ -166,7 +166,7 @@ def orthogonalize(u: Tensor) -> Tensor:
     tall = u.shape[0] > u.shape[1]
     x = u.bfloat16() if u.device.type == "cuda" else u
     x = (x.T if tall else x) / x.norm().clamp_min(1e-7)
-    if x.dtype != torch.bfloat16 and x.shape[1] > 2 * x.shape[0]:
+    if x.dtype != torch.bfloat16 and not is_sharded(x) and x.shape[1] > 2 * x.shape[0]:
         x = _combine_steps(x @ x.T) @ x
     else:
         for _ in range(_STEPS):
