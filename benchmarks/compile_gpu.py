@@ -42,7 +42,8 @@ from tables import print_table
 
 TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 POINTERS = {
-    **dict.fromkeys(("TOTAL", "DELTA", "MIXING", "D_MIXING"), "*fp32"),
+    **dict.fromkeys(("TOTAL", "DELTA", "D_MIXING"), "*fp32"),
+    **dict.fromkeys(("MIXING", "SCORING"), ("*fp32",) * 2),
     "VISIBLE": ("*i32",) * 5,
     "TOKENS": "*u8",
     "SEED": "*i64",
@@ -82,22 +83,38 @@ PASSES = {
     "forward": ("totals", "outputs"),
     "backward": ("mixing_gradient", "value_gradient", "query_gradient", "key_gradient"),
 }
+# Those that some calls take in addition.
+ADDED = {"backward": ("delta", "key_mixing_gradient", "scoring_gradient", "key_scoring_gradient")}
 
 
 @dataclass(frozen=True)
 class Call:
-    """Heads, their size (a power of two) and dtype; mixing 1 for A, 2 for B; extras: sigsoftmax, padding and dropout."""
+    """Heads, their size (a power of two) and dtype; extras: sigsoftmax, padding and dropout.
+
+    mixing, scoring: 1 for A, 2 for B, 3 and 4 where keys add to them; 0 where no scores are mixed.
+    """
 
     heads: int = 8
     size: int = 64
     dtype: str = "bf16"
     mixing: int = 1
     extras: bool = False
+    scoring: int = 0
 
     def __str__(self) -> str:
-        mixing = {1: "A", 2: "B"}[self.mixing]
+        kinds = ("", "A", "B", "A and keys", "B and keys")
+        scores = f", scores {kinds[self.scoring]}" if self.scoring else ""
         extras = ", sigsoftmax, padding and dropout" if self.extras else ""
-        return f"{self.heads} heads of {self.size}, {self.dtype}, {mixing}{extras}"
+        return f"{self.heads} heads of {self.size}, {self.dtype}, {kinds[self.mixing]}{scores}{extras}"
+
+    def takes(self, kernel: str) -> bool:
+        """Return whether the call takes the kernel."""
+        takes = {
+            **dict.fromkeys(("delta", "key_mixing_gradient"), self.mixing > 2),
+            "scoring_gradient": self.scoring > 0,
+            "key_scoring_gradient": self.scoring > 2,
+        }
+        return takes.get(kernel, True)
 
 
 PRECISIONS = {"bf16": "ieee", "fp32": "tf32x3"}
@@ -108,16 +125,18 @@ CALLS = (
     Call(size=128),
     Call(extras=True),
     Call(dtype="fp32"),
+    Call(mixing=1, scoring=1),
+    Call(mixing=4, scoring=4),
 )
 
 
 def compile_kernel(name: str, call: Call, capability: int, choice: triton.Config) -> Any:
     """Compile one kernel with these block sizes."""
-    program, over_keys = KERNELS[name]
+    program, choices = KERNELS[name]
     constants = {
-        "H": call.heads, "D": call.size, "BD": call.size, "MIX": call.mixing, "SIGMOID": call.extras,
-        "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": PRECISIONS[call.dtype], "KEYS": over_keys,
-        **choice.kwargs,
+        "H": call.heads, "D": call.size, "BD": call.size, "MIX": call.mixing, "SCORE": call.scoring, "SIGMOID": call.extras,
+        "PADDED": call.extras, "PACKED": False, "DROP": call.extras, "PRECISION": PRECISIONS[call.dtype],
+        "G": 1, **choices, **choice.kwargs,
     }  # fmt: skip
     rows = (f"*{call.dtype}", "i64", "i64", "i64")
     types = dict.fromkeys(("Q", "K", "V", "X", "OUT", "D_OUT"), rows) | POINTERS | NUMBERS
@@ -269,10 +288,10 @@ def estimate(row: dict[str, Any], multiplications: float) -> float:
 
 def list_rows(call: Call, capability: int, kernels: list[str], most: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each kernel and each of its first `most` choices of block sizes."""
-    for name in kernels:
+    for name in filter(call.takes, kernels):
         numbers = (2 if call.dtype == "bf16" else 4, PRECISIONS[call.dtype])
         card = (capability // 10, CARDS[capability].block_bytes)
-        for choice in list_choices(launch.Call(name, call.heads, call.size, *numbers, *card))[:most]:
+        for choice in list_choices(launch.Call(name, call.heads, call.size, *numbers, *card, call.scoring > 0))[:most]:
             yield describe(name, call, capability, choice)
 
 
@@ -306,7 +325,7 @@ def compare_with_flash(rows: list[dict[str, Any]]) -> dict[str, float]:
     over = {}
     for name, kernels in PASSES.items():
         if set(kernels) <= set(picoseconds):
-            over[name] = sum(picoseconds[kernel] for kernel in kernels) / FLASH[name]
+            over[name] = sum(picoseconds.get(kernel, 0) for kernel in (*kernels, *ADDED.get(name, ()))) / FLASH[name]
     return over
 
 

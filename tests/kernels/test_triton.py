@@ -47,26 +47,23 @@ def fp32(layout, mixing="A", **choices):
 CASES = {  # layout, mixing, normaliser, other choices
     "one token": (of(1), "B", "softmax", {"batch": 2}),
     "one new token": (of(1, 9), "A", "softmax", {"heads": 8, "size": 64}),
-    "nothing mixed": (of(7, 33), "none", "softmax", {"batch": 2, "size": 24}),
     "nothing mixed, padding": (LAYOUTS["past and padding"], "none", "sigsoftmax", {"heads": 3}),
-    "causal": (of(33), "A", "softmax", {"heads": 3}),
     "past": (of(7, 40), "B", "sigsoftmax", {"heads": 3, "size": 40}),
-    "sigsoftmax": (of(17), "A", "sigsoftmax", {"size": 24}),
     "twelve heads": (of(3), "B", "softmax", {"heads": 12}),
-    "padding": (LAYOUTS["padding"], "B", "softmax", {}),
-    "window": (of(35, 70, window=9), "A", "softmax", {}),
     "gaps and window": (fr.Layout.from_runs(7, ((0, 12), (15, 3), (20, 30)), window=20), "B", "softmax", {}),
-    "documents": (LAYOUTS["documents"], "B", "softmax", {}),
     "documents and one mask": (LAYOUTS["documents and one mask"], "A", "sigsoftmax", {"heads": 3}),
     "nothing mixed, documents": (LAYOUTS["documents and past"], "none", "softmax", {"heads": 3}),
     "documents and window": (LAYOUTS["documents and window"], "A", "softmax", {}),
     "cross": (of(19, 5, causal=False), "A", "sigsoftmax", {}),
-    "cross and padding": (LAYOUTS["cross and padding"], "B", "softmax", {}),
+    "mixed scores": (of(19), "A, A scores", "softmax", {"heads": 3}),
+    "mixed scores, padding": (LAYOUTS["cross and padding"], "none, B scores", "sigsoftmax", {}),
+    "keys mix": (of(5, 19), "B, none scores, keys", "softmax", {"heads": 5}),
+    "keys mix, documents": (LAYOUTS["documents and window"], "none, B scores, keys", "sigsoftmax", {}),
 }
 
 
 # these have every mixing, normaliser and kind of layout; the others are of the full tier
-FEW = {"nothing mixed, padding", "documents and one mask", "past", "gaps and window", "cross"}
+FEW = {"nothing mixed, padding", "documents and one mask", "past", "gaps and window", "cross", "keys mix, documents"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in CASES])
@@ -99,15 +96,15 @@ def shown_mask(problem):
     keys, size = problem.keys.shape[2:]
     one_hot = torch.eye(size, device=DEVICE)[:keys].expand_as(problem.values)
     mixing = None if problem.mixing is None else problem.mixing.detach().abs() + 0.1
-    same = replace(problem, query=torch.zeros_like(problem.query), values=one_hot, mixing=mixing)
+    same = replace(problem, query=torch.zeros_like(problem.query), values=one_hot, mixing=mixing, key_mixing=None)
     undropped, dropped = (attend(replace(same, dropout=p)) for p in (0.0, problem.dropout))
     seen = problem.layout.visible().expand(*problem.query.shape[:2], -1, -1)
     ratio = (dropped / undropped.where(undropped != 0, 1))[..., :keys]
     return torch.where(seen, ratio, torch.ones_like(ratio))
 
 
-@pytest.mark.parametrize("mixing", [pytest.param("none", marks=pytest.mark.full), "B"])
 @pytest.mark.full
+@pytest.mark.parametrize("mixing", ["none", "B", "B, A scores, keys"])
 def test_backward_drops_what_forward_dropped(mixing):
     """Five heads: two draws of four, and several groups of heads."""
     problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)
@@ -156,13 +153,14 @@ def test_block_sizes_for_every_number_and_size_of_heads():
     """Every call has block sizes to try, with the shared memory of an H100 and of an RTX 4090; no group of heads is empty."""
     from fullrank.kernels.triton.launch import KERNELS, Call, list_choices
 
+    assert triton.declines(fp32(of(3), "none, A scores", heads=17))  # programs hold tiles of all heads
     sizes_and_precisions = ((2, "ieee"), (4, "tf32"), (4, "tf32x3"))
     cards = ((9, 232_448), (8, 101_376))
     shapes = itertools.product(
-        KERNELS, (1, 2, 3, 7, 8, 10, 12, 16, 31, 32), (16, 32, 64, 128), sizes_and_precisions, cards
+        KERNELS, (1, 2, 3, 7, 8, 10, 12, 16, 31, 32), (16, 32, 64, 128), sizes_and_precisions, cards, (False, True)
     )
-    for name, heads, width, (size, precision), (capability, shared) in shapes:
-        call = Call(name, heads, width, size, precision, capability, shared)
+    for name, heads, width, (size, precision), (capability, shared), is_scored in shapes:
+        call = Call(name, heads, width, size, precision, capability, shared, is_scored)
         tried = list_choices(call)
         assert 1 <= len(tried) <= 3, call
         for choice in tried:
@@ -190,11 +188,12 @@ def test_kernels_that_fail_are_left_out_with_their_reason(monkeypatch):
 
     monkeypatch.setattr(triton, "_TRIAL", (1, 16))
     kind = (torch.device(DEVICE), torch.float32, 2, 16)
-    for mixing in (None, 2, 4):
-        assert triton.find_failure(*kind, mixing, True, True, True, True) is None
+    only_mixing = (2, None, None, None)
+    for dimensions in ((None,) * 4, only_mixing, (4, 2, 4, 4)):
+        assert triton.find_failure(*kind, dimensions, True, True, True, True) is None
     monkeypatch.setattr("fullrank.kernels.triton.launch.launch", fail)
     with pytest.warns(RuntimeWarning, match="out of resource: shared memory$") as warned:
-        reasons = [triton.find_failure(*kind, 2) for _ in range(2)]
+        reasons = [triton.find_failure(*kind, only_mixing) for _ in range(2)]
     assert reasons == ["its kernels fail on this machine: RuntimeError: out of resource: shared memory"] * 2
     assert len(warned) == 1
     triton.try_out.cache_clear()
@@ -211,7 +210,7 @@ def test_a_compiler_traces_no_trial(monkeypatch):
         return graph
 
     def double(x):
-        fails = triton.find_failure(x.device, x.dtype, 2, 16, 2) is not None
+        fails = triton.find_failure(x.device, x.dtype, 2, 16, (2, None, None, None)) is not None
         return x if fails or not triton._runs_on(x.device) else x * 2
 
     torch._dynamo.reset()
@@ -225,10 +224,11 @@ class TestOnAGpu:
     pytestmark = on_a_gpu
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize("mixing", ["none", "A", "B"])
+    @pytest.mark.parametrize("mixing", ["none", "A", "B", "none, A scores", "B, B scores, keys"])
     @pytest.mark.parametrize(("heads", "size"), [(8, 64), (3, 24), (10, 41), (16, 128), (32, 16)])
     def test_real_sizes(self, heads, size, mixing, dtype):
         tolerance = {torch.float32: EXACT, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+        heads = min(heads, 16) if "scores" in mixing else heads
         problem = fp32(of(203, 331), mixing, batch=2, heads=heads, size=size, dtype=dtype)
         check(problem, attend(problem), tolerance)
 

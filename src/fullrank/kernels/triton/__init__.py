@@ -1,7 +1,8 @@
 """Attention with mixed heads on a GPU: nothing of size N M is ever kept, forward and backward.
 
-    A_j = s Q_j K_j^T,    P_j = normalize(A_j),    O_i = dropout(sum_j M_ji P_j) V_i
+    A_i = sum_j L_ji s Q_j K_j^T,    P_j = normalize(A_j),    O_i = dropout(sum_j M_ji P_j) V_i
 
+M and L are matrices of all positions, or of each query, to which keys may add; without mixed scores L is the identity.
 An output adds heads with different normalisers, which are known only when all keys were seen. So the forward pass makes the
 sums of the weights of each head (`totals`), then computes the weights again, mixes and applies them (`outputs`). The backward
 pass computes them again too (`programs.py`); its row term of the softmax comes out of the gradient of the mixing:
@@ -20,6 +21,9 @@ With one group of all heads 3 forward and 10 backward, with two 4 and 14 (`launc
 `make gpu-compile` prints what the compiler makes of them). Two kernels in one would need room for two sums, so groups of half
 the size, which costs more products than it saves.
 Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
+With mixed scores a weight takes the products of all heads. A program holds small tiles of all heads at once, 16 at most, and
+loads the rows of all heads in each round. Gradients of L, and of what keys add, take kernels of their own. Products with 8
+heads: totals 1, outputs and value_gradient 2, query_gradient, key_gradient and mixing_gradient 3, the gradient of L 6.
 Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
 which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
 Dropout is drawn from one saved seed in every kernel. Limits: differentiable once, no functorch transforms; relative scores,
@@ -36,7 +40,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +54,8 @@ if TYPE_CHECKING:
     from fullrank.core.engine import Problem
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MOST_HEADS = 32  # that are mixed
+_MOST_HEADS = 32  # whose weights are mixed
+_MOST_SCORES = 16  # heads whose scores are mixed: tiles of all are held twice
 _MOST_SIZE = 128  # numbers of a head
 _MOST_PROGRAMS = 65_535  # along an axis of a grid
 _OLDEST_GPU = 8  # the major number of the first with products of bf16
@@ -75,8 +80,8 @@ def refuses(problem: Problem) -> str | None:
     """Return why the stages or the machine forbid the kernel; None: they do not. The first call of a kind tries it."""
     if problem.distances is not None or problem.layout.distance_bias is not None:
         return "it computes no relative scores and no biases of distances"
-    if any(mixer is not None for mixer in get_mixers(problem)[1:]):
-        return "it mixes no scores before the softmax, and nothing by tokens of keys"
+    if problem.convolution is not None:
+        return "it convolves no scores"
     query = problem.query
     layout = problem.layout
     if query.dtype not in _DTYPES or not _runs_on(query.device):
@@ -91,7 +96,7 @@ def refuses(problem: Problem) -> str | None:
             query.dtype,
             query.shape[1],
             query.shape[3],
-            None if problem.mixing is None else problem.mixing.dim(),
+            tuple(_list_dimensions(problem)),
             problem.normalize == "sigsoftmax",
             layout.key_mask is not None,
             layout.documents is not None,
@@ -112,7 +117,7 @@ def try_out(
     dtype: torch.dtype,
     heads: int,
     size: int,
-    mixing: int | None,
+    dimensions: tuple[int | None, ...],
     sigmoid: bool = False,
     padded: bool = False,
     packed: bool = False,
@@ -127,7 +132,7 @@ def try_out(
         dtype: of the heads.
         heads: number of heads.
         size: numbers of a head.
-        mixing: dimensions of the matrix; None without.
+        dimensions: of the matrices, in the order of `Arguments`; None without.
         sigmoid: whether weights are those of sigsoftmax.
         padded: whether some keys are padding.
         packed: whether texts hold documents.
@@ -137,17 +142,22 @@ def try_out(
         Why they fail, with a warning; None: they run.
     """
     batch, length = _TRIAL
-    if mixing is None:
+    if dimensions[0] is None:
         batch *= heads
         heads = 1
     shapes = {2: (heads, heads), 4: (batch, length, heads, heads)}
     with torch.device(device):
         rows = torch.zeros(batch, length, heads, size, dtype=dtype).transpose(1, 2)
+        matrices = [None if number is None else torch.zeros(shapes[number]) for number in dimensions]
+        mixing, scoring, key_mixing, key_scoring = matrices
         arguments = Arguments(
             rows,
             rows,
             rows,
-            mixing=None if mixing is None else torch.zeros(shapes[mixing]),
+            mixing,
+            scoring,
+            key_mixing,
+            key_scoring,
             key_mask=torch.ones(batch, length, dtype=torch.bool) if padded else None,
             documents=torch.zeros(batch, length, dtype=torch.int64) if packed else None,
             seed=torch.ones(2, dtype=torch.int64) if drop else None,
@@ -160,7 +170,7 @@ def try_out(
         )
     try:
         out, total = _compute(arguments)
-        _differentiate(arguments, out, total, (True, True, True, mixing is not None))
+        _differentiate(arguments, out, total, [x is not None for x in arguments[:_OPERANDS]])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as failure:  # the compiler, the driver and the card each have errors of their own
@@ -188,11 +198,21 @@ def _runs_on(device: torch.device) -> bool:
     return _is_installed() and _INTERPRETED and device.type == "cpu"
 
 
+def _list_dimensions(problem: Problem) -> list[int | None]:
+    """List the dimensions of the matrices of `Arguments`: where only keys mix, or only scores are mixed, of identities."""
+    mixing, scoring, *of_keys = (None if x is None else x.dim() for x in get_mixers(problem)[:4])
+    key_mixing, key_scoring = of_keys
+    scoring = scoring or (key_scoring and 2)
+    return [mixing or ((scoring or key_mixing) and 2), scoring, key_mixing, key_scoring]
+
+
 def declines(problem: Problem) -> str | None:
     """Return why the kernel does not compute a call, because of its tensors or its layout; None: it does."""
     batch, heads, queries, size = problem.query.shape
-    if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
-        return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
+    mixing, scoring, *_ = _list_dimensions(problem)
+    most = heads if mixing is None else _MOST_HEADS if scoring is None else _MOST_SCORES
+    if size > _MOST_SIZE or heads > most:
+        return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {most}"
     if problem.dropout >= 1:
         return "dropout must be less than 1"
     # programs along an axis of a grid, and places of one text, which are numbers of 32 bits
@@ -209,10 +229,14 @@ def attend(problem: Problem) -> Tensor:
     query = problem.query
     keys = problem.keys
     values = problem.values
-    mixing = problem.mixing
     layout = problem.layout
     batch, heads = query.shape[:2]
+    matrices = list(get_mixers(problem)[:4])
+    for at, dimensions in enumerate(_list_dimensions(problem)):
+        if matrices[at] is None and dimensions is not None:
+            matrices[at] = torch.eye(heads, device=query.device)
     seed = draws.seed(query.device) if problem.dropout else None
+    mixing, scoring, key_mixing, key_scoring = matrices
     if mixing is None:  # heads do not meet: each is a text of its own with a single head
         query, keys, values = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in (query, keys, values))
         if seed is not None:
@@ -228,6 +252,9 @@ def attend(problem: Problem) -> Tensor:
             keys,
             values,
             mixing,
+            scoring,
+            key_mixing,
+            key_scoring,
             layout.tokens,
             layout.documents,
             seed,
@@ -242,9 +269,13 @@ def attend(problem: Problem) -> Tensor:
     return out.view(batch, heads, *out.shape[2:])
 
 
+_OPERANDS: Final = 7  # of `Arguments`, which are differentiated
+
+
 class Arguments(NamedTuple):
     """Arguments of the operator, into which a compiler does not look.
 
+    mixing and scoring are M and L, (H, H), (B, N, H, H) or None; key_mixing and key_scoring are (B, M, H, H) or None.
     Padding and documents have a row for each sequence, or for all heads of one where those are sequences.
     runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
     """
@@ -253,6 +284,9 @@ class Arguments(NamedTuple):
     keys: Tensor
     values: Tensor
     mixing: Tensor | None
+    scoring: Tensor | None
+    key_mixing: Tensor | None
+    key_scoring: Tensor | None
     key_mask: Tensor | None
     documents: Tensor | None
     seed: Tensor | None
@@ -275,7 +309,6 @@ def _compute(arguments: Arguments) -> tuple[Tensor, Tensor]:
             "outputs",
             shared,
             X=_describe_rows(arguments.values),
-            MIXING=_order_mixing(arguments),
             OUT=_describe_rows(out),
         )
     return out, total
@@ -297,29 +330,50 @@ def _describe_rows(heads: Tensor) -> tuple[Any, ...]:
 
 
 def _differentiate(arguments: Arguments, cotangent: Tensor, total: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """Compute the gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
+    """Compute the gradients of the heads and matrices; of what is not wanted, no numbers."""
     from fullrank.kernels.triton.launch import launch
 
-    for_query, for_keys, for_values, for_mixing = wanted
-    gradients = make_gradients(wanted, arguments[:4], total)
-    d_query, d_keys, d_values, d_mixing = gradients
-    matrix = _order_mixing(arguments)
+    gradients = make_gradients(wanted, arguments[:_OPERANDS], total)
+    d_query, d_keys, d_values, *d_matrices = gradients
+    for_query, for_keys, for_values, *for_matrices = wanted
     shared = _share_arguments(arguments) | {"TOTAL": total}
     cotangents = _describe_rows(cotangent)
+
+    def compute_shares(name: str, by_keys: bool = False) -> Tensor:
+        """Compute what one of the kernels of `mixing_gradient` says of each query, or key, (B, H, H, N or M)."""
+        batch, heads = total.shape[:2]
+        shares = total.new_empty(batch, heads, heads, arguments.keys.shape[2] if by_keys else total.shape[2])
+        launch(name, shared, D_MIXING=shares)
+        return shares
+
+    def write_gradient(shares: Tensor, gradient: Tensor) -> None:
+        gradient.copy_(shares.sum((0, 3)) if gradient.dim() == 2 else shares.permute(0, 3, 1, 2))
+
     with _use_device(arguments.query.device):
         if for_values:
-            launch("value_gradient", shared, X=cotangents, MIXING=matrix, OUT=_describe_rows(d_values))
-        shared |= {"V": _describe_rows(arguments.values), "D_OUT": cotangents}
-        if for_query or for_keys or for_mixing:
-            batch, heads, queries, _ = arguments.query.shape
-            shares = total.new_empty(batch, heads, heads, queries)
-            launch("mixing_gradient", shared, D_MIXING=shares)
-            one_for_all = arguments.mixing is not None and arguments.mixing.dim() == 2
+            launch("value_gradient", shared, X=cotangents, OUT=_describe_rows(d_values))
+        shared |= {"V": _describe_rows(arguments.values), "D_OUT": cotangents, "DELTA": total}  # not read yet
+        d_mixing, d_scoring, d_key_mixing, d_key_scoring = d_matrices
+        for_mixing, for_scoring, for_key_mixing, for_key_scoring = for_matrices
+        if not (for_query or for_keys or any(for_matrices)):
+            return gradients
+        if for_key_mixing:
+            write_gradient(compute_shares("key_mixing_gradient", by_keys=True), d_key_mixing)
+        if for_mixing or arguments.key_mixing is None:
+            shares = compute_shares("mixing_gradient")
             if for_mixing:
-                d_mixing.copy_(shares.sum((0, 3)) if one_for_all else shares.permute(0, 3, 1, 2))
-            if arguments.mixing is not None:
-                shares.mul_(matrix[..., None] if one_for_all else matrix)
-            shared |= {"MIXING": matrix, "DELTA": shares.sum(2)}
+                write_gradient(shares, d_mixing)
+        if arguments.key_mixing is not None:
+            shares = compute_shares("delta")
+        elif arguments.mixing is not None:
+            matrix, _ = shared["MIXING"]
+            shares.mul_(matrix[..., None] if matrix.dim() == 2 else matrix)
+        shared["DELTA"] = shares.sum(2)
+        if for_scoring:
+            write_gradient(compute_shares("scoring_gradient").mul_(arguments.scale), d_scoring)
+        if for_key_scoring:
+            shares = compute_shares("key_scoring_gradient", by_keys=True)
+            write_gradient(shares.mul_(arguments.scale), d_key_scoring)
         if for_query:
             launch("query_gradient", shared, OUT=_describe_rows(d_query))
         if for_keys:
@@ -328,7 +382,7 @@ def _differentiate(arguments: Arguments, cotangent: Tensor, total: Tensor, wante
 
 
 _mix_heads = define_operator(
-    "mixed_heads", Arguments, 4, _compute, _differentiate, _make_results, "this attention kernel"
+    "mixed_heads", Arguments, _OPERANDS, _compute, _differentiate, _make_results, "this attention kernel"
 )
 
 
@@ -353,6 +407,8 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
     return {
         "Q": _describe_rows(query),
         "K": _describe_rows(arguments.keys),
+        "MIXING": (_order_matrix(arguments.mixing, end), _order_matrix(arguments.key_mixing, end)),
+        "SCORING": (_order_matrix(arguments.scoring, end), _order_matrix(arguments.key_scoring, end)),
         "VISIBLE": (first, end, own_key, looks, looked),
         "TOKENS": tokens,
         "SEED": end if arguments.seed is None else arguments.seed,
@@ -366,7 +422,8 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
         "unit": arguments.scale / math.log(2),
         "least": min(math.floor(2**32 * arguments.dropout), 2**32 - 1) - 2**31,
         "kept": 1 / (1 - arguments.dropout),
-        "MIX": 0 if arguments.mixing is None else arguments.mixing.dim() // 2,
+        "MIX": _find_kind(arguments.mixing, arguments.key_mixing),
+        "SCORE": _find_kind(arguments.scoring, arguments.key_scoring),
         "SIGMOID": arguments.sigmoid,
         "PADDED": key_mask is not None,
         "PACKED": documents is not None,
@@ -404,13 +461,17 @@ def _intervals(
     return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own_key, looks, looked))
 
 
-def _order_mixing(arguments: Arguments) -> Tensor:
-    """Order M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
-    mixing = arguments.mixing
-    if mixing is None:
-        return arguments.query  # not read
-    ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
+def _order_matrix(matrix: Tensor | None, unread: Tensor) -> Tensor:
+    """Order a matrix as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that positions stand side by side."""
+    if matrix is None:
+        return unread
+    ordered = matrix if matrix.dim() == 2 else matrix.permute(0, 2, 3, 1)
     return ordered.float().contiguous()
+
+
+def _find_kind(matrix: Tensor | None, of_keys: Tensor | None) -> int:
+    """Return the kind of a mixing, MIX and SCORE of the kernels."""
+    return 0 if matrix is None else matrix.dim() // 2 + (0 if of_keys is None else 2)
 
 
 def _use_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

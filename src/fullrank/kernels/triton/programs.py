@@ -6,6 +6,12 @@ again, and programs share no sums. With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_
     dM_ji = D_ji,    dV_i = drop(sum_j M_ji P_j)^T dO_i
     dA_j = slope_j o P_j o (sum_i M_ji G_i - delta_j),    dQ_j = s dA_j K_j,    dK_j = s dA_j^T Q_j
 
+Where scores are mixed, A_i = sum_j L_ji S_j with S_j = s Q_j K_j^T, those last products are of other sums:
+
+    dS_j = sum_i L_ji dA_i,    dQ_j = s dS_j K_j,    dK_j = s dS_j^T Q_j,    dL_ji = rowsum(S_j o dA_i)
+
+The tiles of all heads are then held at once, by small programs, and heads are loaded in each round. Where keys add to M or L,
+their gradients are the sums of columns, and delta_j = rowsum(P_j o dP_j) takes a round of its own.
 The output and dV are one kernel, and so are dQ and dK: a tile has its program's own positions as rows, those that the program
 goes through as columns. Either may be queries, the other keys. Numbers of a query or of a key have a second axis of length one,
 so that the same functions serve both orders. Exponents are powers of two.
@@ -13,19 +19,20 @@ so that the same functions serve both orders. Exponents are powers of two.
 Arguments of the kernels and of the functions that they loop over:
 
     Q, K, V, X, D_OUT, OUT    rows of heads (B, H, N or M, D): a pointer, and the strides of texts, heads and rows
-    MIXING                    M (H, H), or (B, H, H, N) with MIX = 2
-    TOTAL, DELTA, D_MIXING    log2 of the sums of weights and delta (B, H, N); D_ji(n) (B, H, H, N)
+    MIXING, SCORING           M and L: pointers to (H, H) or (B, H, H, N), and to what keys add (B, H, H, M)
+    TOTAL, DELTA, D_MIXING    log2 of the sums of weights and delta (B, H, N); what TERM says (B, H, H, N or M)
     VISIBLE                   first, end and own_key of `VisibleKeys`, and the interval of queries that see a key
     TOKENS                    (rows, M): 0 where a key is padding
     SEED, least, kept         dropout, see `drop`
     N, M, EACH                queries and keys of a text; texts that share a row of TOKENS, and of the intervals if PACKED
     scale, unit               s, and s log2(e)
     H, D, BD                  heads, numbers of a head, and those padded to a power of two
-    MIX                       0: M = I and a single head, 1: one M for all positions, 2: an M of each query
+    MIX, SCORE                0: no matrix (for M a single head), 1: one of all positions, 2: of each query; 3, 4: keys add
     SIGMOID, PADDED           sigsoftmax; some key is padding
     PACKED, DROP              texts hold documents; weights are dropped
     PRECISION                 of products, see `dot`
     KEYS, HELD                a program owns keys, not queries; rows of all heads of its tile stay in shared memory
+    TERM                      of `mixing_gradient`: "weights" P_j o G_i, "scores" S_j o dA_i / s, "delta" M_ji P_j o G_i
     G, GJ                     heads of a group, and sources of a group
     BM, BN                    positions that a program owns, and those that it goes through at a time
 """
@@ -312,8 +319,29 @@ def weigh(product, TOTAL, head, n, N, unit, SIGMOID: constexpr):
 
 
 @triton.jit
+def load_entry(MIXING, positions, place, H: constexpr, MIX: constexpr):
+    """Load an entry of M or L: a number, or one of each query, each key or each pair of them.
+
+    Args:
+        MIXING: pointers, see the module.
+        positions: a text, its queries n and keys k of a tile, and how many there are, N and M.
+        place: of the entry in a matrix of H rows.
+        H: number of heads.
+        MIX: see the module.
+    """
+    text, n, k, N, M = positions
+    if MIX % 2 == 1:
+        entry = tl.load(MIXING[0] + place)
+    else:
+        entry = load_numbers(MIXING[0], text * (H * H) + place, n, N)
+    if MIX > 2:
+        entry += load_numbers(MIXING[1], text * (H * H) + place, k, M)
+    return entry
+
+
+@triton.jit
 def spread(
-    tiles, x, MIXING, text, other, start, n, N,
+    tiles, x, MIXING, positions, other, start,
     OTHER: constexpr, OWN: constexpr, H: constexpr, G: constexpr, MIX: constexpr,
 ):  # fmt: skip
     """Add m x to tiles[i], where m is the entry of M between head `other` and head i of the group.
@@ -321,17 +349,15 @@ def spread(
     Args:
         tiles: a tuple of G tiles.
         x: a tile of head `other`.
-        MIXING: pointer to M (H, H), or with MIX = 2 (B, H, H, N).
-        text: its number.
+        MIXING: pointers to M, or to L, see the module.
+        positions: see `load_entry`.
         other: the head that is spread.
         start: first head of the group.
-        n: positions of queries.
-        N: queries of a text.
         OTHER: step of M from one `other` to the next.
         OWN: step of M from one head of the group to the next.
         H: number of heads.
         G: heads of the group.
-        MIX: 0: M = I and a single head, 1: one M for all positions, 2: an M of each query.
+        MIX: see the module.
 
     Returns:
         A tuple of G tiles.
@@ -342,11 +368,7 @@ def spread(
             made = made + (tiles[i] + x,)
         else:
             place = other * OTHER + choose_head(start, i, H) * OWN
-            if MIX == 1:
-                entry = tl.load(MIXING + place)
-            else:
-                entry = load_numbers(MIXING, text * (H * H) + place, n, N)
-            made = made + (tiles[i] + entry * x,)
+            made = made + (tiles[i] + load_entry(MIXING, positions, place, H, MIX) * x,)
     return made
 
 
@@ -386,33 +408,85 @@ def drop(x, dropout, text, start, i: constexpr, n, k, H: constexpr, G: constexpr
 
 @triton.jit
 def add_weights(
-    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, positions, unit,
     H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, SIGMOID: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     """Add M_ji P_j to mixed[i], for rows `mine` of head j and its rows of COLUMNS in the place `across`.
 
-    start and n are those of `spread`, the others those of the module.
+    start and positions are those of `spread`, the others those of the module.
     """
-    text = across[0]
+    text, n, _, N, _ = positions
     product = multiply_rows(mine, load_rows(COLUMNS, across, j, D, BD), PRECISION)
     weight = weigh(product, TOTAL, text * H + j, n, N, unit, SIGMOID)
-    return spread(mixed, weight, MIXING, text, j, start, n, N, H, 1, H, G, MIX)
+    return spread(mixed, weight, MIXING, positions, j, start, H, 1, H, G, MIX)
 
 
 @triton.jit
 def add_cotangents(
-    wanted, mine, COLUMNS, across, MIXING, dropout, i, start, n, k, N,
+    wanted, mine, COLUMNS, across, MIXING, dropout, i, start, positions,
     H: constexpr, D: constexpr, BD: constexpr, G: constexpr, MIX: constexpr, DROP: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     """Add M_ji G_i to wanted[j], for rows `mine` of head i and its rows of COLUMNS in the place `across`.
 
-    start is that of `spread`, dropout, n and k are those of `drop`, the others those of the module.
+    start and positions are those of `spread`, dropout is that of `drop`, the others those of the module.
     """
-    text = across[0]
+    text, n, k, _, _ = positions
     x = multiply_rows(mine, load_rows(COLUMNS, across, i, D, BD), PRECISION)
     if DROP:
         x = drop(x, dropout, text, i, 0, n, k, H, 1)
-    return spread(wanted, x, MIXING, text, i, start, n, N, 1, H, H, G, MIX)
+    return spread(wanted, x, MIXING, positions, i, start, 1, H, H, G, MIX)
+
+
+@triton.jit
+def mix_scores(
+    ROWS, here, COLUMNS, across, SCORING, start, positions, H: constexpr, D: constexpr, BD: constexpr,
+    G: constexpr, SCORE: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr,
+):  # fmt: skip
+    """Compute A_i / s = sum_j L_ji q_j k_j of each head of a group, from rows in the places `here` and `across`.
+
+    start and positions are those of `spread`, the others those of the module.
+    """
+    mixed = make_group(G, BM, BN)
+    for j in range(H):
+        product = multiply_rows(load_rows(ROWS, here, j, D, BD), load_rows(COLUMNS, across, j, D, BD), PRECISION)
+        mixed = spread(mixed, product, SCORING, positions, j, start, H, 1, H, G, SCORE)
+    return mixed
+
+
+@triton.jit
+def mix_cotangents(
+    LEFT, here, RIGHT, across, MIXING, dropout, start, positions, H: constexpr, D: constexpr, BD: constexpr,
+    G: constexpr, MIX: constexpr, DROP: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr,
+):  # fmt: skip
+    """Compute dP_j = sum_i M_ji G_i of each head of a group; arguments are those of `mix_scores` and `add_cotangents`."""
+    wanted = make_group(G, BM, BN)
+    for i in range(H):
+        wanted = add_cotangents(
+            wanted, load_rows(LEFT, here, i, D, BD), RIGHT, across, MIXING, dropout, i, start, positions,
+            H, D, BD, G, MIX, DROP, PRECISION,
+        )  # fmt: skip
+    return wanted
+
+
+@triton.jit
+def differentiate(product, wanted, seen, TOTAL, DELTA, head, n, N, unit, SIGMOID: constexpr):
+    """Compute dA of a head, from dP = `wanted`; the others are arguments of `weigh`, and DELTA as TOTAL."""
+    weight = weigh(product, TOTAL, head, n, N, unit, SIGMOID)
+    delta = load_numbers(DELTA, head, n, N)
+    return tl.where(seen, weight * (wanted - delta) * slope(product, unit, SIGMOID), 0.0)
+
+
+@triton.jit
+def differentiate_group(
+    mixed, wanted, seen, TOTAL, DELTA, start, positions, unit, H: constexpr, G: constexpr, SIGMOID: constexpr,
+):  # fmt: skip
+    """Compute dA of each head of a group, from the tuples of `mix_scores` and `mix_cotangents`."""
+    text, n, _, N, _ = positions
+    made = ()
+    for i in tl.static_range(G):
+        head = text * H + choose_head(start, i, H)
+        made = made + (differentiate(mixed[i], wanted[i], seen, TOTAL, DELTA, head, n, N, unit, SIGMOID),)
+    return made
 
 
 # -- kernels, whose arguments the module describes ---------------------------------------------------------------------
@@ -420,38 +494,57 @@ def add_cotangents(
 
 @triton.jit(do_not_specialize=["N", "M", "EACH"])
 def totals(
-    Q, K, TOTAL, VISIBLE, TOKENS, N, M, EACH, unit,
-    H: constexpr, D: constexpr, BD: constexpr, SIGMOID: constexpr, PADDED: constexpr,
-    PACKED: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr,
+    Q, K, SCORING, TOTAL, VISIBLE, TOKENS, N, M, EACH, unit,
+    H: constexpr, D: constexpr, BD: constexpr, SCORE: constexpr, SIGMOID: constexpr, PADDED: constexpr,
+    PACKED: constexpr, PRECISION: constexpr, BM: constexpr, BN: constexpr, G: constexpr = 1,
 ):  # fmt: skip
-    """Compute TOTAL (B, H, N), log2 of the sum of each query's weights.
+    """Compute TOTAL (B, H, N), log2 of the sum of each query's weights, for a group of heads: one where SCORE is 0.
 
-    Grid: tiles of queries, heads, texts.
+    Grid: tiles of queries, groups, texts.
     """
-    tile, head, text = find_place(1, False)
+    tile, start, text = find_place(G, False)
     block = tile * BM + tl.arange(0, BM)
+    here = (text, N, block)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, block, N, M, False)
-    query = load_rows(Q, (text, N, block), head, D, BD)
-    top = tl.full((BM,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BM,), dtype=tl.float32)
+    if SCORE == 0:
+        query = load_rows(Q, here, start, D, BD)
+    tops = ()
+    sums = ()
+    for _ in tl.static_range(G):
+        tops = tops + (tl.full((BM,), float("-inf"), dtype=tl.float32),)
+        sums = sums + (tl.zeros((BM,), dtype=tl.float32),)
     for at in range(low // BN * BN, high, BN):
-        k = at + tl.arange(0, BN)
-        seen = see(VISIBLE, TOKENS, block[:, None], k[None, :], N, M, PADDED)
-        product = multiply_rows(query, load_rows(K, (text, M, k), head, D, BD), PRECISION)
-        x = tl.where(seen, exponent(product, unit, SIGMOID), float("-inf"))
-        now = tl.maximum(top, tl.max(x, 1))
-        base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen so far
-        total = total * tl.exp2(top - base) + tl.sum(tl.exp2(x - base[:, None]), 1)
-        top = now
-    total = tl.where(total == 0.0, 1.0, total)  # rows beyond the end
-    tl.store(TOTAL + (text * H + head) * N + block, top + tl.log2(total), mask=block < N)
+        other = at + tl.arange(0, BN)
+        across = (text, M, other)
+        n, k = order(block, other, False)
+        seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
+        if SCORE == 0:
+            products = (multiply_rows(query, load_rows(K, across, start, D, BD), PRECISION),)
+        else:
+            products = mix_scores(
+                Q, here, K, across, SCORING, start, (text, n, k, N, M), H, D, BD, G, SCORE, PRECISION, BM, BN
+            )
+        new_tops = ()
+        new_sums = ()
+        for i in tl.static_range(G):
+            x = tl.where(seen, exponent(products[i], unit, SIGMOID), float("-inf"))
+            now = tl.maximum(tops[i], tl.max(x, 1))
+            base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen so far
+            new_tops = new_tops + (now,)
+            new_sums = new_sums + (sums[i] * tl.exp2(tops[i] - base) + tl.sum(tl.exp2(x - base[:, None]), 1),)
+        tops = new_tops
+        sums = new_sums
+    for i in tl.static_range(G):
+        total = tl.where(sums[i] == 0.0, 1.0, sums[i])  # rows beyond the end
+        head = text * H + choose_head(start, i, H)
+        tl.store(TOTAL + head * N + block, tops[i] + tl.log2(total), mask=block < N)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def sum_rows(
-    Q, K, X, MIXING, TOTAL, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
-    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SIGMOID: constexpr,
+    Q, K, X, MIXING, SCORING, TOTAL, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
+    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SCORE: constexpr, SIGMOID: constexpr,
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
     KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
@@ -475,19 +568,27 @@ def sum_rows(
         other = at + tl.arange(0, BN)
         across = (text, columns, other)
         n, k = order(block, other, KEYS)
+        positions = (text, n, k, N, M)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
         mixed = make_group(G, BM, BN)
-        if HELD:
+        if SCORE > 0:
+            scores = mix_scores(
+                ROWS, here, COLUMNS, across, SCORING, 0, positions, H, D, BD, H, SCORE, PRECISION, BM, BN
+            )
+            for j in tl.static_range(H):
+                weight = weigh(scores[j], TOTAL, text * H + j, n, N, unit, SIGMOID)
+                mixed = spread(mixed, weight, MIXING, positions, j, start, H, 1, H, G, MIX)
+        elif HELD:
             for j in tl.static_range(H):
                 mixed = add_weights(
-                    mixed, held[j], COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+                    mixed, held[j], COLUMNS, across, MIXING, TOTAL, j, start, positions, unit,
                     H, D, BD, G, MIX, SIGMOID, PRECISION,
                 )  # fmt: skip
         else:
             for j in range(H):
                 mine = load_rows(ROWS, here, j, D, BD)
                 mixed = add_weights(
-                    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, n, N, unit,
+                    mixed, mine, COLUMNS, across, MIXING, TOTAL, j, start, positions, unit,
                     H, D, BD, G, MIX, SIGMOID, PRECISION,
                 )  # fmt: skip
         made = ()
@@ -504,60 +605,90 @@ def sum_rows(
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def mixing_gradient(
-    Q, K, V, D_OUT, TOTAL, D_MIXING, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
-    H: constexpr, D: constexpr, BD: constexpr, SIGMOID: constexpr,
+    Q, K, V, MIXING, SCORING, D_OUT, TOTAL, DELTA, D_MIXING, VISIBLE, TOKENS, SEED, N, M, EACH, unit, least, kept,
+    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SCORE: constexpr, SIGMOID: constexpr,
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
-    GJ: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
+    KEYS: constexpr, TERM: constexpr, GJ: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """Compute D_MIXING (B, H, H, N) = D_ji(n), for GJ sources j and G heads i.
+    """Compute D_MIXING (B, H, H, N), sums of rows of TERM, for GJ sources j and G heads i; with KEYS (B, H, H, M).
 
-    Grid: tiles of queries, pairs of groups, texts.
+    Grid: tiles, pairs of groups, texts.
     """
     groups: tl.constexpr = (H + G - 1) // G
-    tile, pair, text = find_place(1, False)
+    tile, pair, text = find_place(1, KEYS)
     source, start = pair // groups * GJ, pair % groups * G
+    if KEYS:
+        ROWS, COLUMNS, LEFT, RIGHT, rows, columns = K, Q, V, D_OUT, M, N
+    else:
+        ROWS, COLUMNS, LEFT, RIGHT, rows, columns = Q, K, D_OUT, V, N, M
     block = tile * BM + tl.arange(0, BM)
-    here = (text, N, block)
+    here = (text, rows, block)
+    dropout = (SEED, least, kept)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
-    low, high = find_span(VISIBLE, block, N, M, False)
-    queries = load_group(Q, here, source, H, GJ, D, BD)
-    cotangents = load_group(D_OUT, here, start, H, G, D, BD)
+    low, high = find_span(VISIBLE, block, N, M, KEYS)
+    if SCORE == 0 or TERM == "scores":
+        sources = load_group(ROWS, here, source, H, GJ, D, BD)
+    if TERM != "scores":
+        cotangents = load_group(LEFT, here, start, H, G, D, BD)
     sums = make_group(GJ * G, BM, 8)
     for at in range(low // BN * BN, high, BN):
         other = at + tl.arange(0, BN)
-        across = (text, M, other)
-        n, k = order(block, other, False)
+        across = (text, columns, other)
+        n, k = order(block, other, KEYS)
+        positions = (text, n, k, N, M)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
-        weights = ()
+        if TERM == "scores":
+            mixed = mix_scores(
+                ROWS, here, COLUMNS, across, SCORING, start, positions, H, D, BD, G, SCORE, PRECISION, BM, BN
+            )
+            wanted = mix_cotangents(
+                LEFT, here, RIGHT, across, MIXING, dropout, start, positions,
+                H, D, BD, G, MIX, DROP, PRECISION, BM, BN,
+            )  # fmt: skip
+            of_scores = differentiate_group(mixed, wanted, seen, TOTAL, DELTA, start, positions, unit, H, G, SIGMOID)
+        elif SCORE > 0:
+            mixed = mix_scores(
+                ROWS, here, COLUMNS, across, SCORING, source, positions, H, D, BD, GJ, SCORE, PRECISION, BM, BN
+            )
+        maps = ()
         for j in tl.static_range(GJ):
             head = choose_head(source, j, H)
-            product = multiply_rows(queries[j], load_rows(K, across, head, D, BD), PRECISION)
-            x = weigh(product, TOTAL, text * H + head, n, N, unit, SIGMOID)
-            weights = weights + (tl.where(seen, x, 0.0),)
+            if SCORE == 0 or TERM == "scores":
+                x = multiply_rows(sources[j], load_rows(COLUMNS, across, head, D, BD), PRECISION)
+            else:
+                x = mixed[j]
+            if TERM != "scores":
+                x = tl.where(seen, weigh(x, TOTAL, text * H + head, n, N, unit, SIGMOID), 0.0)
+            maps = maps + (x,)
         made = ()
         for i in tl.static_range(G):
-            values = load_rows(V, across, choose_head(start, i, H), D, BD)
-            x = multiply_rows(cotangents[i], values, PRECISION)
-            if DROP:
-                x = drop(x, (SEED, least, kept), text, start, i, n, k, H, G)
+            if TERM == "scores":
+                x = of_scores[i]
+            else:
+                x = multiply_rows(cotangents[i], load_rows(RIGHT, across, choose_head(start, i, H), D, BD), PRECISION)
+                if DROP:
+                    x = drop(x, dropout, text, start, i, n, k, H, G)
             for j in tl.static_range(GJ):
-                part = tl.sum(tl.reshape(weights[j] * x, (BM, BN // 8, 8)), 1)
-                made = made + (sums[i * GJ + j] + part,)
+                term = maps[j] * x
+                if TERM == "delta":
+                    place = choose_head(source, j, H) * H + choose_head(start, i, H)
+                    term *= load_entry(MIXING, positions, place, H, MIX)
+                made = made + (sums[i * GJ + j] + tl.sum(tl.reshape(term, (BM, BN // 8, 8)), 1),)
         sums = made
     for i in tl.static_range(G):
         for j in tl.static_range(GJ):
-            place = choose_head(source, j, H) * H + choose_head(start, i, H)
-            tl.store(D_MIXING + (text * (H * H) + place) * N + block, tl.sum(sums[i * GJ + j], 1), mask=block < N)
+            place = text * (H * H) + choose_head(source, j, H) * H + choose_head(start, i, H)
+            tl.store(D_MIXING + place * rows + block, tl.sum(sums[i * GJ + j], 1), mask=block < rows)
 
 
 @triton.jit(do_not_specialize=["N", "M", "EACH", "least"])
 def score_gradient(
-    Q, K, V, MIXING, D_OUT, TOTAL, DELTA, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, scale, unit, least, kept,
-    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SIGMOID: constexpr,
+    Q, K, V, MIXING, SCORING, D_OUT, TOTAL, DELTA, OUT, VISIBLE, TOKENS, SEED, N, M, EACH, scale, unit, least, kept,
+    H: constexpr, D: constexpr, BD: constexpr, MIX: constexpr, SCORE: constexpr, SIGMOID: constexpr,
     PADDED: constexpr, PACKED: constexpr, DROP: constexpr, PRECISION: constexpr,
     KEYS: constexpr, HELD: constexpr, G: constexpr, BM: constexpr, BN: constexpr,
 ):  # fmt: skip
-    """Compute OUT_j = s dA_j K_j for a group of heads j; with KEYS s dA_j^T Q_j.
+    """Compute OUT_j = s dS_j K_j for a group of heads j; with KEYS s dS_j^T Q_j. Where SCORE is 0, dS is dA.
 
     Grid: tiles, groups, texts.
     """
@@ -571,7 +702,8 @@ def score_gradient(
     dropout = (SEED, least, kept)
     VISIBLE, TOKENS = find_text(VISIBLE, TOKENS, text // EACH, N, M, PACKED)
     low, high = find_span(VISIBLE, block, N, M, KEYS)
-    mine = load_group(ROWS, here, start, H, G, D, BD)
+    if SCORE == 0:
+        mine = load_group(ROWS, here, start, H, G, D, BD)
     if HELD:
         held = load_group(LEFT, here, 0, H, H, D, BD)
     sums = make_group(G, BM, BD)
@@ -579,29 +711,40 @@ def score_gradient(
         other = at + tl.arange(0, BN)
         across = (text, columns, other)
         n, k = order(block, other, KEYS)
+        positions = (text, n, k, N, M)
         seen = see(VISIBLE, TOKENS, n, k, N, M, PADDED)
-        wanted = make_group(G, BM, BN)
-        if HELD:
+        if SCORE > 0:
+            mixed = mix_scores(
+                ROWS, here, COLUMNS, across, SCORING, 0, positions, H, D, BD, H, SCORE, PRECISION, BM, BN
+            )
+            wanted = mix_cotangents(
+                LEFT, here, RIGHT, across, MIXING, dropout, 0, positions, H, D, BD, H, MIX, DROP, PRECISION, BM, BN
+            )
+            of_scores = differentiate_group(mixed, wanted, seen, TOTAL, DELTA, 0, positions, unit, H, H, SIGMOID)
+            unmixed = make_group(G, BM, BN)
+            for i in tl.static_range(H):
+                unmixed = spread(unmixed, of_scores[i], SCORING, positions, i, start, 1, H, H, G, SCORE)
+        elif HELD:
+            wanted = make_group(G, BM, BN)
             for i in tl.static_range(H):
                 wanted = add_cotangents(
-                    wanted, held[i], RIGHT, across, MIXING, dropout, i, start, n, k, N,
+                    wanted, held[i], RIGHT, across, MIXING, dropout, i, start, positions,
                     H, D, BD, G, MIX, DROP, PRECISION,
                 )  # fmt: skip
         else:
-            for i in range(H):
-                left = load_rows(LEFT, here, i, D, BD)
-                wanted = add_cotangents(
-                    wanted, left, RIGHT, across, MIXING, dropout, i, start, n, k, N,
-                    H, D, BD, G, MIX, DROP, PRECISION,
-                )  # fmt: skip
+            wanted = mix_cotangents(
+                LEFT, here, RIGHT, across, MIXING, dropout, start, positions,
+                H, D, BD, G, MIX, DROP, PRECISION, BM, BN,
+            )  # fmt: skip
         made = ()
         for j in tl.static_range(G):
             head = choose_head(start, j, H)
             factor = load_rows(COLUMNS, across, head, D, BD)
-            product = multiply_rows(mine[j], factor, PRECISION)
-            weight = weigh(product, TOTAL, text * H + head, n, N, unit, SIGMOID)
-            delta = load_numbers(DELTA, text * H + head, n, N)
-            x = tl.where(seen, weight * (wanted[j] - delta) * slope(product, unit, SIGMOID), 0.0)
+            if SCORE > 0:
+                x = unmixed[j]
+            else:
+                product = multiply_rows(mine[j], factor, PRECISION)
+                x = differentiate(product, wanted[j], seen, TOTAL, DELTA, text * H + head, n, N, unit, SIGMOID)
             made = made + (dot(x.to(factor.dtype), factor, sums[j], PRECISION),)
         sums = made
     for j in tl.static_range(G):
