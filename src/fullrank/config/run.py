@@ -423,6 +423,11 @@ class DataConfig(Section):
         return self.tokens or ("" if corpus is None else corpus.tokens)
 
     def _faults(self) -> Iterator[str]:
+        try:
+            corpus = find_corpus(self.name)
+        except InputError as error:
+            yield str(error)
+            return
         if not self.has_pairs:
             yield from self._faults_of_text()
             return
@@ -430,7 +435,7 @@ class DataConfig(Section):
             yield f"data.target: another language than data.source, given '{self.target}' for both"
         if self.min_count is not None and self.unit != "word":
             yield f"data.min_count: for data.tokens: word, given {self.min_count} with {self.unit}"
-        vocabulary = self.vocabulary or find_corpus(self.name).settings.get("vocabulary")
+        vocabulary = self.vocabulary or corpus.settings.get("vocabulary")
         if self.codes is None:
             yield from self._faults_of_size({"word": 3, "bpe": 0 if vocabulary == "separate" else 258})
 

@@ -376,7 +376,9 @@ class Section(metaclass=_Sections):
         """Build a section from a mapping that may hold further ones; raise ConfigError with every fault and its full key."""
         key = cls.KEY if key is None else key
         if not isinstance(raw, Mapping):
-            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
+            known = sorted(keys_of(cls))
+            listed = f" ({', '.join(known)})" if len(known) <= _MOST_LISTED else ""
+            raise ConfigError(f"{key or 'a configuration'}: a section of keys{listed}, given {raw!r}")
         member: type[Self] = cls
         if issubclass(cls, ByKind):
             member = cls.member(raw, key)
