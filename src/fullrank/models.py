@@ -430,6 +430,8 @@ def trained_kind(name: str) -> Kind:
 
 def _open_named(name: str, checkpoint: str, causal: bool, tokenizer: bool) -> LoadedModel:
     kind = trained_kind(name)
+    if checkpoint != "best" and kind in ("Python function", "Hugging Face model"):
+        raise InputError(f"checkpoint: of a run; {name} is a {kind}; leave it out, given '{checkpoint}'")
     folder = Path(name).expanduser()
     inputs = None
     words = None

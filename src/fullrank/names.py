@@ -42,6 +42,8 @@ def _folder_kind(folder: Path) -> Kind:
         return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
     if any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
         return "Hugging Face model"
+    if is_run(folder.parent.parent):
+        raise InputError(f"{folder}: a checkpoint; give {folder.parent.parent} with --checkpoint {folder.name}")
     raise InputError(
         f"{folder}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
         "save_pretrained, or a model's name on the Hugging Face hub"

@@ -183,7 +183,7 @@ def check(
     if scoring is not None:
         if name is not None:
             raise InputError(f"{name}: a model, and --scoring {scoring} is a function; check them one at a time")
-        choices = {"row": row, "scale": scale, "full": full, "quick": quick}
+        choices = {"row": row, "scale": scale, "full": full, "quick": quick, "checkpoint": checkpoint != "best"}
         exclude("--scoring", "checks a function", [option for option, value in choices.items() if value])
         report = check_scoring_named(scoring, vocab_size, length)
     elif name is None:

@@ -134,6 +134,8 @@ def train(
     # what can be refused is refused before torch is imported, and once for all processes
     argument = choice.config
     if _is_text(argument):
+        if choice.row is not None or choice.scale is not None:
+            raise InputError(f"--row, --scale: of a recipe, and {argument} is a text; leave them out")
         choice = replace(choice, config=_write_configuration(argument))
     folder = Path(choice.config)
     kernel = options.kernel

@@ -26,6 +26,7 @@ from fullrank.plugins import import_function
 from fullrank.storage import is_export, read_saved_kind
 
 _SEED = 1  # of a fresh model
+_SEES_ALL = "every token sees every other; what is checked is that none sees a later one"
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size
 
 
@@ -60,6 +61,8 @@ def check_named(
     if kind == "configuration":
         if options.pop("vocab_size", None) is not None:
             raise InputError(f"--vocab-size: for a model that does not say it; {name} is a configuration, which does")
+        if checkpoint != "best":
+            raise InputError(f"--checkpoint: of a run; {name} is a configuration; leave it out, given '{checkpoint}'")
         return check_configuration(resolve(name, row, scale, overrides), name, full, **options)
     choice = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in choice.items() if value]:
@@ -67,7 +70,10 @@ def check_named(
     folder = Path(name).expanduser()
     is_ours = kind in ("run", "saved model")
     facts = {"name": str(folder) if is_ours else name, "kind": kind}
-    if (is_ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
+    saved = read_saved_kind(folder, checkpoint) if is_ours or is_export(folder) else ""
+    if saved == "MaskedLanguageModel":
+        raise InputError(f"{name}: a masked language model: {_SEES_ALL}")
+    if saved == "Translator":
         return check(Translator.load(folder, checkpoint), description=facts, **options)
     loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
     return check(loaded.module, loaded.inputs, description=facts, **options)
@@ -116,9 +122,7 @@ def check_configuration(
     run = resolved.config
     translates = run.translates
     if run.masks:
-        raise InputError(
-            f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
-        )
+        raise InputError(f"{name}: train.objective: masked: {_SEES_ALL}")
     if (
         run.data.documents is not None and run.model.document_token_id is None
     ):  # some token, until there is a vocabulary

@@ -74,6 +74,8 @@ def open_any(folder: Path) -> tuple[AnyConfig, Entries]:
         model_files = ("config.json", "model.safetensors", "adapter_config.json")
         is_model = any((folder / file).is_file() for file in model_files)
         hint = " but a model, which `fullrank check` and `fullrank analyze rank` take" if is_model else ""
+        run = folder.parent.parent
+        hint = f"; give {run} with --checkpoint {folder.name}" if is_run(run) else hint
         raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json){hint}")
     identity = read_identity(folder)
     check_run(folder)
