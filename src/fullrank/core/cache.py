@@ -23,7 +23,7 @@ def take_rows(tensor: Tensor | None, index: Tensor) -> Tensor | None:
 
 
 class Buffer:
-    """Storage (B, H, C, D or more) whose first `used` tokens are taken; new storage has twice the room of what is seen.
+    """Storage (B, H, C, D or more) whose first `used` tokens are taken; new storage has room for twice the tokens seen.
 
     Several caches may share one storage. Each sees some consecutive tokens of it. The cache that sees the last taken token may
     write behind it, any other copies first. So a cache stays a value, also where two texts go on from one.
@@ -55,9 +55,9 @@ class Buffer:
     def copy(self, old: Tensor, more: int) -> Buffer:
         """Copy seen tokens (B, H, M, D) to the start of another buffer, with room for `more` at least."""
         batch, heads, length, width = old.shape
-        idle = -width % _LANES if old.device.type == "cpu" else 0
+        padding = -width % _LANES if old.device.type == "cpu" else 0
         room = max(2 * length, length + more, _SMALLEST_BUFFER)
-        storage: Any = old.new_empty(batch, heads, room, width + idle)
+        storage: Any = old.new_empty(batch, heads, room, width + padding)
         storage[..., width:] = 0
         storage.ends_in_zeros = True  # a kernel asks the base of the views for it
         storage[:, :, :length, :width] = old
@@ -88,10 +88,10 @@ class KeyValues(NamedTuple):
     """Keys and values (B, G, M, D) of earlier tokens, and keys of distances (G, T, D).
 
     keys: None where the score has none.
-    relative: None where the score reads no distances. T may be more than is needed yet.
+    relative: None where the score reads no distances. T may be larger than the number of tokens.
     notes: what stages that mix heads remember of each token besides, (B, C, M, F) each; None for a stage that needs nothing.
-    buffers: of keys, values and notes, where new tokens may be written behind them; None for those of chosen rows or tokens,
-    () before the first are appended.
+    buffers: storage of keys, values and notes with room for new tokens; None after rows or tokens were selected, () before any
+    were appended.
     """
 
     keys: Tensor | None
@@ -163,11 +163,11 @@ Past = KeyValues | DecayedSums  # one layer's record of earlier tokens
 
 @dataclass(frozen=True)
 class Cache:
-    """The record of every layer: a value that goes into a call and comes out of it anew.
+    """The record of every layer, a value: a call takes it as input and returns another one.
 
     layers: None before the first token.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
-    documents (B, M): the number of each token's document; None for a model that knows of one only.
+    documents (B, M): the number of each token's document; None for a model without documents.
     """
 
     layers: tuple[Past | None, ...]

@@ -76,7 +76,7 @@ class LanguageModel(Layers):
         skip: Collection[int] = (),
         source: Source | TranslationCache | None = None,
     ) -> Pass:
-        """Compute the input of the output layer, and memory and cache of the next call.
+        """Compute the input of the output layer, and memory and cache for the next call.
 
         Args:
             input_ids: as of `forward`.

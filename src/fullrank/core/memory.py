@@ -71,7 +71,7 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of all layers: a value that goes in with the next segment and comes out anew.
+    """The memory of all layers, a value: the next segment takes it as input and returns another one.
 
     length: tokens read so far, which is the position of the next token; lengths (B,): the same where rows differ.
     version: the parameters, precision and clamp length that made the heads of the layers, so that no others use them.

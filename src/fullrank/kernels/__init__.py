@@ -7,7 +7,7 @@
 The last two are for every normaliser and mixing that engines know, and keep nothing of the size of the weights. Without a C++
 compiler, and for relative scores on a GPU, the definition computes.
 
-Products with weights are PyTorch's but for few rows on a CPU (`native/few_rows.py`) and where oneDNN is the faster library
+PyTorch multiplies by weights, except where others are faster: `native/few_rows.py` for few rows on a CPU, and oneDNN
 (`vocabulary.multiply_large`).
 """
 
@@ -57,8 +57,8 @@ def _attend_fused(problem: Problem) -> Tensor:
 class Kernel:
     """A kernel, and the reasons for which it does not compute a call.
 
-    refuses: because of the stages or the machine; it is an error to fix this kernel then.
-    declines: because of the tensors or the layout; the definition computes such a call even if this kernel is fixed.
+    refuses: a reason in the stages or the machine. Where this kernel is fixed, that is an error.
+    declines: a reason in the tensors or the layout. The definition then computes the call, even where this kernel is fixed.
     """
 
     run: Callable[[Problem], Tensor]
@@ -66,7 +66,7 @@ class Kernel:
     declines: Reason = lambda problem: None
 
     def reason(self, problem: Problem) -> str | None:
-        """Return the first reason not to run a call. The machine is looked at last, since that may compile C++."""
+        """Return the first reason not to run a call. `refuses` comes last, as it may compile C++."""
         return self.declines(problem) or self.refuses(problem)
 
 
@@ -109,13 +109,13 @@ def _rank_plain(problem: Problem, queries: int) -> list[str]:
     """
     half = problem.values.dtype in (torch.bfloat16, torch.float16)
     if problem.dropout > 0 or (half and needs_grad(problem)):
-        least = _NATIVE_HALF_TRAINING if half else 0
-        if queries < least:
+        min_queries = _NATIVE_HALF_TRAINING if half else 0
+        if queries < min_queries:
             return ["reference"]
-        last = "sdpa" if torch.compiler.is_compiling() else "reference"
-        return ["native", last] if queries > 1 else [last]
-    least = _NATIVE_HALF if half else _NATIVE_FP32
-    return ["sdpa"] if is_exporting() or queries < least else ["native", "sdpa"]
+        fallback = "sdpa" if torch.compiler.is_compiling() else "reference"
+        return ["native", fallback] if queries > 1 else [fallback]
+    min_queries = _NATIVE_HALF if half else _NATIVE_FP32
+    return ["sdpa"] if is_exporting() or queries < min_queries else ["native", "sdpa"]
 
 
 def _fastest(problem: Problem) -> str:
@@ -150,11 +150,11 @@ def attend(problem: Problem | str) -> Tensor | None:
 
 
 def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
-    refused = "it computes attention without weights" if name not in KERNELS else None
-    if refused is None:
-        refused = problem if isinstance(problem, str) else KERNELS[name].refuses(problem)
-    if refused is not None:
-        raise InputError(f"kernel '{name}' cannot compute this attention: {refused}; use 'auto' or 'reference'")
+    reason = "it computes attention without weights" if name not in KERNELS else None
+    if reason is None:
+        reason = problem if isinstance(problem, str) else KERNELS[name].refuses(problem)
+    if reason is not None:
+        raise InputError(f"kernel '{name}' cannot compute this attention: {reason}; use 'auto' or 'reference'")
     assert not isinstance(problem, str)
     return KERNELS[name].run(problem) if KERNELS[name].declines(problem) is None else None
 
@@ -215,13 +215,13 @@ def _note(name: str) -> None:
 def chosen() -> Iterator[set[str]]:
     """Run the block with a set that collects the names of the kernels that "auto" takes; compiled code adds none."""
     global _chosen
-    before = _chosen
+    outer = _chosen
     names: set[str] = set()
     _chosen = names
     try:
         yield names
     finally:
-        _chosen = before
+        _chosen = outer
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
@@ -241,7 +241,7 @@ def vocabulary_loss(
         components: the softmaxes of the vocabulary layer.
         ids: targets (T,).
         scale: weights of the tokens (T,).
-        label_smoothing: share of the target that all words have in common; 0 for none.
+        label_smoothing: share of the target that is spread over all words; 0 for none.
 
     Returns:
         sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; None where the definition has to compute them.
@@ -254,7 +254,7 @@ def vocabulary_loss(
 def _is_left_to_definition(components: Components, ids: Tensor) -> bool:
     """Return whether the definition is fixed, or the kernels cannot run.
 
-    They cannot inside a transform of torch.func, nor with clusters on the meta device, where ids do not tell their cluster.
+    They cannot inside a transform of torch.func, nor with clusters on the meta device, where ids have no values.
     """
     is_unknown = ids.is_meta and len(components.clusters) > 1
     return _forced == "reference" or is_unknown or is_transformed()
@@ -277,12 +277,12 @@ def kernel(name: str) -> Iterator[None]:
     global _forced
     if name not in NAMES:
         raise InputError(f"kernel: '{name}' is not available; {suggest(str(name), NAMES)}")
-    before = _forced
+    outer = _forced
     _forced = None if name == "auto" else name
     try:
         yield
     finally:
-        _forced = before
+        _forced = outer
 
 
 def _load() -> Any:
