@@ -77,8 +77,8 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path,
     try:
         module.load_state_dict(tensors, assign=assign)
     except RuntimeError as error:
-        words = one_line(error, 600).partition(": ")[2]
-        raise InputError(f"{origin} does not fit the model: {words}; check the model section of config.yaml") from error
+        fault = one_line(error, 600).partition(": ")[2]
+        raise InputError(f"{origin} does not fit the model: {fault}; check the model section of config.yaml") from error
 
 
 class AsModule(nn.Module):
@@ -141,11 +141,11 @@ def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Ite
     pairs = list[tuple[nn.Module, dict[str, Any]]]()
     for original, copied in zip(originals, copies, strict=True):
         pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)
-    before = [(module, vars(module)) for module, _ in pairs]
+    saved = [(module, vars(module)) for module, _ in pairs]
     try:
         for module, attributes in pairs:
             object.__setattr__(module, "__dict__", attributes)
         yield
     finally:
-        for module, attributes in before:
+        for module, attributes in saved:
             object.__setattr__(module, "__dict__", attributes)

@@ -50,10 +50,10 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
     file, config = find(path, checkpoint)
     tensors = read(file)
     kind = kind_of(tensors)
-    # a subclass is saved as the class of ours that it stands on
-    wanted = next(base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS)
-    if kind != wanted:
-        raise InputError(f"{path}: holds {_KINDS[kind]}, not {_KINDS[wanted]}; load it with {kind}.load")
+    # a subclass is saved under the name of its base class
+    expected = next(base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS)
+    if kind != expected:
+        raise InputError(f"{path}: holds {_KINDS[kind]}, not {_KINDS[expected]}; load it with {kind}.load")
     with torch.device("meta"):
         model = cls(config)
     load_tensors(model, tensors, file, assign=True)  # takes the saved dtype too
@@ -78,7 +78,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as temporary:
-            # bytes first in a folder of their own, then one rename each: a kill in between leaves the old files whole
+            # both are written first and then renamed: a process that is killed meanwhile leaves the old files complete
             save_file(tensors, Path(temporary) / WEIGHTS)
             (Path(temporary) / CONFIG).write_text(text, encoding="utf-8")
             for name in (WEIGHTS, CONFIG):
@@ -111,7 +111,7 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     if is_run or not file.is_file():
         file = path / "checkpoints" / checkpoint / WEIGHTS
     if not file.is_file():
-        names = sorted(there.parent.name for there in path.glob(f"checkpoints/[!.]*/{WEIGHTS}"))
+        names = sorted(file.parent.name for file in path.glob(f"checkpoints/[!.]*/{WEIGHTS}"))
         raise InputError(
             f"{path}: holds no weights ({file.relative_to(path)}); it has the checkpoints {', '.join(names) or 'none yet'}"
             "; `fullrank average` makes one that is called average"
@@ -169,8 +169,8 @@ def kind_of(names: Iterable[str]) -> str:
 def read(file: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file; InputError if it is damaged.
 
-    Each is in memory of its own: inside the file they begin at any byte, and products of such tensors take other kernels and
-    differ in the last bit from those of the model that was saved.
+    Each is copied. In the file a tensor may begin at any byte, for which PyTorch chooses other kernels, so that products would
+    differ in the last bit from those of the saved model.
     """
     try:
         sealed = (file.parent / PLAIN).is_file()  # by a run

@@ -1,11 +1,11 @@
 """Prepared corpora: text, or sentence pairs, as memory-mapped token ids in a folder of the cache.
 
 The folder is `corpora/<name>-...-<key>`, where the key is a hash of the contents of the source files and of every setting. It
-appears whole or not at all, so that several processes may prepare a corpus at once. It has columns: a text has `ids`, sentence
-pairs have `source` and `target`. Files of a column: `<split>.<column>.bin` has the ids; of sentences, `.offsets` has their
-borders (sentence i is ids[offsets[i] : offsets[i + 1]]), `.txt` the lines as they were encoded, and `.raw.txt`, where Moses
-changed them, the lines before that. The folder `<column>` has the tokenizer. `corpus.json` records counts, the sha256 of every
-file and how the corpus was made.
+is complete as soon as it appears, so that several processes may prepare a corpus at once. It has columns: a text has `ids`,
+sentence pairs have `source` and `target`. Files of a column: `<split>.<column>.bin` has the ids; of sentences, `.offsets` has
+their borders (sentence i is ids[offsets[i] : offsets[i + 1]]), `.txt` the lines as they were encoded, and `.raw.txt`, where
+Moses changed them, the lines before that. The folder `<column>` has the tokenizer. `corpus.json` records counts, the sha256
+of every file and how the corpus was made.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def load_named(name: str, *, causal: bool, tokenizer: bool) -> tuple[Any, Any, d
         tokenizer: False loads none.
 
     Returns:
-        The model, its tokenizer (None: it has none), and example inputs where token ids do not do.
+        The model, its tokenizer (None: it has none), and example inputs where it reads more than token ids.
 
     Raises:
         InputError: there is no such model, or it lacks some of its weights.

@@ -26,14 +26,14 @@ _RULES: dict[str, Any] = read_yaml(Path(__file__).with_name("tiny.yaml"))
 
 
 def list_classes(model_type: str | None = None) -> list[tuple[str, str]]:
-    """List (model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
+    """List (model type, class) of the installed transformers that predict next tokens, the causal class of a type first."""
     from transformers.models.auto import modeling_auto as auto
 
     causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     translating = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     pairs = dict.fromkeys((*causal.items(), *translating.items()))
-    wanted = [pair for pair in pairs if model_type in (None, pair[0])]
-    return sorted(wanted, key=lambda pair: pair[0])
+    selected = [pair for pair in pairs if model_type in (None, pair[0])]
+    return sorted(selected, key=lambda pair: pair[0])
 
 
 def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> tuple[Any, dict[str, Tensor] | None]:
@@ -45,11 +45,11 @@ def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) 
         **settings: of the configuration; they override the small ones.
 
     Returns:
-        The model, and example inputs where token ids alone do not do, else None.
+        The model, and example inputs where it reads more than token ids, else None.
 
     Raises:
-        InputError: the type predicts no next tokens, needs more than tokens or a package that is missing, or would be large
-            even so. Where transformers cannot build the model its own error passes through.
+        InputError: the type predicts no next tokens, needs more than tokens, needs a missing package, or is large even at small
+            sizes. Where transformers cannot build the model, its own error is raised.
     """
     names = [name for _, name in list_classes(model_type)]
     if not names or class_name not in (None, *names):
@@ -60,7 +60,7 @@ def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) 
     config = make_small_config(transformers.CONFIG_MAPPING[model_type], **settings)
     parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
     if not isinstance(config, cls.config_class) and parts:
-        config = parts[0]  # the class is that of a part of the model
+        config = parts[0]  # the class is that of one part, such as the text model
     try:
         with torch.device("meta"):
             count = cls(copy.deepcopy(config)).num_parameters()
@@ -112,12 +112,12 @@ def _shrink(name: str, value: Any) -> Any:
         return [_shrink(name, item) for item in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    most = next((most for pattern, most in _RULES["most"] if re.search(pattern, name)), None)
-    if most == 0:
+    largest = next((size for pattern, size in _RULES["most"] if re.search(pattern, name)), None)
+    if largest == 0:  # a token id
         return value if value < _VOCABULARY else 4 + value % (_VOCABULARY - 4)
-    if isinstance(most, float):
-        return most
-    return value if most is None else min(value, most)
+    if isinstance(largest, float):
+        return largest
+    return value if largest is None else min(value, largest)
 
 
 def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def _cut_layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name: entries for name, entries in lists.items() if len(entries) == count > 1}
     if not lists:
         return {}
-    kinds = [str(of_layer) for of_layer in zip(*lists.values(), strict=True)]
-    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
-    chosen = firsts[:_MOST_LAYERS] if len(firsts) > 1 else [0, 1]
+    kinds = [str(settings) for settings in zip(*lists.values(), strict=True)]
+    first_layers = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    kept_layers = first_layers[:_MOST_LAYERS] if len(first_layers) > 1 else [0, 1]
     cut: dict[str, Any] = {}
     for name, entries in lists.items():
-        cut[name] = [_shrink(name, entries[layer]) for layer in chosen]
-    layers = len(chosen)
+        cut[name] = [_shrink(name, entries[layer]) for layer in kept_layers]
+    layers = len(kept_layers)
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: entries * 2 for name, entries in cut.items()} | {"num_kv_shared_layers": layers}
         layers *= 2
