@@ -63,20 +63,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        if error.errno == errno.ENAMETOOLONG:  # of the user's choosing
+        if error.errno == errno.ENAMETOOLONG:  # of a name that the user chose
             raise
         reason = "no space left on the disk" if no_room(error) else error.strerror
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
-def write_own(path: Path, text: str, mark: str, what: str) -> None:
+def write_own(path: Path, text: str, mark: str, kind: str) -> None:
     """Write a file that begins with a mark, as `write_text` does, unless another file of that name is there.
 
     Args:
         path: the file.
         text: its content.
         mark: how it begins.
-        what: what it is, for the error: `a report`.
+        kind: what it is, for the error: `a report`.
 
     Raises:
         InputError: there is a file, not an empty one, that begins otherwise.
@@ -84,7 +84,7 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
     """
     if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
         raise InputError(
-            f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
+            f"{path}: exists and is not {kind} of fullrank, so it is left alone; give another --out, or move it"
         )
     write_text(path, text)
 
@@ -373,12 +373,12 @@ def lines(path: Path, key: str, start: int = 0, end: int | None = None) -> Itera
 def count_lines(path: Path, key: str) -> int:
     """Count the lines of a file; one without an end at the end of the file counts."""
     count = 0
-    block = b""
+    last_block = b""
     with open_text(path, key) as file:
-        while more := file.read(_PIECE):
-            block = more
+        while block := file.read(_PIECE):
+            last_block = block
             count += block.count(b"\n")
-    return count + (not block.endswith(b"\n"))
+    return count + (not last_block.endswith(b"\n"))
 
 
 @dataclass(frozen=True)
@@ -411,7 +411,7 @@ class Piece(NamedTuple):
 def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Piece]:
     """Yield the text of a section in pieces.
 
-    They end after a newline that no token goes over, or in a long line before a space.
+    A piece ends after a newline that no token spans, or in a very long line before a space.
 
     Args:
         section: the text.
@@ -452,9 +452,9 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
 
 
 def _ends_between_words(data: bytearray, file: BufferedReader) -> bool:
-    """Return whether data ends with a newline that no token goes over, of GPT-2 and its like or of Llama 3 and its like.
+    """Return whether data ends with a newline that no token of tokenizers like those of GPT-2 and Llama 3 spans.
 
-    What follows it begins with a word, or with one space before a word. In the first case no white space is before it.
+    Either a word follows the newline, which has no white space before it, or one space and a word follow.
     """
     if not data.endswith(b"\n"):
         return False
@@ -518,17 +518,17 @@ def cut_files(
         )
     borders = [0, *itertools.accumulate(sizes, initial=total - sum(sizes))]
     sections: list[list[Section]] = [[] for _ in shares]
-    first = 0  # number of the first line of the file
+    offset = 0  # lines or bytes of the files before
     for path, count in zip(paths, counts, strict=True):
         for part, (low, high) in zip(sections, itertools.pairwise(borders), strict=True):
-            start = max(low - first, 0)
-            end = min(high - first, count)
+            start = max(low - offset, 0)
+            end = min(high - offset, count)
             if start < end:
                 if by_lines:
                     start = _find_line(path, start)
                     end = _find_line(path, end)
                 part.append(Section(path, start, end))
-        first += count
+        offset += count
     return sections
 
 
@@ -540,7 +540,7 @@ def _find_line(path: Path, number: int) -> int:
 
 # work on the pieces of a text: in a process for each core, with a progress bar
 
-_work: Callable[[Any], Any]  # of a forked process, which has the memory of its parent: a vocabulary is not copied
+_work: Callable[[Any], Any]  # of a forked process, which shares the memory of its parent, such as a vocabulary
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -555,7 +555,7 @@ def map_in_processes(
 ) -> Generator[Result, None, None]:
     """Yield `work` of each item, in order, by a process for each core. Few items are under way at a time.
 
-    It is one process where there is one core, or no more items than one process gets at once, or where processes cannot be
+    This process works alone where there is one core, where one group of `size` items is all, and where processes cannot be
     forked safely.
 
     Args:
@@ -572,19 +572,19 @@ def map_in_processes(
     """
     cores = len(usable_cores()) if sys.platform == "linux" and not alone else 1
     groups = batched(items, size)
-    first = list(itertools.islice(groups, 2))
-    groups = itertools.chain(first, groups)
-    if cores < 2 or len(first) < 2:
+    first_groups = list(itertools.islice(groups, 2))
+    groups = itertools.chain(first_groups, groups)
+    if cores < 2 or len(first_groups) < 2:
         yield from map(work, itertools.chain.from_iterable(groups))
         return
     waiting = deque[Future[list[Result]]]()
     fork = multiprocessing.get_context("fork")
     try:
-        with ProcessPoolExecutor(cores, fork, initializer=_begin, initargs=(work,)) as pool:
+        with ProcessPoolExecutor(cores, fork, initializer=_start_worker, initargs=(work,)) as pool:
             for group in groups:
-                with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
+                with warnings.catch_warnings():  # of threads of PyTorch, which the new processes do not use
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                    waiting.append(pool.submit(_do, group))
+                    waiting.append(pool.submit(_run_work, group))
                 if len(waiting) > 2 * cores:
                     yield from waiting.popleft().result()
             while waiting:
@@ -596,7 +596,7 @@ def map_in_processes(
         ) from error
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
+def _start_worker(work: Callable[[Any], Any]) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
@@ -605,16 +605,16 @@ def _begin(work: Callable[[Any], Any]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
 
 
-def _do(group: list[Any]) -> list[Any]:
+def _run_work(group: list[Any]) -> list[Any]:
     return [_work(item) for item in group]
 
 
-def show_progress(pieces: Iterable[Piece], doing: str, total: int) -> Iterator[Piece]:
+def show_progress(pieces: Iterable[Piece], description: str, total: int) -> Iterator[Piece]:
     """Yield pieces of a text, with a bar where stderr is a terminal and remarks are logged.
 
     Args:
         pieces: the text.
-        doing: what is done with it, in words.
+        description: what is done with it, in words.
         total: its bytes.
 
     Yields:
@@ -628,7 +628,7 @@ def show_progress(pieces: Iterable[Piece], doing: str, total: int) -> Iterator[P
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task(doing, total=total)
+        task = bar.add_task(description, total=total)
         for piece in pieces:
             yield piece
             bar.update(task, advance=piece.size, refresh=True)

@@ -126,14 +126,14 @@ def generate(
 
     Of several runs, or several checkpoints of a run, the mean of their probabilities is taken; their vocabularies must be one.
     """
-    drawing = drop_missing(sampling) | ({"greedy": True} if greedy else {})
+    options = drop_missing(sampling) | ({"greedy": True} if greedy else {})
     if settings.beams is not None:
-        exclude("--beam", "searches", drawing)
+        exclude("--beam", "searches", options)
     elif settings.length_penalty is not None:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
         exclude(
-            "--greedy", "always takes the likeliest token", drawing.keys() - {"greedy", "seed", "repetition_penalty"}
+            "--greedy", "always takes the likeliest token", options.keys() - {"greedy", "seed", "repetition_penalty"}
         )
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
@@ -143,7 +143,7 @@ def generate(
     content = write(
         runs,
         prompt,
-        **drawing,
+        **options,
         **drop_missing(settings),
         max_new_tokens=max_new_tokens,
         number=number,
@@ -261,10 +261,10 @@ def translate(
     """
     from fullrank.experiments.translation import LineTranslator, Search, open_translation_run
 
-    chosen = drop_missing(search)
+    search_options = drop_missing(search)
     if score is not None:
-        exclude("--score", "searches nothing", [*chosen, *(["n_best"] if n_best > 1 else [])])
-    evaluation = dataclasses.replace(open_translation_run(runs[0]).eval, **chosen)
+        exclude("--score", "searches nothing", [*search_options, *(["n_best"] if n_best > 1 else [])])
+    evaluation = dataclasses.replace(open_translation_run(runs[0]).eval, **search_options)
     translator = LineTranslator(
         runs,
         dataclasses.replace(Search.from_config(evaluation), n_best=n_best),
@@ -277,20 +277,20 @@ def translate(
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     start = time.monotonic()
-    done = 0
+    count = 0
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
         if stream.isatty():
             logger.info("a sentence a line; Ctrl-D ends")
         if score is not None:
             _score_lines(translator, stream, score, as_lines=as_lines)
             return
-        for arrived in read_lines(stream):
-            translations = translator.translate(arrived, first=done + 1)
-            for line, best in zip(arrived, translations, strict=True):
-                done += 1
-                print(*format_line(done, line, best, style), sep="\n")
+        for lines in read_lines(stream):
+            translations = translator.translate(lines, first=count + 1)
+            for line, best in zip(lines, translations, strict=True):
+                count += 1
+                print(*format_line(count, line, best, style), sep="\n")
             sys.stdout.flush()
-    logger.info(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
+    logger.info(f"{count:,} lines, {count / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
 
 
 def _score_lines(translator: LineTranslator, stream: RawIOBase, targets: Path, *, as_lines: bool) -> None:

@@ -227,10 +227,10 @@ class MultiLinear(Attend):
             keys = _hide(keys, mask)
             values = _hide(values, mask)
         out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
-        after = past
+        sums = past
         if new:
-            after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new)
-        return self._with_bias(out), after
+            sums = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new)
+        return self._with_bias(out), sums
 
     def _with_bias(self, out: Tensor) -> Tensor:
         out = out if self.bias is None else out + self.bias.to(out.dtype)

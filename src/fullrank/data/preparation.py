@@ -203,12 +203,12 @@ def _build(info: CorpusInfo, settings: Settings, sources: Sources, tokenizer: To
     return Built({IDS: tokenizer}, counts, counted, marks, slack=slack)
 
 
-def _read(sections: Sequence[Section], kind: str, doing: str, key: str) -> Iterator[Piece]:
+def _read(sections: Sequence[Section], kind: str, description: str, key: str) -> Iterator[Piece]:
     """Yield the pieces of all sections, one after another, with a progress bar."""
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
     pieces = (read_pieces(section, exact=kind == "byte", key=key) for section in sections)
-    return show_progress(chain.from_iterable(pieces), doing, sum(section.size for section in sections))
+    return show_progress(chain.from_iterable(pieces), description, sum(section.size for section in sections))
 
 
 def _list_names(sections: Sequence[Section]) -> str:

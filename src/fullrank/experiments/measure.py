@@ -354,12 +354,12 @@ def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_
         InputError: the model cannot read so many tokens (`check_length`).
     """
     check_length(model, protocol, len(ids))
-    parts = passages(ids, protocol, start_id)
+    all_passages = passages(ids, protocol, start_id)
     share = slice(rank(), None, world_size())
     if protocol.streams is None:
-        batches = list(batched(parts, batch_size))[share]
+        batches = list(batched(all_passages, batch_size))[share]
     else:  # streams are shared, each with its memory
-        batches = list(batched(parts[share], protocol.streams))
+        batches = list(batched(all_passages[share], protocol.streams))
     tally = Tally(device_of(model))
     with evaluating(model):
         changed = apply_protocol(model, protocol)
