@@ -78,8 +78,8 @@ _TILES_OF_GROUPS = (
 )
 _TILES_OF_SCORES = (
     Tile(64, 32, 8),
-    Tile(32, 32, 8),
     Tile(32, 32, 4),
+    Tile(32, 32, 8),
     Tile(32, 16, 4),
 )
 
