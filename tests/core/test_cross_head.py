@@ -36,18 +36,6 @@ def test_permutations_come_as_often_as_beta_says(beta):
         assert abs(counts[permutation] - draws * p) <= 4.5 * math.sqrt(draws * p * (1 - p)) + 1e-9, permutation
 
 
-def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing():
-    route = StochasticCrossHead(1.0).train()
-    keys = torch.arange(HEADS, dtype=torch.float32)[:, None, None]
-    for _ in range(20):
-        content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
-        assert nothing is None
-        assert torch.equal(content[1, :, 0, 0], distances[:, 0, 0])
-    nothing, same = StochasticCrossHead(0.0)(None, keys)
-    assert nothing is None
-    assert same is keys
-
-
 @pytest.mark.parametrize("options", [{"score": "relative"}, {"mix": "position_wise"}], ids=["relative", "mixed"])
 def test_permuted_heads_are_permuted_weights(options):
     """Keys, keys of distances and values change places together; queries, u and v and the query of the mixing stay."""

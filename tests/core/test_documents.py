@@ -104,11 +104,3 @@ def test_padding_is_left_out_of_documents():
     mask[0, :4] = 0
     left = torch.cat((torch.full((1, 4), BEGIN), ids), dim=1)
     assert torch.allclose(model(left, attention_mask=mask).logits[:, 4:], model(ids).logits, atol=1e-12)
-
-
-def test_generated_documents_begin_anew():
-    """After the token that begins a document the text goes on as if nothing stood before."""
-    model = build(**MODELS["rotary"])
-    prompt = torch.tensor([[5, 7, 9, 4, BEGIN]])
-    written = model.generate(prompt, 6, greedy=True)
-    assert torch.equal(written[:, 5:], model.generate(prompt[:, 4:], 6, greedy=True)[:, 1:])

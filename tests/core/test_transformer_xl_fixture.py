@@ -6,7 +6,6 @@ The figures were written once by `fixtures/make_transformer_xl.py`, which says h
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -46,14 +45,6 @@ def segments():
     for number, size in enumerate(ABOUT["segments"]):
         yield number, TEXT[:, start : start + size], TEXT[:, start + 1 : start + size + 1]
         start += size
-
-
-def test_the_fixture_tells_settings_apart():
-    """Each case's own setting changes the nll of the last segment, so that agreement with all of them says something."""
-    last = [TENSORS[f"{name}.{len(ABOUT['segments']) - 1}.nll"] for name in CASES]
-    assert len(last) == 11
-    for first, second in combinations(last, 2):
-        assert float((first - second).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("kernel", "cached"), [("reference", False), ("auto", True)])
