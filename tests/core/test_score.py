@@ -11,11 +11,10 @@ import fullrank as fr
 E, H, D = 10, 3, 4
 
 
-def layer(mix="none", normalize="softmax", **options):
+def layer(**options):
     """Away from its start, in double precision."""
     torch.manual_seed(2)
-    score = {"name": "relative", **options}
-    config = fr.AttentionConfig(score=score, mix=mix, normalize=normalize)
+    config = fr.AttentionConfig(score={"name": "relative", **options})
     made = fr.Attention(config, hidden_size=E, num_attention_heads=H, head_dim=D).double()
     with torch.no_grad():
         for parameter in made.parameters():
@@ -53,16 +52,8 @@ def equation(made, x, distance, visible):
             total = sum(math.exp(score) for score in scores.values())
             for m, score in scores.items():
                 weights[h, n, m] = math.exp(score) / total
-    mix = made.attend.mix
-    heads = np.zeros((count, H * D))
-    for i in range(H):
-        for n in range(count):
-            for j in range(H):
-                share = float(i == j)
-                if hasattr(mix, "from_query"):  # of the query with its bias, without u, v and scale
-                    share = q[n, j * D : (j + 1) * D] @ numbers(mix.from_query)[:, i] + numbers(mix.mixing)[j, i]
-                heads[n, i * D : (i + 1) * D] += share * weights[j, n] @ v[:, i * D : (i + 1) * D]
-    return linear(made.merge, heads)
+    heads = [weights[h] @ v[:, h * D : (h + 1) * D] for h in range(H)]
+    return linear(made.merge, np.concatenate(heads, 1))
 
 
 def test_as_published_measures_from_the_end_of_the_block():
