@@ -19,6 +19,7 @@ from fullrank.core import registry
 from fullrank.core.config import DropoutConfig
 from fullrank.core.errors import InputError
 from moving import moved
+from pairs import covering
 
 VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 4, 6, 2, 7  # differential attention pairs heads
 
@@ -290,13 +291,7 @@ def score_needs(score):
 
 def tiered(rows, step=1):
     """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of these; the rest is full."""
-    pairs = [_pairs_of(vars(row), ATTENTION_SLOTS) for row in rows]
-    missing = set().union(*pairs)
-    chosen = set()
-    while missing:
-        best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
-        chosen.add(best)
-        missing -= pairs[best]
+    chosen = covering(range(len(rows)), lambda i: _pairs_of(vars(rows[i]), ATTENTION_SLOTS))
     everyday = sorted(chosen)[::step]
     marks = [() if i in everyday else pytest.mark.full for i in range(len(rows))]
     return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]

@@ -1,17 +1,20 @@
-"""Pairwise coverage: few rows in which every pair of choices occurs that occurs in any row."""
+"""Few rows that hold all that any row holds, and every pair of choices above all."""
 
 import itertools
 
 
-def covering(rows):
-    """Few of `rows` {slot: choice} that hold every pair of choices of two slots; choices of one str() are the same."""
+def covering(rows, find=None):
+    """Few of `rows` that hold all that `find(row)`, a set, has for any of them.
+
+    find: by default every pair of choices of two slots, of rows {slot: choice}; choices of one str() are the same.
+    """
     rows = list(rows)
-    pairs = [_pairs_of(row) for row in rows]
-    missing = set().union(*pairs)
+    held = [(find or _pairs_of)(row) for row in rows]
+    missing = set().union(*held)
     chosen = []
     while missing:
-        best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
-        missing -= pairs[best]
+        best = max(range(len(rows)), key=lambda i: len(held[i] & missing))
+        missing -= held[best]
         chosen.append(rows[best])
     return chosen
 

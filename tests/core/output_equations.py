@@ -9,6 +9,7 @@ import torch
 import fullrank as fr
 from fullrank.core.embedding import TokenEmbedding
 from fullrank.core.output import SoftmaxOutput
+from pairs import covering
 
 DOUBLE = torch.float64
 
@@ -197,10 +198,4 @@ def pairwise_cases():
         case = Case(**{name: draws.choice(values) for name, values in choices.items()})
         if possible(case):
             pairs[case] = {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(choices, 2)}
-    missing = set().union(*pairs.values())
-    cases = []
-    while missing:
-        best = max(pairs, key=lambda case: len(pairs[case] & missing))
-        missing -= pairs[best]
-        cases.append(best)
-    return [replace(case, vocabulary=3 if case.cutoffs == (1, 2) else 23) for case in cases]
+    return [replace(case, vocabulary=3 if case.cutoffs == (1, 2) else 23) for case in covering(pairs, pairs.get)]

@@ -16,6 +16,7 @@ from combinations import LENGTH, WIDTH
 from fullrank.core.attention import Block
 from fullrank.training.device import find_blocks
 from moving import moved, seed
+from pairs import covering
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -24,17 +25,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"
 def everyday():
     """Few combinations that hold every choice of what a graph depends on, and every score of every way to attend."""
     slots = ("attend", "score", "normalize", "mix", "position", "norm", "activation", "gate")
-    left = combinations.pairwise()
 
     def choices(row):
         return {(slot, getattr(row, slot)) for slot in slots} | {(row.attend, row.score)}
 
-    missing = set().union(*map(choices, left))
-    chosen = []
-    while missing:
-        chosen.append(max(left, key=lambda row: len(missing & choices(row))))
-        missing -= choices(chosen[-1])
-    return chosen
+    return covering(combinations.pairwise(), choices)
 
 
 COMBINATIONS = everyday()
