@@ -18,10 +18,12 @@ def all_close(actual, expected, tolerance):
         close(actual[name], tensor, name, tolerance)
 
 
-def agree(actual, expected, leaves, tolerance=1e-9):
-    """Compare values, and gradients of a random cotangent with respect to the named leaves, in the dtype of each."""
+def agree(actual, expected, leaves, tolerance=1e-9, cotangent=None):
+    """Compare values, and gradients of a cotangent, a random one if none is given, with respect to the named leaves, in the
+    dtype of each."""
     close(actual, expected, "the output", tolerance)
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    if cotangent is None:
+        cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     gradients, expected_gradients = (
         torch.autograd.grad(out, [*leaves.values()], cotangent.to(out.dtype), retain_graph=True)
         for out in (actual, expected)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullrank as fr
+from closeness import agree
 from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_loss, vocabulary_nll
 
@@ -48,20 +49,6 @@ def cross_entropy(logs, ids, smoothing=0.0):
     return -(1 - smoothing) * logs.gather(1, ids[:, None])[:, 0] - smoothing * logs.mean(1)
 
 
-def compare(value, expected, leaves, cotangent, tolerance):
-    """A value and its gradients with respect to the leaves that require one."""
-    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    results = []
-    for out in (value, expected):
-        gradients = torch.autograd.grad(out, [*leaves.values()], cotangent, retain_graph=True)
-        results.append({"value": out.detach(), **dict(zip(leaves, gradients, strict=True))})
-    for name, reference in results[1].items():
-        tensor = results[0][name]
-        assert tensor.dtype == reference.dtype, name
-        off = float((tensor - reference).abs().max())
-        assert off <= tolerance * max(1.0, float(reference.abs().max())), f"{name} is off by {off:.1e}"
-
-
 SHAPES = [  # tokens, width, vocabulary, mixtures: both sides of the boundaries of chunks and of blocks
     (1, 3, 2, None), (7, 5, 11, None), (63, 4, 40_000, None), (131, 67, 33_333, None), (4095, 3, 2, None),
     (4097, 3, 7, None), (17, 2, 33_001, None), (9_001, 3, 500, None), (129, 7, 32_769, None),
@@ -82,13 +69,13 @@ def test_chunks_of_any_size(index):
     cotangent = torch.randn(tokens, dtype=DOUBLE).to(dtype)
     nll = vocabulary_nll(components, ids)
     assert nll.shape == (tokens,)
-    compare(nll, cross_entropy(logs, ids), leaves, cotangent, tolerance)
+    agree(nll, cross_entropy(logs, ids), leaves, tolerance, cotangent)
     scale = torch.rand(tokens, dtype=DOUBLE).to(dtype) / tokens
     scale[:: 3 if tokens > 1 else 2] = 0
     for smoothing in (0.0, 0.1) if mixtures is None else (0.0,):
         loss, plain = vocabulary_loss(components, ids, scale, smoothing)
         expected = (scale * cross_entropy(logs, ids, smoothing)).sum()
-        compare(loss, expected, leaves, torch.tensor(-1.7, dtype=dtype), tolerance)
+        agree(loss, expected, leaves, tolerance, torch.tensor(-1.7))
         unsmoothed = float((scale * cross_entropy(logs, ids)).sum().detach())
         assert abs(float(plain) - unsmoothed) <= tolerance * max(1, unsmoothed)
         assert not plain.requires_grad
