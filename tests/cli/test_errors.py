@@ -32,6 +32,8 @@ def paths(run, config, text, tmp_path_factory):
 
 @pytest.mark.parametrize("case", COMMANDS, ids=[case["run"] for case in COMMANDS])
 def test_commands(case, paths, tmp_path):
+    """And nothing in the run that they name is changed."""
+    before = {path: path.read_bytes() for path in paths["run"].rglob("*") if path.is_file()}
     for name, content in case.get("files", {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -43,6 +45,7 @@ def test_commands(case, paths, tmp_path):
     message = " ".join(f"fullrank{message}".split())
     assert [part for part in case["says"] if part not in message] == [], message
     assert not (paths["new"] / "result.json").exists()
+    assert {path: path.read_bytes() for path in paths["run"].rglob("*") if path.is_file()} == before
 
 
 def check(raw):
