@@ -1,7 +1,5 @@
 """Small causal models written without fullrank, honest ones and ones that leak on purpose, each in its own way."""
 
-import types
-
 import torch
 from torch import nn
 
@@ -127,13 +125,6 @@ class Model(nn.Module):
 
     def forward(self, input_ids):
         return self.output(self.hidden(input_ids))
-
-
-class InAnObject(Model):
-    """`Model` that returns an object with .logits."""
-
-    def forward(self, input_ids):
-        return types.SimpleNamespace(logits=self.output(self.hidden(input_ids)))
 
 
 class MaskedAttention(Attention):

@@ -146,8 +146,9 @@ def test_wrong_score_is_found(scored):
     assert {finding.check for finding in _scored(scored, scored.leaking()).failures} == scored.fails
 
 
-@pytest.mark.full
-@each_score
+@pytest.mark.parametrize(
+    "scored", [pytest.param(s, id=s.name, marks=pytest.mark.full if "calls" in s.options else ()) for s in SCORED]
+)
 def test_right_score_passes(scored):
     report = _scored(scored, scored.control())
     assert report.passes, report
