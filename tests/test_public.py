@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import fullrank as fr
 
@@ -49,25 +48,3 @@ def test_every_public_name_is_there():
     assert None not in [getattr(fr, name) for name in fr.__all__]
     with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'LanguageModle'"):
         fr.LanguageModle  # noqa: B018
-
-
-def test_the_interfaces_example():
-    config = fr.ModelConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=8, intermediate_size=32,
-        memory_length=0, position="sinusoidal",
-        attention=fr.AttentionConfig(score="dot_product", normalize="softmax", mix="position_wise", cross_head=0.1),
-        output=fr.OutputConfig(kind="softmax"),
-    )  # fmt: skip
-    model = fr.LanguageModel(config)
-    input_ids, targets = torch.randint(50, (2, 6)), torch.randint(50, (2, 6))
-    out = model(input_ids, memory=None)
-    assert out.logits.shape == (2, 6, 50)
-    assert out.memory is None
-    nll = model.nll(input_ids, targets, memory=None)
-    assert nll.per_token.shape == (2, 6)
-    assert nll.memory is None
-    assert model.loss(input_ids, targets, weights=None, memory=None).shape == ()
-    assert model.num_parameters() == sum(p.numel() for p in model.parameters())
-    assert fr.orthogonality(model).shape == ()
-    with fr.kernel("reference"):
-        model(input_ids)
