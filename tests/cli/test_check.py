@@ -94,15 +94,6 @@ def test_full_is_the_configuration_itself(called, tmp_path):
     assert report["vocab_size"] < 30
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    write_text(folder)
-    config = write_config(folder / "c.yaml", folder, folder / "cache", steps=30)
-    cli_runs.succeeds("train", config, *SMALL, "--out", folder / "run", "--quiet")
-    return folder / "run"
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_every_kind_of_hugging_face_model(called, run, tmp_path, monkeypatch):
     """An injected model, an export, a model type, a function: each is loaded with its mixing."""
