@@ -95,24 +95,6 @@ def test_other_content_or_settings_is_another_corpus(files):
     assert len(folders) == 4 == len(prepared_folders(files))
 
 
-@pytest.mark.parametrize("victim", ["train.ids.bin", "ids/tokenizer.json"])
-def test_a_damaged_cache_is_made_again(files, victim, caplog):
-    good = prepare(config(files))
-    path = good.folder / victim
-    content = path.read_bytes()
-    path.write_bytes(
-        content.replace(b"cat", b"cow") if victim == "ids/tokenizer.json" else content[: len(content) // 2]
-    )
-    with pytest.raises((RunError, InputError)):
-        load_corpus(good.folder)
-    caplog.set_level("INFO")
-    again = prepare(config(files))
-    assert any("preparing it again" in line for line in caplog.messages)
-    assert again.splits == good.splits
-    assert path.read_bytes() == content
-    assert prepared_folders(files) == [good.folder]
-
-
 def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
     of_bytes = prepare(config(files, tokens="byte"))
 
