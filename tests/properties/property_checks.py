@@ -177,17 +177,16 @@ def gradients_reach_every_parameter(combination, at_start):
     """And every single mixing weight, both at the start (no zero start hides one from the first step) and after it."""
     model = (combination.model if at_start else combination.moved)(dtype=torch.float64).train()
     model.loss(tokens(), tokens(seed=6)).backward()
+    spreads = not at_start and {combination.mix_qkv, combination.mix_scores} & {"interleaved", "dynamic", "multi_token"}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"no gradient for {name}"
         largest = float(parameter.grad.abs().max())
-        if name.endswith("attention.project.key.bias") and combination.weighted and _ignores_key_bias(model):
+        if name.endswith("attention.project.key.bias") and combination.weighted and _ignores_key_bias(model, spreads):
             assert largest < 1e-15, f"{name}: adding one number to all scores of a query cannot matter, {largest:.1e}"
         else:
             least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
-            if at_start and ".project.query." in name and not _reads_query(combination):
-                least = -1  # only mixing reads this query, through a matrix that starts at zero
-            if at_start and is_factor(combination, name):
-                least = -1
+            unread = ".project.query." in name and not _reads_query(combination)  # but by mixing, through zeros
+            least = -1 if at_start and (unread or is_factor(combination, name)) else least
             assert largest > least, f"{name}: gradient {largest:.1e}"
         if ".attend.mix." in name and not (at_start and is_factor(combination, name)):
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
@@ -199,12 +198,12 @@ def is_factor(combination, name):
     return any(mark in name and choice in FACTORS for mark, choice in slots.items())
 
 
-def _ignores_key_bias(model):
-    """q.(k + b) adds one number to all scores of a query; a softmax, unlike sigsoftmax, does not see that."""
+def _ignores_key_bias(model, spreads):
+    """q.(k + b) adds one number to all scores of a query; a softmax, unlike sigsoftmax, does not see it, unless it spreads."""
     scores = torch.randn(1, HEADS, 2, 5, dtype=torch.float64)
     normalize = model.blocks[0].attention.attend.normalize
-    turned = model.config.position == "rotary" or model.config.attention.qk_norm
-    return not turned and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
+    changed = spreads or model.config.position == "rotary" or model.config.attention.qk_norm
+    return not changed and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
 
 
 def weight_decay_spares_mixing(combination):
