@@ -206,8 +206,10 @@ def initialize(model: nn.Module, name: str) -> None:
         return  # there are no numbers, and to draw none imports the compiler: two seconds
     for module in model.modules():
         initializer(module)
-    for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
-        if isinstance(module, Mixing):
-            module.draw()
-        elif isinstance(module, Latents):
+    for module in model.modules():
+        if isinstance(module, Latents):
             module.reset_residual()
+    # last, one after the other: no other parameter moves, and no two layers are alike; scores first, whatever mixes weights
+    mixings = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixing)]
+    for _, mixing in sorted(mixings, key=lambda named: not named[0].endswith("mix_scores")):
+        mixing.draw()
