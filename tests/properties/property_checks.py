@@ -92,7 +92,7 @@ def evaluation_is_deterministic(combination):
         assert not torch.equal(model.train()(tokens()).logits, first)  # there is randomness that evaluation left out
 
 
-TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
+TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-12}  # parameters rounded otherwise move logits by as much
 
 
 def decoding_equals_one_pass(combination, dtype):
