@@ -65,12 +65,6 @@ def test_as_published_is_asked_of_the_decoder():
         assert not config.sees_future
         assert not config.get_encoder_config().sees_future
         assert not config.get_cross_config().sees_future
-    message = r"model.decoder.attention.causal: as_published .* model.decoder.attention.not_next_token_perplexity: true"
-    with pytest.raises(ConfigError, match=message) as error:
-        model(decoder={"attention": SEEING})
-    assert len(error.value.problems) == 1
-    with pytest.raises(ConfigError, match=r"^model.attention.causal: as_published"):
-        model(attention=SEEING, encoder={})
     admitted = SEEING | {"not_next_token_perplexity": True}
     assert model(decoder={"attention": admitted}).sees_future
     assert model(attention=admitted, encoder={}).sees_future

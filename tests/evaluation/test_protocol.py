@@ -11,7 +11,6 @@ import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import FullRankError
 from fullrank.experiments.measure import (
     EvaluationProtocol,
     change_evaluation,
@@ -22,7 +21,6 @@ from fullrank.experiments.measure import (
 from moving import moved
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
-DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8}
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
 
 
@@ -70,25 +68,6 @@ def memory(length: int, segment: int = 512, streams: int = 10, **more: Any) -> d
 )
 def test_what_configuration_and_flags_make(model, evaluation, flags, expected):
     assert settings(final_protocol(change_evaluation(config(model, **evaluation), flags))) == expected
-
-
-@pytest.mark.parametrize(
-    ("model", "evaluation", "message"),
-    [
-        ({}, {"context": 512}, "stride: a window has context + stride tokens"),
-        ({"memory_length": 64}, {"context": 400}, "given memory_length 64; give one of the two (--memory-length 0)"),
-        ({}, {"clamp_length": 5}, "clamp_length: goes with `model.position: relative`"),
-        (DECAYED, {"same_length": True}, "same_length"),
-    ],
-)
-def test_keys_that_exclude_each_other_are_refused(model, evaluation, message):
-    with pytest.raises(FullRankError) as refusal:
-        final_protocol(config(model, **evaluation))
-    assert message in str(refusal.value)
-    for split in ("valid", "test"):  # keys of one split as those of all
-        with pytest.raises(FullRankError) as refusal:
-            final_protocol(config(model, **{split: evaluation}), split)
-        assert message in str(refusal.value)
 
 
 XL = {**RELATIVE, "memory_length": 150}

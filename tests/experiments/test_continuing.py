@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from fullrank.config.load import Resolved, build, read_yaml
-from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.experiments.run_folder import start_from_run
 from run_files import read_result, resume, train_quietly
@@ -87,19 +86,6 @@ def test_what_is_stated_is_laid_on_the_model_of_the_run(home, short, tmp_path):
     raw = {**started_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.2}}}
     config = start_from_run(Resolved(build(raw), "mine", settings=raw)).config
     assert (config.model.dropout.residual, config.model.hidden_size, config.data.tokens) == (0.2, 8, "word")
-
-
-def test_what_the_weights_do_not_fit(home, short, tmp_path):
-    raw = {**started_from(home, short, tmp_path, steps=3), "model": {"hidden_size": 16}}
-    with pytest.raises(InputError, match="embedding"):
-        trained(tmp_path / "wide", raw)
-    raw = started_from(home, short, tmp_path, steps=3)
-    raw["data"]["tokens"] = "byte"
-    with pytest.raises(InputError, match=r"^data\.tokens: .* has 'word', given 'byte'"):
-        start_from_run(Resolved(build(raw), "mine", settings=raw))
-    raw = started_from(home, short, tmp_path, steps=3, objective="masked")
-    with pytest.raises(InputError, match=r"^train\.start"):
-        start_from_run(Resolved(build(raw), "mine", settings=raw))
 
 
 def test_a_run_goes_on_by_its_own_configuration(short):

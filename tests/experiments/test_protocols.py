@@ -11,7 +11,6 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import build as configuration
-from fullrank.core.errors import ConfigError, InputError
 from fullrank.experiments.measure import (
     Evaluation,
     EvaluationProtocol,
@@ -180,10 +179,6 @@ def test_the_temperature_of_a_protocol():
     assert protocol(test={"temperature": 1.08}).temperature == 1.08
     assert final_protocol(change_evaluation(configuration({"eval": {"temperature": 2}}), {"temperature": 1.0})) == plain
     assert validation_protocol(configuration({"eval": {"temperature": 3, "valid": {}}})).temperature == 1.0
-    with pytest.raises(ConfigError, match=r"eval.temperature"):
-        protocol(temperature=0)
-    with pytest.raises(InputError, match=r"^eval.temperature: goes with `model.output.normalize: softmax`"):
-        final_protocol(configuration({"eval": {"temperature": 2}, "model": {"output": {"normalize": "sigsoftmax"}}}))
 
 
 @pytest.mark.parametrize(

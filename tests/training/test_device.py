@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fullrank.config.run import TrainConfig
-from fullrank.core.errors import InputError, RunError
-from fullrank.training.device import begin_draws, choose_device, end_draws, explain_failures
+from fullrank.core.errors import RunError
+from fullrank.training.device import begin_draws, end_draws, explain_failures
 
 
 def draw():
@@ -22,16 +22,6 @@ def test_a_pass_draws_what_it_draws_whatever_came_before():
     begin_draws(3, 1)
     assert draw() == first
     end_draws()
-
-
-def test_devices():
-    assert choose_device("cpu") == torch.device("cpu")
-    assert choose_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "meta"):
-        with pytest.raises(InputError, match=rf"train.device: auto, cpu, cuda or cuda:0, given '{name}'"):
-            choose_device(name)
-    with pytest.raises(InputError, match=r"'cuda:99' is given, but this machine has \d+ CUDA devices"):
-        choose_device("cuda:99")
 
 
 def test_failures_of_the_machine_name_the_keys_to_change():
