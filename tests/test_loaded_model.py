@@ -10,6 +10,7 @@ import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import build_words
+from moving import narrow
 
 IDS = torch.randint(tiny.VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(3))
 INPUTS, TARGETS = IDS[:, :-1], IDS[:, 1:]
@@ -17,10 +18,8 @@ ALL = {"logits", "hidden", "attention", "step", "output_matrix", "tokenizer"}
 
 
 def our_model(kind=fr.LanguageModel, **options):
-    sizes = {"vocab_size": 47, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
-    model = kind(fr.ModelConfig(**{**sizes, "dropout": {"output": 0.5}, **options}))
-    tiny.moved(model, 0.1)
-    return model.double()
+    sizes = {"vocab_size": 47, "hidden_size": 8, "num_attention_heads": 2, "dropout": {"output": 0.5}}
+    return narrow(kind, 0.1, **sizes | options)
 
 
 def bert(masked=True):

@@ -6,7 +6,7 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.spectrum import spectrum, summarize_values
-from moving import moved
+from moving import narrow
 
 
 def summarize(weights):
@@ -19,14 +19,6 @@ IDS = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
 def blocks(rank, size):
     """Weights that attend evenly inside each of `rank` blocks of `size` tokens: as many singular values of 1, no others."""
     return torch.block_diag(*[torch.full((size, size), 1 / size, dtype=torch.float64)] * rank)
-
-
-def model(**options):
-    torch.manual_seed(1)
-    config = fr.ModelConfig(
-        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, **options
-    )
-    return moved(fr.LanguageModel(config), 0.3)
 
 
 def check(spectrum, weights):
@@ -51,7 +43,7 @@ def test_matrices_of_known_rank(rank):
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
 def test_before_and_after_mixing(mix):
-    language_model = model(attention=fr.AttentionConfig(mix=mix)).train()
+    language_model = narrow(vocab_size=50, attention={"mix": mix}).train()
     trace = fr.Trace()
     with torch.no_grad():
         language_model.eval()(IDS, trace=trace)

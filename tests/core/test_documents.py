@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from moving import moved
+from moving import narrow
 
 BEGIN, VOCABULARY, N = 3, 11, 15
 MODELS = {
@@ -25,9 +25,7 @@ MODELS = {
 def build(**changes):
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 4,
              "intermediate_size": 13, "document_token_id": BEGIN}  # fmt: skip
-    torch.manual_seed(4)
-    config = fr.ModelConfig.from_dict(sizes | changes)
-    return moved(fr.LanguageModel(config).double()).eval()
+    return narrow(**sizes | changes)
 
 
 def packed():

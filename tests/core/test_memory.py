@@ -11,7 +11,7 @@ import torch
 
 import fullrank as fr
 from fullrank.core.memory import Memory
-from moving import moved
+from moving import narrow
 from pairs import covering, product
 
 VOCABULARY = 11
@@ -19,13 +19,9 @@ POSITIONS = ["sinusoidal", "learned", "relative", "rotary", "none"]
 
 
 def model(position="relative", memory_length=5, **settings):
-    torch.manual_seed(0)
-    config = fr.ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
-        position=position, memory_length=memory_length, max_position_embeddings=64,
-        attention=fr.AttentionConfig(score="relative" if position == "relative" else "dot_product"), **settings,
-    )  # fmt: skip
-    return moved(fr.LanguageModel(config).double().eval())
+    score = "relative" if position == "relative" else "dot_product"
+    settings |= {"position": position, "memory_length": memory_length, "max_position_embeddings": 64}
+    return narrow(attention={"score": score}, **settings)
 
 
 def text(rows=2, tokens=19, seed=1):

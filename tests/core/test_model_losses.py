@@ -7,7 +7,7 @@ from output_equations import DOUBLE
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from moving import moved
+from moving import narrow
 
 V, E = 13, 8
 CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
@@ -28,12 +28,9 @@ MODELS = {"causal": fr.LanguageModel, "masked": fr.MaskedLanguageModel}
 
 def build(kind="softmax", model="causal", **changes):
     """Parameters are moved from their start, at which priors and latents hardly differ."""
-    torch.manual_seed(1)
-    config = fr.ModelConfig(
-        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2, position="sinusoidal",
-        input=CLUSTERS if KINDS[kind].get("kind") == "adaptive" else {}, output=KINDS[kind], **changes,
-    )  # fmt: skip
-    return moved(MODELS[model](config).to(DOUBLE))
+    sizes = {"vocab_size": V, "hidden_size": E, "num_hidden_layers": 1, "num_attention_heads": 2}
+    changes |= {"input": CLUSTERS if KINDS[kind].get("kind") == "adaptive" else {}, "output": KINDS[kind]}
+    return narrow(MODELS[model], **sizes | changes).train()
 
 
 def gradients(made, value):

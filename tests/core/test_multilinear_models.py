@@ -7,29 +7,20 @@ import torch
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from moving import moved
+from moving import narrow
 
 R, P = 5, 16
-SIZES = {
-    "vocab_size": 13, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11,
-    "max_position_embeddings": P,
-}  # fmt: skip
 KINDS = {
-    "pairs": {"position": "sinusoidal", "attention": {"cores": 2}},
-    "relative": {"position": "relative", "attention": {"score": "relative"}},
-    "decayed": {"position": "none", "attention": {"output_map": "decayed", "decays": 3}},
+    "pairs": ("sinusoidal", {"cores": 2}),
+    "relative": ("relative", {"score": "relative"}),
+    "decayed": ("none", {"output_map": "decayed", "decays": 3}),
 }
 
 
-def config(kind="pairs", attention=None, **keys):
-    chosen = KINDS[kind]
-    stages = fr.AttentionConfig(**{"kind": "multilinear", "rank": R} | chosen["attention"] | (attention or {}))
-    return fr.ModelConfig(**SIZES | {"position": chosen["position"], "attention": stages} | keys)
-
-
-def model(kind="pairs", **keys):
-    torch.manual_seed(2)
-    return moved(fr.LanguageModel(config(kind, **keys)).double().eval())
+def model(kind):
+    position, attention = KINDS[kind]
+    attention = {"kind": "multilinear", "rank": R} | attention
+    return narrow(vocab_size=13, position=position, attention=attention, max_position_embeddings=P)
 
 
 def ids(rows, length, seed=1):

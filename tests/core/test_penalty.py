@@ -8,17 +8,11 @@ import torch
 
 import fullrank as fr
 from fullrank.core.trace import overlap_terms
+from moving import narrow
 
 
-def model(mix, layers=2):
-    config = fr.ModelConfig(vocab_size=7, hidden_size=12, num_hidden_layers=layers, num_attention_heads=3, head_dim=5,
-                            attention=fr.AttentionConfig(mix=mix))  # fmt: skip
-    made = fr.LanguageModel(config).double()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if ".mix." in name:
-                parameter.normal_()
-    return made
+def model(mix):
+    return narrow(vocab_size=7, head_dim=5, attention={"mix": mix})
 
 
 def equation_16(mixing):

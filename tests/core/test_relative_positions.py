@@ -4,14 +4,12 @@ import pytest
 import torch
 
 import fullrank as fr
-from moving import moved
+from moving import narrow
 
 
 def model(score="relative", **changes):
-    torch.manual_seed(3)
     sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = fr.ModelConfig(**sizes | changes, position="relative", attention=fr.AttentionConfig(score=score))
-    return moved(fr.LanguageModel(config).eval())
+    return narrow(**sizes | changes, position="relative", attention={"score": score})
 
 
 def biases(made):
@@ -69,7 +67,7 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked):
 def test_distances_through_the_projection_of_tokens():
     """A(n, m) = (Q(n) + Q_0) . (K(m) + K_{n-m}) / sqrt(D), with Q_0 = PE(0) W_Q and K_p = PE(p) W_K, written out."""
     score = {"name": "relative", "shared_projection": True}
-    made = model(score, num_hidden_layers=1, memory_length=3).double()
+    made = model(score, num_hidden_layers=1, memory_length=3)
     assert not biases(made)
     assert not [name for name in made.state_dict() if "relative" in name]
     block = made.blocks[0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from moving import moved
+from moving import narrow
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 PAIRS = fr.AttentionConfig(kind="multilinear", cores=2, rank=5)
@@ -16,12 +16,6 @@ MODELS = {
     "decayed": {"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5, output_map="decayed")},
     "relative": {"position": "relative", "attention": fr.AttentionConfig(score="relative")},
 }
-
-
-def build(**settings):
-    torch.manual_seed(2)
-    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return moved(fr.LanguageModel(fr.ModelConfig(**sizes, max_position_embeddings=7, **settings)).double().eval())
 
 
 def slow(model, prompt, count, window):
@@ -41,7 +35,7 @@ def slow(model, prompt, count, window):
 @pytest.mark.parametrize("window", [1, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_window_slides(name, window):
-    model = build(**MODELS[name])
+    model = narrow(max_position_embeddings=7, **MODELS[name])
     written = model.generate(PROMPT, 20, greedy=True, window=window)
     assert written.tolist() == [slow(model, row, 20, window) for row in PROMPT.tolist()]
     searched = model.generate(PROMPT, 20, beams=1, window=window)

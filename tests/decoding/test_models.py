@@ -8,7 +8,7 @@ from decoding_standin import padded as left_padded
 import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.decoding import Ensemble, MemoryReader, beam_search, sample
-from moving import moved
+from moving import narrow
 from translator_models import translator
 
 EOS = 0
@@ -52,15 +52,8 @@ def test_a_batch_is_its_sentences_one_by_one(mechanism):
 
 
 def language_model(mix, position, **keys):
-    torch.manual_seed(1)
-    sizes = {
-        "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 16,
-    }  # fmt: skip
     score = "relative" if position == "relative" else "dot_product"
-    attention = fr.AttentionConfig(score=score, mix=mix)
-    return moved(
-        fr.LanguageModel(fr.ModelConfig(**sizes | keys, position=position, attention=attention)).double().eval()
-    )
+    return narrow(position=position, attention={"score": score, "mix": mix}, **keys)
 
 
 @pytest.mark.parametrize("position", ["relative", "rotary"])
@@ -100,10 +93,7 @@ def test_a_model_with_memory_is_decoded_without_dropout():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_long_text_is_that_of_short_texts_one_after_another(tied):
-    torch.manual_seed(3)
-    lm = moved(fr.LanguageModel(fr.ModelConfig(
-        vocab_size=7, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, output=fr.OutputConfig(tied=tied),
-    )).double().eval())  # fmt: skip
+    lm = narrow(vocab_size=7, output={"tied": tied})
     text = lm.generate(torch.tensor([[1, 2]]), max_new_tokens=40, temperature=0.0)
     for end in range(2, 42, 20):
         expected = lm.generate(text[:, :end], max_new_tokens=20, temperature=0.0)

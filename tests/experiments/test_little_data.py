@@ -23,21 +23,15 @@ from fullrank.experiments.task import begin_pass
 from fullrank.seal import read_identity
 from fullrank.training.device import begin_draws, end_draws
 from fullrank.training.values import TrainingPosition
+from moving import narrow
 from run_files import resume
 
 # -- value residuals ---------------------------------------------------------------------------------------------------
 
 
 def residual_model(norm="pre", **changes):
-    torch.manual_seed(2)
-    config = fr.ModelConfig(
-        vocab_size=11, hidden_size=12, num_attention_heads=3, head_dim=5, num_hidden_layers=3, position="sinusoidal", norm=norm,
-        parts={"value_residual": {}}, **changes)  # fmt: skip
-    model = fr.LanguageModel(config).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    changes |= {"head_dim": 5, "num_hidden_layers": 3, "position": "sinusoidal", "parts": {"value_residual": {}}}
+    return narrow(norm=norm, **changes)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -75,13 +69,7 @@ def test_kept_values_follow_the_first_layers_parameters():
 
 
 def tied(kind, **options):
-    sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-    output = fr.OutputConfig(kind=kind, tied=True, **options)
-    model = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return narrow(vocab_size=13, output={"kind": kind, "tied": True, **options}).train()
 
 
 @pytest.mark.parametrize(("kind", "options"), [("softmax", {}), ("mixture_of_softmaxes", {"mixtures": 3})])

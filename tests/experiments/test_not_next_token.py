@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import fullrank as fr
 from fullrank.experiments.measure import EvaluationProtocol, measure
-from moving import moved
+from moving import narrow
 
 START = 3
 VOCABULARY = 11
@@ -19,18 +18,11 @@ INPUTS = [START, *IDS.tolist()]  # the input of token n is the token before it
 
 
 def build(relative=False):
-    torch.manual_seed(0)
-    attention = fr.AttentionConfig(
-        kind="multilinear", rank=5, score="relative" if relative else "dot_product", causal="as_published",
-        not_next_token_perplexity=True,
-    )  # fmt: skip
-    position = "relative" if relative else "sinusoidal"
-    config = fr.ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, attention=attention,
-        position=position, max_position_embeddings=LONGEST,
-    )  # fmt: skip
-    model = fr.LanguageModel(config).double()
-    return moved(model, 0.3).eval()
+    attention = {"kind": "multilinear", "rank": 5, "causal": "as_published", "not_next_token_perplexity": True}
+    attention |= {"score": "relative"} if relative else {}
+    return narrow(
+        position="relative" if relative else "sinusoidal", attention=attention, max_position_embeddings=LONGEST
+    )
 
 
 def nll(model, first, end):

@@ -9,15 +9,12 @@ from fullrank.config.run import TrainConfig
 from fullrank.data.batches import Batch
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.training.values import TrainingPosition
-from moving import moved
+from moving import narrow
 
 
 @pytest.fixture
 def model():
-    attention = fr.AttentionConfig(mix="position_wise")
-    sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-    language_model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=attention)).double()
-    return moved(language_model, 0.1)
+    return narrow(size=0.1, vocab_size=13, attention={"mix": "position_wise"})
 
 
 @pytest.fixture

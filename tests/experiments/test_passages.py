@@ -1,6 +1,7 @@
 """Texts side by side have the scores of each by itself, which test_protocols.py compares with a loop over tokens."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import fullrank as fr
 from fullrank.experiments.measure import EvaluationProtocol, Passage, measure, passages, score
-from moving import moved
+from moving import narrow
 
 START = 3
 VOCABULARY = 13
@@ -22,12 +23,7 @@ ADAPTIVE = {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])}
 XL = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 6}
 
 
-def build(**settings):
-    """A small model in float64 whose every parameter matters."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
-    model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=2, **settings)).double()
-    return moved(model, 0.3).eval()
+build = partial(narrow, vocab_size=VOCABULARY)
 
 
 @given(st.integers(0, 90), st.integers(0, 40), st.integers(1, 40), st.integers(1, 9))

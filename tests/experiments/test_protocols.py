@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fullrank.experiments.measure import (
     validation_protocol,
     warn_of_length,
 )
-from moving import moved
+from moving import narrow
 
 START = 3
 VOCABULARY = 13
@@ -36,15 +37,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "relative": RELATIVE,
     "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
 }
+build = partial(narrow, size=0.2, vocab_size=VOCABULARY)
 WITH_MEMORY = [name for name in MODELS if name != "learned"]
-
-
-def build(*, layers: int = 2, seed: int = 0, **settings: Any) -> fr.LanguageModel:
-    """A small model in float64 whose every parameter matters."""
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
-    model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=layers, **settings)).double()
-    return moved(model, 0.2).eval()
 
 
 def nll_after(model: fr.LanguageModel, first: int, position: int) -> float:
@@ -133,14 +127,14 @@ def test_a_memory_of_all_that_came_before_is_one_long_pass(name, streams):
 @pytest.mark.parametrize(("memory_length", "segment"), [(3, 5), (9, 4)])
 def test_a_memory_shows_so_many_tokens_before_the_segment(settings, memory_length, segment):
     """In one layer, whose output depends on distances alone, a pass over just what is visible gives the same."""
-    model = build(layers=1, **settings)
+    model = build(num_hidden_layers=1, **settings)
     first = [max(0, n // segment * segment - memory_length) for n in range(len(IDS))]
     check(measured(model, remembering(memory_length, segment)), by_hand(model, first))
 
 
 @pytest.mark.parametrize("segment", [2, 4, 7])
 def test_with_same_length_every_query_sees_as_many_keys(segment):
-    model = build(layers=1, **RELATIVE)
+    model = build(num_hidden_layers=1, **RELATIVE)
     first = [max(0, n - 6) for n in range(len(IDS))]  # seven keys, the query's own included
     check(measured(model, remembering(7, segment, same_length=True)), by_hand(model, first))
 
