@@ -1,21 +1,21 @@
 """Whole reports: every registered stage passes, translators and models of Hugging Face too; leaks are named."""
 
-import itertools
-
 import leaky_models as leaky
 import pytest
 import torch
 from checked_models import SIZES, find, language_model, off, run, translating, translator
 from torch import nn
 
+import combinations
 import fullrank as fr
 import hugging_face_models as tiny
+from combinations import noisy
 from fullrank.checking import agreement, calls, causality, definition
 from fullrank.checking.calls import PLAIN
 from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
-from fullrank.core import registry
 from fullrank.core.stages import PositionIndependentMixing
+from pairs import covering
 
 FUTURE = [f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")]
 PADDED = "future, by perturbation, with padding"
@@ -39,62 +39,29 @@ def failed(report):
 
 # -- every stage ------------------------------------------------------------------------------------------------------
 
-SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
-CLUSTERED = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
-MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
-OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED}
 MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
 
 
-def rows():
-    """A row for each choice of the largest slot; score and position are relative together. Three rows have no weights."""
-    choices = {slot: registry.names(slot) for slot in SLOTS}
-    choices["output"] = sorted({*choices["output"], *OUTPUTS})
-    scores = itertools.cycle(name for name in choices["score"] if name != "relative")
-    combinations = []
-    for i in range(max(map(len, choices.values()))):
-        row = {slot: names[i % len(names)] for slot, names in choices.items()}
-        row["score"] = "relative" if row["position"] == "relative" else next(scores)
-        row["attention"] = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"cross_head": 0.5}
-        combinations.append(row)
-    for slot in SLOTS:
-        assert {row[slot] for row in combinations} == set(choices[slot])
-    others = [name for name in registry.names("attend") if name not in ("weighted", "multilinear")]
-    for attention, position in [
-        (MULTILINEAR, "sinusoidal"), (MULTILINEAR | {"score": "relative"}, "relative"),
-        (MULTILINEAR | {"output_map": "decayed", "decays": 3}, "none"), *(({"kind": name}, "sinusoidal") for name in others),
-    ]:  # fmt: skip
-        combinations.append(combinations[len(combinations) % 5] | {"attention": attention, "position": position})
-    return combinations
+# each choice of each slot, and every third of these every day; tests/properties looks at all pairs
+ROWS = covering(combinations.pairwise(), lambda row: set(vars(row).items()))
 
 
-# every third one every day; tests/properties looks at all stages
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=() if n % 3 == 1 else pytest.mark.full) for n in range(len(rows()))]
+    "number", [pytest.param(n, marks=() if n % 3 == 1 else pytest.mark.full) for n in range(len(ROWS))]
 )
 def test_every_stage_passes(number):
-    """With memory and without, pre-norm and post-norm."""
-    row = rows()[number]
-    weighted = "kind" not in row["attention"]
-    model = language_model(
-        num_attention_heads=4, head_dim=6, intermediate_size=14, position=row["position"],
-        norm="post" if number % 2 else "pre", hidden_act=row["activation"], initializer=row["initializer"],
-        memory_length=0 if number % 3 else 6,
-        dropout=fr.DropoutConfig(
-            embedding=0.1, attention=0.1 * weighted, activation=0.1, residual=0.1, output=0.1, locked=number == 1
-        ),
-        attention=fr.AttentionConfig(**row["attention"]),
-        input=fr.InputConfig(**CLUSTERED if row["input"] == "adaptive" else {"kind": row["input"]}),
-        output=fr.OutputConfig(**OUTPUTS.get(row["output"], {"kind": row["output"]})),
-    )  # fmt: skip
+    """With memory and without."""
+    row = ROWS[number]
+    remembers = number % 3 == 0 and row.mix_scores != "multi_token"
+    model = row.model(**noisy(row), memory_length=6 if remembers else 0, max_position_embeddings=34)
     report = fr.check(model, length=11)
     assert failed(report) == {}
     allowed = {"starts as plain attention", "memory in segments = one pass"}
-    if row["attention"].get("mix") == "differential":
+    if row.mix == "differential":
         allowed.add("future, by perturbation, parameters scaled")  # the exponentials of lambda overflow
     assert set(skipped(report)) <= allowed, skipped(report)
-    assert ("memory in segments = one pass" in skipped(report)) == (model.memory_length == 0)
-    if not weighted:
+    assert ("memory in segments = one pass" in skipped(report)) != remembers
+    if not row.weighted:
         assert skipped(report)["starts as plain attention"].startswith("model.attention.kind is multilinear")
 
 
