@@ -1,13 +1,13 @@
 """A run folder whose files are changed or damaged: they are refused by name, and no figure changes silently."""
 
 import json
-import random
 import shutil
 
 import pytest
 import yaml
 
 import fullrank as fr
+from cli_runs import SMALL, write_config, write_text
 from fullrank.comparison.runs import read_run
 from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
@@ -19,24 +19,11 @@ from run_files import resume
 def pristine(tmp_path_factory):
     """A finished run of words, its text and its cache; tests work on a copy that they find at the same place."""
     folder = tmp_path_factory.mktemp("pristine")
-    draw = random.Random(0)
-    (folder / "current").mkdir()
-    for split, lines in (("train", 120), ("valid", 12), ("test", 12)):
-        sentences = [" ".join(draw.choices(["One", "two", "three", "four"], k=6)) for _ in range(lines)]
-        (folder / "current" / f"{split}.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
-    files = {split: str(folder / "current" / f"{split}.txt") for split in ("train", "valid", "test")}
-    settings = {
-        "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "data": {"name": "text", "tokens": "word", "cache": str(folder / "current" / "cache"), **files},
-        "train": {
-            "batch_size": 4, "segment_length": 8, "steps": 12, "learning_rate": 0.02, "save_every_steps": 4,
-            "keep_checkpoints": 2, "log_every_steps": 4, "threads": 1, "device": "cpu",
-        },
-        "eval": {"every_steps": 4},
-    }  # fmt: skip
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    train(resolve_any(str(folder / "config.yaml")), folder / "current" / "run", quiet=True)
-    (folder / "current").rename(folder / "original")
+    text = write_text(folder / "current", 120)
+    rhythm = {"steps": 12, "save_every_steps": 4, "keep_checkpoints": 2}
+    config = write_config(folder / "config.yaml", text, text / "cache", **rhythm)
+    train(resolve_any(str(config), overrides=[*SMALL, "eval.every_steps=4"]), text / "run", quiet=True)
+    text.rename(folder / "original")
     return folder
 
 
