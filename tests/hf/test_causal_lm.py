@@ -2,7 +2,6 @@
 
 import json
 
-import paired_models
 import pytest
 import torch
 import transformers
@@ -97,20 +96,6 @@ def test_the_loss_is_the_mean_nll_of_what_counts(config):
         for count in (50, torch.tensor(50)):
             loss = hf_model(input_ids, labels=labels, num_items_in_batch=count).loss
             torch.testing.assert_close(loss, nll.sum() / 50)
-
-
-@kinds
-def test_padding_on_either_side_changes_nothing(config):
-    hf_model, our_model = pair(config)
-    texts = [tokens(1, length, seed=length) for length in (4, 9, 1)]
-    for side in ("left", "right"):
-        ids, mask = paired_models.padded(texts, side)
-        for use_cache in (False, True):
-            with torch.no_grad():
-                logits = hf_model(ids, attention_mask=mask, use_cache=use_cache).logits
-                for row, text in enumerate(texts):
-                    expected = our_model(text).logits[0]
-                    torch.testing.assert_close(logits[row, mask[row] == 1], expected, rtol=1e-5, atol=2e-5)
 
 
 @kinds
