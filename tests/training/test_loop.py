@@ -148,12 +148,6 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
     assert again.step == 25
 
 
-def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path):
-    _, result = train(tmp_path, tokens=100)
-    assert (result.step, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
-    assert read_metrics(tmp_path, "valid")[-1]["step"] == 8
-
-
 BY_BLEU = {"every_steps": 5, "metric": "bleu"}
 
 
