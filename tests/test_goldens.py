@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fullrank.cli.app import load
 from fullrank.files import parse_yaml
+from run_files import read_metrics
 
 GOLDENS = Path(__file__).resolve().parent / "goldens"
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # differences of perplexities in fp32 vary by 3e-6 between processors
@@ -69,10 +70,6 @@ def collect_documents():
     documents["metrics"] = {run: read_metrics(Path(run)) for run in RUNS}
     documents["checkpoints"] = {run: summarize_tensors(find_weights(Path(run))) for run in RUNS}
     return documents
-
-
-def read_metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def find_weights(run):

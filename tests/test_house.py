@@ -142,13 +142,9 @@ def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path):
         assert f"fullrank.{module} -> {target} (l." in output, f"{importer} -> {imported} was not seen in:\n{output}"
 
 
-def _pages():
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-
-
 def test_links_between_pages_lead_somewhere():
     count = 0
-    for page in _pages():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target and not target.startswith("mailto:"):
                 count += 1

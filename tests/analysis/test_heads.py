@@ -11,15 +11,11 @@ from scipy import stats
 import fullrank as fr
 from fullrank.analysis.heads import Heads, LayerHeads, compare_deviations, heads
 from fullrank.core.errors import InputError
-from moving import moved
+from moving import moved, narrow
 
 IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
 HEADS, SIZE = 3, 8
-
-
-def config(**options):
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
-    return fr.ModelConfig(vocab_size=50, **sizes, **options)
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": HEADS}
 
 
 def nats(model):
@@ -40,8 +36,7 @@ def zeroed(weights):
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average", "low_rank", "dynamic"])
 def test_ablation_is_a_zeroed_output_projection(mix):
-    torch.manual_seed(1)
-    model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix))).double()).train()
+    model = narrow(**SIZES, attention={"mix": mix}).train()
     ablation = heads(model, [IDS[:1], IDS[1:]])
     assert model.training
     assert (ablation.objective, ablation.length, ablation.weights) == ("next tokens", 9, "by the definition")
@@ -64,9 +59,7 @@ def test_ablation_is_a_zeroed_output_projection(mix):
 
 def test_memory_is_read_from_segment_to_segment():
     """The texts are one stream, and a memory as long as the stream forgets nothing."""
-    torch.manual_seed(2)
-    options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
-    model = moved(fr.LanguageModel(config(**options)).double()).eval()
+    model = narrow(**SIZES, memory_length=40, position="relative", attention={"score": "relative"})
     ablation = heads(model, IDS)
     assert ablation.objective == "next tokens, with memory"
     stream = IDS.flatten()[None]
@@ -77,8 +70,7 @@ def test_memory_is_read_from_segment_to_segment():
 
 
 def test_encoders_predict_the_same_masked_tokens_for_every_head():
-    torch.manual_seed(3)
-    model = moved(fr.MaskedLanguageModel(config()).double()).eval()
+    model = narrow(fr.MaskedLanguageModel, **SIZES)
     loaded = fr.open_model(model)
     loaded.marks = (int(IDS[0, 0]),)
     ablation = heads(loaded, IDS)
@@ -128,8 +120,7 @@ def test_models_of_hugging_face():
 
 def test_similarity_is_linear_cka():
     """The second head is made a turned copy of the first, the third is another one."""
-    torch.manual_seed(6)
-    model = moved(fr.LanguageModel(config()).double()).eval()
+    model = narrow(**SIZES)
     project = model.blocks[0].attention.project
     turn = torch.linalg.qr(torch.randn(SIZE, SIZE, dtype=torch.float64)).Q
     with torch.no_grad():
@@ -177,4 +168,4 @@ def test_deviations_of_the_papers_table():
 @pytest.mark.parametrize(("shape", "message"), [((0, 9), r"input_ids: \(B, N\)"), ((2, 1), "two tokens or more")])
 def test_no_text(shape, message):
     with pytest.raises(InputError, match=message):
-        heads(fr.LanguageModel(config()), torch.zeros(shape, dtype=torch.int64))
+        heads(narrow(**SIZES), torch.zeros(shape, dtype=torch.int64))

@@ -8,11 +8,6 @@ import fullrank as fr
 from fullrank.analysis.spectrum import spectrum, summarize_values
 from moving import narrow
 
-
-def summarize(weights):
-    return summarize_values(torch.linalg.svdvals(weights).numpy())
-
-
 IDS = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -34,7 +29,8 @@ def check(spectrum, weights):
 @pytest.mark.parametrize("rank", [1, 3, 12])
 def test_matrices_of_known_rank(rank):
     weights = blocks(rank, 12 // rank)
-    summary = summarize(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter
+    both = torch.stack((weights, weights.flip(0)))[None]  # order of rows does not matter
+    summary = summarize_values(torch.linalg.svdvals(both).numpy())
     np.testing.assert_allclose(summary.effective_rank, rank, atol=1e-10)
     np.testing.assert_allclose(summary.stable_rank, rank, atol=1e-10)
     curve = np.minimum(np.arange(1, 13) / rank, 1)

@@ -6,7 +6,7 @@ import math
 import pytest
 import yaml
 
-from cli_runs import called, write_text
+from cli_runs import called, succeeds, write_text
 from fullrank.core.config import NOT_NEXT_TOKEN
 from run_files import read_result
 
@@ -40,13 +40,9 @@ def table(tmp_path_factory):
     return folder
 
 
-def reproduced(table, *words):
-    return called("reproduce", table / "table.yaml", "--scale", "paper", "--out", table / "runs", "--quiet", *words)
-
-
 @pytest.fixture(scope="module")
 def runs(table):
-    assert reproduced(table)[0] == 0
+    succeeds("reproduce", table / "table.yaml", "--scale", "paper", "--out", table / "runs", "--quiet")
     folders = {}
     for folder in (table / "runs").glob("*/"):
         folders[yaml.safe_load((folder / "run.json").read_text())["row"]] = folder

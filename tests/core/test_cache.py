@@ -9,10 +9,6 @@ def some(tokens, seed):
     return torch.randn(2, 3, tokens, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def start(tokens):
-    return KeyValues(None, tokens)
-
-
 def join(past, new):
     return past.append(KeyValues(None, new))
 
@@ -21,7 +17,7 @@ def test_two_go_on_from_one():
     """Each holds what it appended; the second one to go on gets a storage of its own."""
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
-        shared = join(start(first), some(1, 4))
+        shared = join(KeyValues(None, first), some(1, 4))
         left = join(shared, a)
         right = join(shared, b)
         longer = join(left, c)
@@ -34,7 +30,7 @@ def test_two_go_on_from_one():
 
 def test_what_is_given_is_never_written_to_and_growing_is_rare():
     tokens = some(5, 0)
-    cache = start(tokens)
+    cache = KeyValues(None, tokens)
     buffers = []
     with torch.no_grad():
         for i in range(300):

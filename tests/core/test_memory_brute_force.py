@@ -22,8 +22,9 @@ PATTERNS = {
 def check(setting, pattern, drifting=False):
     """Values of every segment and memories with their ages, by every kernel, cached or projected anew."""
     model = setting.build()
-    text = texts()
-    expected = [Loops(setting, numbers(model)).read(row, pattern, drifting) for row in text.tolist()]
+    text = torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
+    numbers = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    expected = [Loops(setting, numbers).read(row, pattern, drifting) for row in text.tolist()]
     for kernel in ("reference", "auto"):
         for cached in (False, True):
             memory = None
@@ -38,14 +39,6 @@ def check(setting, pattern, drifting=False):
                     close(nll, np.array([row.nll[number] for row in expected]), where)
                     for i in range(LAYERS):
                         same_memory(memory, i, first + size, [row.memories[number][i] for row in expected], where)
-
-
-def numbers(model):
-    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-
-
-def texts():
-    return torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
 
 
 def same_memory(memory, layer, length, expected, where):

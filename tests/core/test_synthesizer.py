@@ -12,12 +12,8 @@ B, H, D, P = 2, 3, 4, 8
 SIZE = HeadSize(H, D, 10, P)
 
 
-def dense():
-    return DenseSynthesizer(DenseSynthesizer.Config(), SIZE).double()
-
-
 def test_dense_is_its_equation():
-    score = dense()
+    score = DenseSynthesizer(DenseSynthesizer.Config(), SIZE).double()
     query = torch.randn(B, H, 3, D, dtype=torch.float64)
     weight, bias = score.to_positions.weight.detach(), score.to_positions.bias.detach()
     assert weight.shape == (P, D)

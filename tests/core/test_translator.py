@@ -91,9 +91,11 @@ def test_released_decoding_changes_only_decoding_with_a_cache(mechanism):
     released = translator(mechanism, decoder_keys={"released_decoding": True})
     assert released.state_dict().keys() == model.state_dict().keys()
     source, target = sentences(model)
-    plain = translator(mechanism, decoder={"mix": "none"} | _without_mix(model.config.get_decoder_config().attention))
+    attention = model.config.get_decoder_config().attention
+    kept = {key: getattr(attention, key) for key in ("score", "normalize", "cross_head")}
+    plain = translator(mechanism, decoder={"mix": "none"} | kept)
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if n in plain.state_dict()}, strict=True)
-    mixes = model.config.get_decoder_config().attention.mix != "none"
+    mixes = attention.mix != "none"
 
     def cached(of):
         writer = of.of_source(of.encode(source))
@@ -106,10 +108,6 @@ def test_released_decoding_changes_only_decoding_with_a_cache(mechanism):
         close(cached(released), plain(source, target).logits, "as without mixing in the decoder's self-attention")
         close(cached(model), model(source, target).logits, "ours mixes")
         assert (float((cached(released) - cached(model)).abs().max()) > 1e-3) == mixes
-
-
-def _without_mix(attention):
-    return {"score": attention.score, "normalize": attention.normalize, "cross_head": attention.cross_head}
 
 
 def test_released_cross_never_mixes_across():

@@ -18,7 +18,7 @@ from fullrank.experiments.measure import (
     measure,
     validation_protocol,
 )
-from moving import moved
+from moving import narrow
 
 PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
@@ -130,8 +130,7 @@ def test_nothing_but_last_positions_is_a_next_token_perplexity(flags, honest):
 @pytest.mark.parametrize("window", [{}, {"kind": "window", "context": 4, "stride": 4}], ids=["blocks", "windows"])
 def test_the_check_of_scores_passes(window):
     """Every token counts once, given earlier ones alone, and sums and counts are true."""
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = moved(fr.LanguageModel(fr.ModelConfig(vocab_size=5, **sizes)).double())
+    model = narrow(vocab_size=5, num_hidden_layers=1)
     protocol = EvaluationProtocol(**{"kind": "blocks", "segment_length": 8, **window})
 
     def score(ids):

@@ -13,14 +13,6 @@ transformers = pytest.importorskip("transformers")
 TEXTS = ["the cat", "a red dog sleeps", "old bird not sings the blue a", "cat"]
 
 
-def examples(texts):
-    return [(text,) for text in texts]
-
-
-def logits_of(model, encoded, batch_size):
-    return torch.stack(logits_by_example(model, encoded, batch_size, lambda model, batch: model(**batch.inputs).logits))
-
-
 def load(folder, num_labels=2, **graft):
     config = PretrainedConfig(pretrained=str(folder), attention=GraftConfig(**graft))
     return load_pretrained(config, "classification", num_labels=num_labels)
@@ -39,13 +31,14 @@ def tiny_gpt2(folder, **tokenizer):
 def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path, padding):
     """In a batch of several lengths the logits are those of each text by itself, without any padding."""
     decoder = load(tiny_gpt2(tmp_path, padding=padding, end=True))
-    together = logits_of(decoder.model, encode(decoder, examples(TEXTS), 16), 4)
+    encoded = encode(decoder, [(text,) for text in TEXTS], 16)
+    together = logits_by_example(decoder.model, encoded, 4, lambda model, batch: model(**batch.inputs).logits)
     ids = {word: i for i, word in enumerate((*SPECIAL, *WORDS))}
     with torch.no_grad():
         rows = [torch.tensor([*map(ids.get, text.split())])[None] for text in TEXTS]
         alone = [decoder.model(row).logits[0] for row in rows]
-    torch.testing.assert_close(together, torch.stack(alone))
-    assert together.std(0).min() > 0
+    torch.testing.assert_close(together, alone)
+    assert torch.stack(together).std(0).min() > 0
 
 
 def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(tmp_path):

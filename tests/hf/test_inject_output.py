@@ -42,10 +42,6 @@ def stirred(model):
     return model
 
 
-def mixed(name):
-    return stirred(fr.inject(plain(name), output=CONFIG))
-
-
 def reference(model, **inputs):
     """log p (B, N, V) by the equation, each softmax on its own."""
     head = model.get_output_embeddings()
@@ -98,7 +94,7 @@ def test_it_starts_as_the_old_layer(name, layer):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_losses_and_all_gradients_are_those_of_the_equation(name):
-    model = mixed(name)
+    model = stirred(fr.inject(plain(name), output=CONFIG))
     targets = labels()
     with torch.no_grad():
         actual = model.eval()(**INPUTS, labels=targets)

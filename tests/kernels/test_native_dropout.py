@@ -54,10 +54,6 @@ def test_forward_and_backward_have_one_mask(queries, keys, relative, normalize, 
     check(problem, attend(problem), 1e-11, kept_weights.double())
 
 
-def _correlation(first, second):
-    return float(torch.corrcoef(torch.stack((first.flatten(), second.flatten())))[0, 1])
-
-
 def test_a_seed_decides_and_nothing_repeats():
     """Between seeds, texts, heads, rows and keys, next to each other: correlations as small as chance makes them."""
     first, second = masks(0.5, 4), masks(0.5, 5)
@@ -73,4 +69,5 @@ def test_a_seed_decides_and_nothing_repeats():
         "rows and seeds": (first[:, :, 1:], second[:, :, :-1]),
     }
     for name, (mask, neighbour) in pairs.items():
-        assert abs(_correlation(mask, neighbour)) < 5 / mask.numel() ** 0.5, name
+        both = torch.stack((mask.flatten(), neighbour.flatten()))
+        assert abs(float(torch.corrcoef(both)[0, 1])) < 5 / mask.numel() ** 0.5, name

@@ -64,10 +64,6 @@ EQUATIONS = {"sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def groups_for(name, *layers):
-    return parameter_groups(nn.ModuleList(layers), DECAY, muon=name == "muon")
-
-
 def follow(layer, optimizer, equation):
     """The weight that the equation gives after each update that the optimizer has made."""
     expected = layer.weight.detach().clone()
@@ -87,7 +83,8 @@ def test_every_optimizer_follows_its_equation(name, skipped):
     """Also for a layer without a gradient at the first step, whose updates count from the second on."""
     layer, other = (nn.Linear(2, 5, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(groups_for(name, layer, other), options)
+    groups = parameter_groups(nn.ModuleList([layer, other]), DECAY, muon=name == "muon")
+    optimizer = make_optimizer(groups, options)
     if skipped:
         other.weight.grad = GRADIENTS[0].clone()
         optimizer.step()

@@ -82,16 +82,13 @@ TUNED = {
 }
 
 
-def draw_line(rng):
-    return " ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) + "\n"
-
-
 def write_texts(folder):
     """A text, pairs of sentences of many lengths, and an encoder with sentences to judge."""
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
         for end in ("txt", "de", "en"):
-            text = "".join(draw_line(rng) for _ in range(lines))
+            words = [[f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))] for _ in range(lines)]
+            text = "".join(f"{' '.join(line)}\n" for line in words)
             (folder / f"{split}.{end}").write_text(text, encoding="utf-8")
     tiny_encoder(folder / "encoder", dropout=0.0)
     write_cola(folder / "glue")
