@@ -23,10 +23,16 @@ def test_every_option_reaches_the_processes(monkeypatch, tmp_path):
     assert ended.value.code == 3
     (processes, words) = launched[0]
     assert processes == 2
-    assert words[:3] == ["train", "--import", "json"]
+    assert words[0] == "train"
     assert words[-3:] == ["--", TINY, "train.steps=2"]
     pairs = set(itertools.pairwise(words))
-    assert {("--row", "b"), ("--scale", "tiny"), ("--out", str(tmp_path / "run")), ("--kernel", "native")} <= pairs
+    assert {
+        ("--import", "json"),
+        ("--row", "b"),
+        ("--scale", "tiny"),
+        ("--out", str(tmp_path / "run")),
+        ("--kernel", "native"),
+    } <= pairs
     assert "--quiet" in words
 
 
