@@ -36,10 +36,6 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(text, tmp_path, monk
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "spectrum" in report
     assert all(row in report for row in ("plain", "position_independent"))
-    code, _, err = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
-    assert code == 2
-    assert "--rows" in err
-    assert "known: a, plain" in err
 
 
 def test_figures_of_the_papers_name_rows_and_measurements_that_exist():

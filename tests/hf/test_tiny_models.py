@@ -19,8 +19,8 @@ KINDS = [  # model type, class, settings that it must have
 ]
 
 
-def runs(model_type, class_name):
-    """The tiny model, after logits of every token were seen."""
+@pytest.mark.parametrize(("model_type", "class_name", "settings"), KINDS, ids=[kind for kind, *_ in KINDS])
+def test_kinds(model_type, class_name, settings):
     model, inputs = build_tiny(model_type, class_name)
     with torch.no_grad():
         ids = torch.randint(64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -30,10 +30,4 @@ def runs(model_type, class_name):
     assert model.dtype == torch.float32
     assert not model.training
     assert model.num_parameters() < 500_000
-    return model
-
-
-@pytest.mark.parametrize(("model_type", "class_name", "settings"), KINDS, ids=[kind for kind, *_ in KINDS])
-def test_kinds(model_type, class_name, settings):
-    config = runs(model_type, class_name).config
-    assert {name: getattr(config, name) for name in settings} == settings
+    assert {name: getattr(model.config, name) for name in settings} == settings

@@ -174,20 +174,12 @@ class Recorder(Observer):
     def __init__(self):
         self.notices = []
         self.lines = []
-        self.steps = []
-        self.finished = 0
 
     def start(self, *, step, total_steps):
         self.began = (step, total_steps)
-
-    def advance(self, step):
-        self.steps.append(step)
 
     def record(self, line):
         self.lines.append(line)
 
     def notice(self, text):
         self.notices.append(text)
-
-    def finish(self):
-        self.finished += 1
