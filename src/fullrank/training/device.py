@@ -250,10 +250,16 @@ def process_group(device: torch.device) -> Iterator[None]:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     seconds = read_variable("FULLRANK_TIMEOUT", TIMEOUT)
     if not dist.is_initialized():
+        backend = "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            backend = "nccl"
+        timeout = timedelta(seconds=seconds)
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+            store, number, count = next(dist.rendezvous("env://", timeout=timeout))
+            # when torchrun starts processes again, its store still has the addresses of those that are gone
+            attempt = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            dist.init_process_group(backend, timeout=timeout, store=attempt, rank=number, world_size=count)
         except (ValueError, RuntimeError, OSError) as error:
             ignore_sigterm()
             raise RunError(
