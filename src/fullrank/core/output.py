@@ -12,6 +12,7 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -237,16 +238,13 @@ class Tempered(Output):
         return replace(plain, states=plain.states * scale, clusters=tuple(clusters))
 
 
-@register("output", "softmax")
-class SoftmaxOutput(Output):
-    """One softmax over the vocabulary: p(v | h) = softmax(W h + b)_v.
+class SizedOutput(Output):
+    """An output layer that is built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks.
 
-    weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
-    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
+    Options: the class of its keys. Tied, it needs the `embedding`.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
+    Options: ClassVar[type[OutputConfig]] = OutputConfig
 
     def __init__(
         self,
@@ -257,8 +255,32 @@ class SoftmaxOutput(Output):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        config, options, vocab_size = with_sizes(self, config, OutputConfig, vocab_size, hidden_size)
-        hidden_size = config.hidden_size
+        config, options, vocab_size = with_sizes(self, config, self.Options, vocab_size, hidden_size)
+        self.build(options, vocab_size, config.hidden_size, embedding)
+
+    def build(self, options: Any, vocab_size: int, hidden_size: int, embedding: nn.Module | None) -> None:
+        """Make the parameters.
+
+        Args:
+            options: the output section, an instance of `Options`.
+            vocab_size: V.
+            hidden_size: E.
+            embedding: the input layer, for a tied output; None without.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define build")
+
+
+@register("output", "softmax")
+class SoftmaxOutput(SizedOutput):
+    """One softmax over the vocabulary: p(v | h) = softmax(W h + b)_v.
+
+    weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def build(self, options: Any, vocab_size: int, hidden_size: int, embedding: nn.Module | None) -> None:
         self._tied: TokenEmbedding | None = None
         if options.tied:
             if not isinstance(embedding, TokenEmbedding):
@@ -347,19 +369,13 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     Computed with logarithms throughout: an improbable word keeps its gradient.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
-    ) -> None:
-        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
-        config, options, _ = with_sizes(self, config, MixtureConfig, vocab_size, hidden_size)
-        self.mixture = Latents(options, config.hidden_size)
+    Options = MixtureConfig
+
+    def build(self, options: Any, vocab_size: int, hidden_size: int, embedding: nn.Module | None) -> None:
+        super().build(options, vocab_size, hidden_size, embedding)
+        self.mixture = Latents(options, hidden_size)
         if self.weight is not None:
-            start_normal(self.weight, config.hidden_size**-0.5)
+            start_normal(self.weight, hidden_size**-0.5)
 
     def components(self, hidden: Tensor) -> Components:
         plain = super().components(hidden)
@@ -375,7 +391,7 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
 
 
 @register("output", "adaptive")
-class AdaptiveSoftmax(Output):
+class AdaptiveSoftmax(SizedOutput):
     """Adaptive softmax (Grave et al. 2017) in fairseq's form or Transformer-XL's.
 
         p(v | h)  = head(h)_v                               for a word of cluster 0
@@ -386,21 +402,12 @@ class AdaptiveSoftmax(Output):
     W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`, a row for each
     tail. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input. P_0 is never shared. With div_val
     1 there are no projections and the forms are one.
-    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
     Differs from Transformer-XL's code: classes are not stored in reverse. From fairseq's: no square projections.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
-    ) -> None:
-        super().__init__()
-        config, options, vocab_size = with_sizes(self, config, AdaptiveConfig, vocab_size, hidden_size)
-        hidden_size = config.hidden_size
+    Options = AdaptiveConfig
+
+    def build(self, options: Any, vocab_size: int, hidden_size: int, embedding: nn.Module | None) -> None:
         self.clusters = Clusters.from_cutoffs(
             "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
         )
