@@ -56,8 +56,12 @@ def test_few_rows(dtype, rows, width, size, threads):
 @needs_compiler
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("mixing", [None, (5, 5), (3, 1, 5, 5)])
-@pytest.mark.parametrize(("length", "width"), [(1, 1), (7, 16), (130, 20), (600, 64)])
-def test_one_query(dtype, mixing, length, width):
+@pytest.mark.parametrize(
+    ("length", "width", "threads"), [(1, 1, 1), (7, 16, 1), (130, 20, 1), (600, 64, 1), (600, 64, 2)]
+)
+def test_one_query(dtype, mixing, length, width, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     torch.manual_seed(3)
     keys, values = torch.randn(2, 3, 5, length + 2, width, dtype=dtype)[:, :, :, :length]
     query = torch.randn(3, 1, 5, width, dtype=dtype).transpose(1, 2)
@@ -65,6 +69,7 @@ def test_one_query(dtype, mixing, length, width):
     problem = Problem(query, keys, values, matrix, None, fr.Layout.of(1, length), 0.3, "softmax", 0.0)
     with torch.no_grad():
         out = attend_one_query(problem)
+    torch.set_num_threads(before)
     weights = (0.3 * query.double() @ keys.double().mT).softmax(-1)
     if matrix is not None:
         weights = torch.einsum("bjnm,bnji->binm", weights, matrix.double().expand(3, 1, 5, 5))

@@ -413,8 +413,10 @@ def declines(problem: Pairs | Tokens) -> str | None:
         few = problem.tokens.shape[1] - problem.before.shape[0] <= _CHUNK
         return "few tokens" if few else None
     batch, queries, _ = problem.query.shape
-    if is_exporting() or is_small(batch, queries, problem.keys.shape[1]):
-        return "a small T, or an exported graph for any size of it"
+    if is_exporting():
+        return "an exported graph, which is for any length"
+    if is_small(batch, queries, problem.keys.shape[1]):
+        return "a small T"
     if is_transformed():
         return "a transform of torch.func, which operators written by hand do not know"
     return None

@@ -406,8 +406,8 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
     call.sigsoftmax = arguments.sigsoftmax
     if arguments.table is not None:
         call.T = arguments.table.shape[1]
-    call.mixing_kind = _find_kind(arguments.mixing)
-    call.scoring_kind = _find_kind(arguments.scoring)
+    call.mixing_kind = find_kind(arguments.mixing)
+    call.scoring_kind = find_kind(arguments.scoring)
     if arguments.convolution is not None:
         _, call.convolved_queries, call.convolved_keys = arguments.convolution.shape
     if arguments.seed is not None:
@@ -421,7 +421,7 @@ def _run(arguments: Arguments, results: dict[str, Tensor], backward: bool) -> No
         )
 
 
-def _find_kind(matrix: Tensor | None) -> int:
+def find_kind(matrix: Tensor | None) -> int:
     """Return the kind of a matrix: 0 for none, 1 for (H, H), 2 for (B, N, H, H)."""
     return 0 if matrix is None else matrix.dim() // 2
 

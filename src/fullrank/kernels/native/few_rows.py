@@ -1,7 +1,8 @@
-"""What a model that writes token after token asks for, on a CPU in C++: x W' + b of few rows, and attention of one query.
+"""Products of few rows, x W' + b, and attention of one query on a CPU in C++, for models that write token after token.
 
-Such a product takes as long as its weights take to be read (`cpp/linear.h`). PyTorch's library reads them at half the speed of
-the memory or less, and 8 rows at a quarter of it. Attention of one query (`cpp/one_query.h`) is one call in place of five.
+A product of few rows takes as long as its weights take to be read (`cpp/linear.h`). PyTorch's library reads them at half the
+speed of the memory or less, and 8 rows at a quarter of it. Attention of one query (`cpp/one_query.h`) is one call in place of
+five.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ def multiply_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor 
 
 
 def attend_one_query(problem: Problem) -> Tensor | None:
-    """Compute attention of one query in each text, without gradient, where it sees all keys and weights are of a softmax.
+    """Compute attention with one query in each text, without gradient.
+
+    The query has to see all keys. Weights are those of a softmax, mixed by a matrix or not.
+
+    Args:
+        problem: a call with one query.
 
     Returns:
         (B, H, 1, D); None where another kernel or the definition has to compute it.

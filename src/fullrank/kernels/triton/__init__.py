@@ -47,7 +47,7 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.native import find_beginnings, find_obstacle, find_visible_keys, get_mixers
+from fullrank.kernels.native import find_beginnings, find_kind, find_obstacle, find_visible_keys, get_mixers
 from fullrank.kernels.vocabulary import define_operator, make_gradients, mark_constant
 
 if TYPE_CHECKING:
@@ -199,11 +199,17 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def _list_dimensions(problem: Problem) -> list[int | None]:
-    """List the dimensions of the matrices of `Arguments`: where only keys mix, or only scores are mixed, of identities."""
-    mixing, scoring, *of_keys = (None if x is None else x.dim() for x in get_mixers(problem)[:4])
-    key_mixing, key_scoring = of_keys
-    scoring = scoring or (key_scoring and 2)
-    return [mixing or ((scoring or key_mixing) and 2), scoring, key_mixing, key_scoring]
+    """List the dimensions of mixing, scoring, key_mixing and key_scoring in `Arguments`; None without.
+
+    The kernels read what keys add beside a matrix of queries, and mixed scores beside mixed weights. Where the problem has no
+    such matrix, the identity takes its place, which has two dimensions.
+    """
+    mixing, scoring, key_mixing, key_scoring = (None if x is None else x.dim() for x in get_mixers(problem)[:4])
+    if scoring is None and key_scoring is not None:
+        scoring = 2
+    if mixing is None and (scoring is not None or key_mixing is not None):
+        mixing = 2
+    return [mixing, scoring, key_mixing, key_scoring]
 
 
 def declines(problem: Problem) -> str | None:
@@ -422,8 +428,8 @@ def _share_arguments(arguments: Arguments) -> dict[str, Any]:
         "unit": arguments.scale / math.log(2),
         "least": min(math.floor(2**32 * arguments.dropout), 2**32 - 1) - 2**31,
         "kept": 1 / (1 - arguments.dropout),
-        "MIX": _find_kind(arguments.mixing, arguments.key_mixing),
-        "SCORE": _find_kind(arguments.scoring, arguments.key_scoring),
+        "MIX": find_kind(arguments.mixing) + (0 if arguments.key_mixing is None else 2),
+        "SCORE": find_kind(arguments.scoring) + (0 if arguments.key_scoring is None else 2),
         "SIGMOID": arguments.sigmoid,
         "PADDED": key_mask is not None,
         "PACKED": documents is not None,
@@ -467,11 +473,6 @@ def _order_matrix(matrix: Tensor | None, unread: Tensor) -> Tensor:
         return unread
     ordered = matrix if matrix.dim() == 2 else matrix.permute(0, 2, 3, 1)
     return ordered.float().contiguous()
-
-
-def _find_kind(matrix: Tensor | None, of_keys: Tensor | None) -> int:
-    """Return the kind of a mixing, MIX and SCORE of the kernels."""
-    return 0 if matrix is None else matrix.dim() // 2 + (0 if of_keys is None else 2)
 
 
 def _use_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

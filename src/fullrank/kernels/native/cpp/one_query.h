@@ -1,4 +1,4 @@
-// Attention of one query in each text, as a model that writes token after token asks for it; numbers lie as in `Call`.
+// Attention with one query in each text, for models that write token after token.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -12,8 +12,9 @@ namespace {
 template <class T> struct OneQuery {
     const T *query, *keys, *values, *mixing;  // mixing is null, (H, H) or (B, H, H)
     T* out;
-    int64_t texts, heads, length, width, room;  // rows of keys in use, and from one head to the next
-    bool of_each_text;                          // has a matrix of its own
+    int64_t texts, heads, length, width;  // length: keys of a head
+    int64_t room;                         // rows from the keys of one head to those of the next
+    bool of_each_text;                    // each text has a mixing of its own
     T scale;
 
     void run(int64_t threads) const {
