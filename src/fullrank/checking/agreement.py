@@ -23,7 +23,7 @@ from fullrank.checking.calls import (
     prepare_run,
     read_pieces,
 )
-from fullrank.checking.copies import InDouble, list_tensors, rounded_anew
+from fullrank.checking.copies import InDouble, list_tensors, perturbed
 from fullrank.checking.layers import Reading, find_layer_by_compiler, find_layers
 from fullrank.checking.report import Finding, allow, allow_noise, divide_by_size, inapplicable, judge, largest
 from fullrank.checking.subject import ROWS, Subject, agree
@@ -68,7 +68,7 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
     """Compare readings with those expected: the check passes where all logits are equal up to rounding.
 
     A model that is not ours may compute parts in float32. The worst comparison is then read again with these in float64. Such a
-    model may also enlarge its rounding. Its logits are then read again with parameters that are rounded otherwise.
+    model may also enlarge errors of rounding. The tolerance is then raised to what such errors in its parameters change.
     Layers are named by the first comparison whose positions can be recognised: their number is no other size of the model.
 
     Args:
@@ -97,7 +97,7 @@ def compare(run: Run, comparisons: Sequence[Comparison], looked_at: str, remark:
                         (worst,) = shares
                         limit, reason = run.allow()
         if shares[worst] > limit and run.dtype == torch.float64 and not run.subject.ours:
-            with rounded_anew(run.subject.model):
+            with perturbed(run.subject.model):
                 limit, reason = allow_noise(limit, reason, measure_one(worst.expected.repeat(), worst.expected))
         fault = f"worst: {worst.name}"
         finding = judge(looked_at, shares[worst], limit, reason, fault, remark=remark, path=run.call.name)

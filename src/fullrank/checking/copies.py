@@ -54,8 +54,8 @@ def move_copy(model: nn.Module) -> Any:
 
 
 @contextmanager
-def rounded_anew(model: nn.Module) -> Iterator[None]:
-    """Run the block with every parameter changed by about its rounding, and then put back."""
+def perturbed(model: nn.Module) -> Iterator[None]:
+    """Run the block with an error of rounding added to every parameter, then restore the parameters."""
     generator = torch.Generator().manual_seed(19)
     saved = {parameter: parameter.detach().clone() for parameter in model.parameters()}
     with torch.no_grad():
