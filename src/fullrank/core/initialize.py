@@ -209,7 +209,8 @@ def initialize(model: nn.Module, name: str) -> None:
     for module in model.modules():
         if isinstance(module, Latents):
             module.reset_residual()
-    # last, one after the other: no other parameter moves, and no two layers are alike; scores first, whatever mixes weights
+    # Mixings are drawn last, so that no other parameter depends on them, and those of scores before those of weights, so that
+    # they do not depend on these.
     mixings = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixing)]
     for _, mixing in sorted(mixings, key=lambda named: not named[0].endswith("mix_scores")):
         mixing.draw()
