@@ -1,6 +1,7 @@
 """Positions that add to the scores, against their equations: ALiBi and T5's relative bias."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -133,6 +134,22 @@ def test_every_kernel_equals_the_definition(position, where, stages):
     for name, expected in by_kernel.pop("reference").items():
         for kernel, tensors in by_kernel.items():
             assert torch.allclose(tensors[name], expected, atol=1e-12), (kernel, name)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_memory_is_at_its_distance(position):
+    """A skipped layer has a gap in its memory; distances count it, as in one pass over all tokens with the gap masked."""
+    model = moved(fr.LanguageModel(config(position, memory_length=20, num_hidden_layers=1)).double()).eval()
+    ids = torch.randint(11, (2, 12))
+    memory = model(ids[:, :4]).memory
+    memory = model(ids[:, 4:7], memory, skip=[0]).memory
+    out = model(ids[:, 7:], memory).logits
+    x = model.embedding(ids)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[:, 4:7] = False
+    layout = replace(fr.Layout.of(12), key_mask=mask)
+    expected = model.output(model.final_norm(model.blocks[0](x, model.position.place(layout, x))))
+    assert torch.allclose(out, expected[:, 7:], atol=1e-12)
 
 
 def test_t5_starts_as_in_t5():

@@ -31,7 +31,7 @@ def test_cross_head_alone_stays_with_the_fused_attention(bert):
 
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
 def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
-    """Of the matrices, and of a pass, from the attention weights of the plain model; for Eq. 20 see core/test_penalty.py."""
+    """Compare the penalties with Eq. 16 and 20, computed from the attention weights of the plain model."""
     plain = copy.deepcopy(bert).eval()
     plain.set_attn_implementation("eager")
     weights = [w.double() for w in plain(**INPUTS, output_attentions=True).attentions]
